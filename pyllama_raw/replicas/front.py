@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from pydantic_core import to_json
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.requests import Request
@@ -25,7 +24,6 @@ from pyllama_raw.routing import RoutedRequest
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.events import event
 from pyllama_raw.serve.failures import Failure
-from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.reading import Bodies
 
 TRIES = 3
@@ -52,7 +50,7 @@ class Front:
             messages = self._messages(request, body)
             return await _response(messages)
         except Failure as failure:
-            return JSON(*failure.parts(request.url.path))
+            return failure.answer(request.url.path)
 
     async def _messages(self, request: Request, body: bytes) -> AsyncIterator[Message]:
         """Parts of one answer. Raises Failure if there is none."""
@@ -71,7 +69,7 @@ class Front:
         failure = Failure(503, "replica_ended", "the replica of this answer has ended")
         if not told.has_begun:
             raise failure
-        yield {"type": "http.response.body", "body": event(to_json(failure.body()))}
+        yield {"type": "http.response.body", "body": event(failure.body())}
 
     async def _ask(
         self, asked: RoutedRequest, scope: Scope, body: bytes

@@ -18,21 +18,20 @@ from anyio import create_task_group
 from anyio.abc import TaskGroup
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pyllama_raw import (
     FinishReason,
     Generation,
     PyllamaError,
-    RequestOptions,
     Result,
 )
 from pyllama_raw.errors import first_of
-from pyllama_raw.serve.asked import Asked, Codec
+from pyllama_raw.serve.asked import Asked
+from pyllama_raw.serve.codec import Codec
 from pyllama_raw.serve.events import EventStream
 from pyllama_raw.serve.exchange import Exchange
-from pyllama_raw.serve.failures import Failure, failure_of
-from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.failures import JSON, Failure, failure_of
 from pyllama_raw.serve.service import Found, Service
 
 UNBEGUN = {  # ends before the answer began
@@ -51,31 +50,30 @@ class TextAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Return when all is sent, or the client has left."""
         events = EventStream(send)
-        whole: Response | None = None
-        is_whole = False
-        exchange = self._exchange = Exchange.of(scope)
-        exchange.model = self._asked.found.name
-        with self._service.opened(self._asked.found.name):
+        last: ASGIApp | None = None  # of a client that has left
+        self._exchange: Exchange = scope["state"]["exchange"]
+        self._exchange.model = name = self._asked.found.name
+        with self._service.places_of[name].taken():
             async with with_client(receive):
-                try:
-                    whole = await self._run(events)
-                except (Failure, PyllamaError) as error:
-                    failure = self._failure(error)
-                    if events.has_begun:
-                        await events.write(self._codec.failed(failure))
-                    else:
-                        whole = JSON(*failure.parts(scope["path"]))
-                    if failure.status in (429, 503):
-                        exchange.refused = failure.code
-                except TimeoutError:  # nobody reads what is sent
-                    return
-                is_whole = True
-        if whole is not None:
-            await whole(scope, receive, send)
-        elif is_whole:
-            await events.end()
+                with suppress(TimeoutError):  # nobody reads what is sent
+                    last = await self._answer(events, scope["path"])
+        if last is not None:
+            await last(scope, receive, send)
 
-    async def _run(self, events: EventStream) -> Response | None:
+    async def _answer(self, events: EventStream, path: str) -> ASGIApp:
+        """All of it but the last message."""
+        try:
+            return await self._run(events)
+        except (Failure, PyllamaError) as error:
+            failure = self._failure(error)
+        if failure.status in (429, 503):
+            self._exchange.refused = failure.code
+        if not events.has_begun:
+            return failure.answer(path)
+        await events.write(self._codec.failed(failure))
+        return events.end
+
+    async def _run(self, events: EventStream) -> ASGIApp:
         async with AsyncExitStack() as stack:
             generations = [
                 await stack.enter_async_context(generation)
@@ -84,13 +82,13 @@ class TextAnswer(Response):
             stack.callback(self._count, generations)
             if self._asked.streams:
                 await self._stream(generations, events)
-                return None
+                return events.end
             async with _together() as group:
                 for generation in generations:
                     group.start_soon(generation.collect_all)
             results = [generation.results for generation in generations]
-            _check_begun(results)
             outputs = [result for of_prompt in results for result in of_prompt]
+            _check_begun(outputs)
             self._exchange.n_output = sum(len(each.token_ids) for each in outputs)
             n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
             headers = {"x-cached-tokens": str(n_cached)}
@@ -98,12 +96,11 @@ class TextAnswer(Response):
             return JSON(self._with_errors(told, generations), headers=headers)
 
     def _generations(self) -> list[Generation]:
-        asked = self._asked
+        asked, options = self._asked, self._asked.options.copy()
+        key = self._exchange.key
+        if key is not None and self._service.config.salt_by_key:
+            options["cache_salt"] = key.salt(options.get("cache_salt"))
         generate = asked.found.engine.generate
-        options: RequestOptions = {**asked.options}
-        options["cache_salt"] = self._service.salt(
-            self._exchange, options.get("cache_salt")
-        )
         return [generate(prompt, asked.params, **options) for prompt in asked.prompts]
 
     def _count(self, generations: Sequence[Generation]) -> None:
@@ -150,7 +147,7 @@ class TextAnswer(Response):
             await events.write(frames + self._codec.delta(prompt, delta))
         results, errors = generation.results, generation.errors
         if not events.has_begun:
-            _check_begun([results])
+            _check_begun(results)
         frames = b"" if has_begun else self._begin(generation)
         ends = [self._codec.ended(prompt, result) for result in results]
         fails = [self._codec.failed(self._failure(e)) for e in errors.values()]
@@ -168,9 +165,9 @@ class TextAnswer(Response):
         return failure
 
 
-def _check_begun(results: Sequence[Sequence[Result]]) -> None:
+def _check_begun(results: Sequence[Result]) -> None:
     """Raise Failure if an end came before any text."""
-    for result in (each for of_prompt in results for each in of_prompt):
+    for result in results:
         reason = result.finish_reason
         if reason is FinishReason.CLOSED or (
             reason is FinishReason.DEADLINE and not result.token_ids
@@ -209,8 +206,8 @@ async def while_client(
 ) -> Response:
     """The result of *work* as JSON; *work* is cancelled when the client leaves."""
     response = Response()  # of a client that has left: nobody reads it
-    Exchange.of(request.scope).model = found.name
-    with closing(work), service.opened(found.name):
+    request.state.exchange.model = found.name
+    with closing(work), service.places_of[found.name].taken():
         async with with_client(request.receive):
             response = JSON(await work)
     return response

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.serve import adapters, facts, models, page, probes, tokens, vectors
+from pyllama_raw.serve import facts, models, page, texts, tokens, vectors
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of, refused
 from pyllama_raw.serve.gate import Gate
-from pyllama_raw.serve.json import JSON
-from pyllama_raw.serve.messages import routes as messages
-from pyllama_raw.serve.native import routes as native
-from pyllama_raw.serve.openai import chat, completions
-from pyllama_raw.serve.origins import Origins, pattern_of
-from pyllama_raw.serve.responses import routes as responses
 from pyllama_raw.serve.service import Service
 
-ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
-    *(chat.routes, completions.routes, responses.routes, messages.routes),
-    *(native.routes, vectors.routes, tokens.routes),
-    *(models.routes, adapters.routes, facts.routes, probes.routes),
-    page.routes,
+ROUTES: tuple[Callable[[FastAPI, Service], None], ...] = (
+    *(texts.openai_routes, texts.agent_routes, texts.native_routes),
+    *(vectors.routes, tokens.routes),
+    *(models.routes, facts.routes, page.routes),
 )
+LOCALHOST = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
 def make_app(
@@ -60,7 +57,7 @@ def make_app(
     )
     app.state.service = service
     for routes in ROUTES:
-        app.include_router(routes(service))
+        routes(app, service)
     app.add_exception_handler(RequestValidationError, _wrong_body)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Failure, _failed)
@@ -70,13 +67,33 @@ def make_app(
     if origins:  # before the gate, as questions of browsers have no key
         app.add_middleware(
             Origins,
-            allow_origin_regex=pattern_of(origins),
+            allow_origin_regex=_pattern_of(origins),
             allow_credentials="*" not in origins,  # any page could use a user's cookies
             allow_methods=("GET", "POST", "DELETE", "OPTIONS"),
             allow_headers=("*",),
             expose_headers=("x-request-id", "x-cached-tokens", "retry-after"),
         )
     return app
+
+
+class Origins(CORSMiddleware):
+    """Says yes to a browser by headers, and no by leaving them out: 200 is either."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """The answer to a browser's question."""
+        answer = super().preflight_response(request_headers)
+        answer.status_code = 200
+        return answer
+
+
+def _pattern_of(origins: Iterable[str]) -> str:
+    """A regular expression of the *origins*, for a full match."""
+    known = {"localhost": LOCALHOST, "*": ".*"}
+    patterns = (
+        known.get(origin) or r"[^/]*".join(map(re.escape, origin.split("*")))
+        for origin in origins
+    )
+    return "|".join(f"(?:{pattern})" for pattern in patterns)
 
 
 async def _wrong_body(request: Request, error: Exception) -> Response:
@@ -87,7 +104,7 @@ async def _wrong_body(request: Request, error: Exception) -> Response:
     is_other = "json" not in request.headers.get("content-type", "json")
     if name == "body" and first["type"] != "json_invalid" and is_other:
         first = {"msg": "send it with the header `content-type: application/json`"}
-    return JSON(*refused(name, first["msg"]).parts(request.url.path))
+    return refused(name, first["msg"]).answer(request.url.path)
 
 
 def _place(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> str:
@@ -116,7 +133,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if error.status_code == 405 and path in (paths := request.app.openapi()["paths"]):
         # the router knows the methods of one of the routes that have the path
         failure.headers["allow"] = ", ".join(paths[path]).upper()
-    return JSON(*failure.parts(request.url.path))
+    return failure.answer(request.url.path)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -124,4 +141,4 @@ async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, Failure | PyllamaError)
     if isinstance(error, PyllamaError):
         error = failure_of(error, request.app.state.service.places.retry_s())
-    return JSON(*error.parts(request.url.path))
+    return error.answer(request.url.path)

@@ -1,8 +1,8 @@
 """
-The one internal form of a request for text, and of the writer of its answer.
+The one internal form of a request for text.
 
-A dialect (a folder or module here) has a pydantic model of its body that makes an Asked, and
-a Codec that writes the answer in the dialect's words. answer.py runs any of them.
+A dialect (a folder here) has pydantic models of its bodies that make an Asked, and a Codec
+that writes the answer in the dialect's words. answer.py runs any of them.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from pyllama_raw import (
     ChatOptions,
-    Delta,
     Prompt,
     PyllamaError,
     RequestOptions,
-    Result,
     SamplingParams,
 )
 from pyllama_raw.errors import (
@@ -29,7 +27,6 @@ from pyllama_raw.errors import (
     PromptTooLong,
     Unsupported,
 )
-from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.service import Found
 
 MESSAGE = re.compile(r"messages\[(\d+)\]")
@@ -56,11 +53,11 @@ class Asked:
         count = self.found.engine.count
         return sum([await count(prompt, **self.of_chat) for prompt in self.prompts])
 
-    async def shown(self) -> str:
-        """The first prompt as the model gets it, with the names of control tokens."""
-        engine = self.found.engine
-        tokens = await engine.tokenize(self.prompts[0], **self.of_chat)
-        return await engine.detokenize(tokens, special=True)
+    async def shown(self) -> list[str]:
+        """The prompts as the model gets them, with the names of control tokens."""
+        engine, options = self.found.engine, self.of_chat
+        tokens = [await engine.tokenize(prompt, **options) for prompt in self.prompts]
+        return [await engine.detokenize(each, special=True) for each in tokens]
 
     @property
     def of_chat(self) -> Any:
@@ -88,35 +85,3 @@ class Asked:
         found = MESSAGE.match(place)
         at = int(found[1]) if found else len(self.origins)
         return self.origins[at] if at < len(self.origins) else place
-
-
-class Codec(Protocol):
-    """
-    Writes one answer. Output *index* is that of `n`, *prompt* that of the list of prompts.
-
-    Frames are complete events; an empty one is not sent.
-    """
-
-    def begin(self, n_prompt: int) -> bytes:
-        """Frames before the first delta; the prompt has *n_prompt* tokens."""
-        ...
-
-    def delta(self, prompt: int, delta: Delta) -> bytes:
-        """Frames of new text."""
-        ...
-
-    def ended(self, prompt: int, result: Result) -> bytes:
-        """Frames of the end of an output."""
-        ...
-
-    def failed(self, failure: Failure) -> bytes:
-        """Frames of an error after the answer began."""
-        ...
-
-    def done(self, results: Sequence[Sequence[Result]]) -> bytes:
-        """Frames when all is written."""
-        ...
-
-    def whole(self, results: Sequence[Sequence[Result]]) -> Any:
-        """The answer at once, for a JSON encoder; results by prompt, then by index."""
-        ...

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from pyllama_raw import RequestOptions, SamplingParams
+from pyllama_raw import SamplingParams
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.service import Found
@@ -38,7 +38,14 @@ IDLE = {  # fields that routers of vLLM and SGLang add, with what happens here a
     "stream_reasoning": True,
 }
 ANY_SEED = 2**32 - 1
-OPTIONS = ("priority", "cache_salt", "client", "adapters", "policy_data")
+OPTIONS = {
+    "priority", "deadline_s", "max_wait_s", "cache_salt", "client", "adapters",
+    "policy_data",
+}  # fmt: skip
+SAMPLED = {
+    "n", "max_tokens", "temperature", "top_p", "stop", "seed", "presence_penalty",
+    "frequency_penalty",
+}  # fmt: skip
 
 
 def _seed(given: int) -> int:
@@ -76,15 +83,37 @@ class ResponseFormat(BaseModel):
         return {"json_schema": schema}
 
 
-class TextBody(BaseModel):
-    """What both bodies of OpenAI's API have that ask for text."""
+class Body(BaseModel):
+    """A body for one of the models."""
 
-    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="ignore", strict=True, use_attribute_docstrings=True
+    )
+
+    model: str | None = None
+    """A name of `/v1/models`; left out: the first model that can do what is asked."""
+
+
+class ServedBody(Body):
+    """A body of work that waits for its turn."""
+
+    priority: int | None = None
+    deadline_s: float | None = None
+    max_wait_s: float | None = None
+
+    def served(self, config: ServeConfig) -> dict[str, Any]:
+        """Options of serving the request."""
+        given = self.model_dump(include=OPTIONS, exclude_none=True)
+        return config.time_limits | given
+
+
+class TextBody(ServedBody):
+    """A body that asks for text."""
+
+    model_config = ConfigDict(extra="allow")
 
     harmless: ClassVar[set[str]] = HARMLESS
 
-    model: str | None = None
-    """A name of `/v1/models`; left out: the first model that generates."""
     stream: bool | None = None
     """Whether the answer comes in events."""
     stream_options: StreamOptions | None = None
@@ -101,9 +130,6 @@ class TextBody(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     response_format: ResponseFormat | None = None
-    priority: int | None = None
-    deadline_s: float | None = None
-    max_wait_s: float | None = None
     cache_salt: str | None = None
     client: str | None = None
     adapters: dict[str, float] | None = None
@@ -120,17 +146,12 @@ class TextBody(BaseModel):
         is_given = self.response_format is not None
         return {"json_schema": "response_format"} if is_given else {}
 
-    def options(self, found: Found, config: ServeConfig) -> RequestOptions:
-        """Options of serving the request."""
-        given = {name: getattr(self, name) for name in OPTIONS}
-        options: Any = {
-            name: value for name, value in given.items() if value is not None
-        }
-        options |= config.time_limits(self.deadline_s, self.max_wait_s)
+    def options(self, found: Found, config: ServeConfig) -> Any:
+        """Options of serving the request, with the adapters of the model that it names."""
+        options = self.served(config)
         if found.adapters:
             options["adapters"] = {**found.adapters, **(self.adapters or {})}
-        checked: RequestOptions = options
-        return checked
+        return options
 
     def params(self, found: Found, config: ServeConfig, **more: Any) -> SamplingParams:
         """
@@ -143,35 +164,31 @@ class TextBody(BaseModel):
             Failure: a field that nobody knows.
             InvalidSampling: a value that is not allowed.
         """
-        names = (
-            *("n", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty"),
-            *("temperature", "max_tokens"),
-        )
-        given = {name: getattr(self, name) for name in names} | self._unnamed()
+        given = self.model_dump(include=SAMPLED, exclude_none=True) | self._unnamed()
         if self.logit_bias is not None:
             given["logit_bias"] = _biases(self.logit_bias)
         if self.response_format is not None:
             given |= self.response_format.params()
-        known = {name: value for name, value in given.items() if value is not None}
-        if isinstance(known.get("stop"), str):
-            known["stop"] = (known["stop"],)
+        if isinstance(given.get("stop"), str):
+            given["stop"] = (given["stop"],)
         most = {"max_tokens": found.engine.n_ctx_slot, "temperature": 1.0}
         defaults = most | {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        return SamplingParams(**(defaults | config.sampling | known | more))
+        return SamplingParams(**(defaults | config.sampling | given | more))
 
     def _unnamed(self) -> dict[str, Any]:
         """Fields of SamplingParams that OpenAI's API does not name."""
-        extra = self.model_extra or {}
+        given = self.model_extra or {}
+        extra = {name: value for name, value in given.items() if value is not None}
+        known = {n: v for n, v in extra.items() if n in SamplingParams.model_fields}
         for name, value in extra.items():
-            is_known = name in SamplingParams.model_fields or name in self.harmless
-            if not is_known and value is not None and value is not IDLE.get(name):
+            if name not in known.keys() | self.harmless and value is not IDLE.get(name):
                 reason = "it is not known here, and may change the output: leave it out"
                 raise refused(name, reason, "unknown_parameter")
-        return {n: v for n, v in extra.items() if n in SamplingParams.model_fields}
+        return known
 
 
 def template_variables(
-    given: dict[str, Any] | None, asks: bool | None
+    given: dict[str, Any] | None, asks: bool | None = None
 ) -> dict[str, Any]:
     """
     Variables of a chat template: *given*, and the day, by the names of llama.cpp's server.
@@ -182,10 +199,17 @@ def template_variables(
     The time of day is not told, because each prompt would begin otherwise than the one before.
     """
     today = datetime.now().astimezone()
-    day = {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
-    return (
-        day | ({} if asks is None else {"add_generation_prompt": asks}) | (given or {})
-    )
+    told: dict[str, Any] = {"date_string": f"{today:%d %b %Y}"}
+    told["datetime"] = f"{today:%b %d %Y}"
+    if asks is not None:
+        told["add_generation_prompt"] = asks
+    return told | (given or {})
+
+
+def effort_variables(effort: object) -> dict[str, Any]:
+    """Variables of a chat template for an *effort*, of which "none" also asks for none."""
+    off = {"enable_thinking": False} if effort == "none" else {}
+    return {} if effort is None else {"reasoning_effort": effort} | off
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:

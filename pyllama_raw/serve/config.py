@@ -80,13 +80,10 @@ class ServeConfig(Frozen):
     @property
     def sampling(self) -> dict[str, Any]:
         """The defaults that are set."""
-        given = self.defaults
-        return {name: getattr(given, name) for name in given.model_fields_set}
+        return {n: getattr(self.defaults, n) for n in self.defaults.model_fields_set}
 
-    def time_limits(
-        self, deadline_s: float | None, max_wait_s: float | None
-    ) -> dict[str, float]:
-        """Options of a request that gives these."""
-        given = {"deadline_s": deadline_s, "max_wait_s": max_wait_s}
-        chosen = {n: getattr(self, n) if v is None else v for n, v in given.items()}
-        return {name: value for name, value in chosen.items() if value is not None}
+    @property
+    def time_limits(self) -> dict[str, float]:
+        """Options of a request that names none."""
+        given = {"deadline_s": self.deadline_s, "max_wait_s": self.max_wait_s}
+        return {name: value for name, value in given.items() if value is not None}

@@ -16,15 +16,14 @@ HEADERS = [
 DONE = b"data: [DONE]\n\n"
 
 
-def event(value: bytes) -> bytes:
-    """A frame with *value*, which is JSON on one line."""
-    return b"data: %b\n\n" % value
+def event(value: Any) -> bytes:
+    """A frame with *value* as JSON on one line."""
+    return b"data: %b\n\n" % to_json(value)
 
 
 def named_event(name: str, /, **fields: Any) -> bytes:
     """A frame of an event that has its name in *fields*, too, as their type."""
-    told = to_json({"type": name, **fields})
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), told)
+    return b"event: %b\n%b" % (name.encode(), event({"type": name, **fields}))
 
 
 class EventStream:
@@ -62,6 +61,6 @@ class EventStream:
                 with fail_after(limit_s):
                     await self.write(b": ping\n\n")
 
-    async def end(self) -> None:
-        """Tell the server that all is written."""
+    async def end(self, *_: object) -> None:
+        """Tell the server that all is written, as an application."""
         await self._send({"type": "http.response.body", "body": b""})

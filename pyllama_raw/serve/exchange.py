@@ -1,7 +1,9 @@
-"""One request and its answer, as logs and metrics tell of them."""
+"""Requests and their answers, as the access log and the metrics of the gate tell of them."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,22 +11,23 @@ from time import monotonic, time
 from typing import Any
 from weakref import finalize
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic_core import to_json
-from starlette.types import Scope
 
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve.keys import Key
 
 LEFT = 499  # the status of a client that left before it had one
+METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """What became of a request so far."""
+    """What became of a request so far; the gate keeps it in the state of the scope."""
 
     request_id: str
-    method: str = ""
-    path: str = ""
+    method: str
+    path: str
     key: Key | None = None
     status: int = LEFT
     n_bytes: int = 0  # of the answer
@@ -36,23 +39,10 @@ class Exchange:
     n_output: int = 0
     began: float = field(default_factory=monotonic)
 
-    @classmethod
-    def of(cls, scope: Scope) -> Exchange:
-        """That of a request which came through the gate; else a new one."""
-        state: dict[str, Any] = scope.setdefault("state", {})
-        known = state.get("exchange") or cls("")
-        assert isinstance(known, cls)
-        return known
-
     @property
     def client(self) -> str:
         """The owner of the key; "" without keys."""
         return "" if self.key is None else self.key.name
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of the prompt and the output."""
-        return self.n_prompt + self.n_output
 
     def line(self) -> dict[str, Any]:
         """The line of the access log; no text of a request is in it."""
@@ -89,3 +79,45 @@ class AccessLog:
         """Write one line at once; a disk that is full loses lines and no requests."""
         with suppress(OSError):
             self._file.write(to_json(exchange.line()) + b"\n")
+
+
+class Traffic:
+    """
+    Counts of requests by the template of their route, as those of keys or ids have no end.
+
+    Thread: of the event loop, as whoever collects is.
+    """
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self._n_requests = Counter[tuple[str, ...]]()
+        self._n_refused = Counter[tuple[str, ...]]()
+        self._n_left = 0
+
+    def ended(self, exchange: Exchange, route: str) -> None:
+        """Take in one request; *route* is "" if there is none of its path."""
+        method = exchange.method if exchange.method in METHODS else "other"
+        self._n_requests[method, route, str(exchange.status)] += 1
+        self._n_left += not exchange.is_whole
+        if exchange.refused is not None:
+            self._n_refused[exchange.refused,] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it."""
+        name, text = "pyllama_raw:http_requests", "Requests that have ended"
+        yield _counted(name, text, ("method", "route", "status"), self._n_requests)
+        name, text = "pyllama_raw:http_refused", "Requests that did not come in"
+        yield _counted(name, text, ("reason",), self._n_refused)
+        name, text = "pyllama_raw:http_requests_in_flight", "Requests in work"
+        yield GaugeMetricFamily(name, text, self.in_flight)
+        name, text = "pyllama_raw:http_disconnects", "Clients that left before the end"
+        yield CounterMetricFamily(name, text, self._n_left)
+
+
+def _counted(
+    name: str, text: str, labels: tuple[str, ...], counts: Counter[tuple[str, ...]]
+) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, n in counts.items():
+        family.add_metric(values, n)
+    return family

@@ -1,4 +1,4 @@
-"""What people and monitors ask of a running service: `/metrics`, `/slots`, `/props`."""
+"""Facts that people, monitors and balancers ask of a running service."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter
-from prometheus_client import CollectorRegistry, generate_latest
+from fastapi import FastAPI
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
@@ -16,9 +16,9 @@ from starlette.responses import PlainTextResponse, Response
 
 from pyllama_raw import AsyncEngine, SamplingParams, __version__
 from pyllama_raw.api.metrics import EngineMetrics
-from pyllama_raw.results import SlotStats
+from pyllama_raw.results import HealthState
 from pyllama_raw.serve.answer import with_client
-from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.failures import JSON
 from pyllama_raw.serve.native.body import settings
 from pyllama_raw.serve.service import Service
 
@@ -36,25 +36,24 @@ LLAMACPP = {  # names of its server, with our sample and what it says
 }
 
 
-def routes(service: Service) -> APIRouter:
-    """Endpoints of facts."""
-    router = APIRouter(tags=["facts"])
+def routes(app: FastAPI, service: Service) -> None:
+    """Add the endpoints; probes need no key."""
     metrics = _Metrics(service)
 
-    @router.get("/metrics", response_class=PlainTextResponse)
+    @app.get("/metrics", tags=["facts"], response_class=PlainTextResponse)
     async def told() -> Response:
         """Counts and times, in the text format of Prometheus, each with its model."""
         headers = {"process-start-time-unix": str(service.started)}
         kind = "text/plain; version=0.0.4"
-        return Response(metrics.text(), media_type=kind, headers=headers)
+        return Response(generate_latest(metrics), media_type=kind, headers=headers)
 
-    @router.get("/props")
+    @app.get("/props", tags=["facts"])
     async def props(model: str | None = None) -> Response:
         """The model and what its options came to."""
         found = service.named(model)
         return JSON(_props(found.name, found.engine, service.config.sampling))
 
-    @router.get("/slots")
+    @app.get("/slots", tags=["facts"])
     async def slots(request: Request, model: str | None = None) -> Response:
         """What runs now, by slot, between two steps."""
         told: list[dict[str, Any]] = []
@@ -62,7 +61,22 @@ def routes(service: Service) -> APIRouter:
             told = await _slots(service.named(model).engine)
         return JSON(told)
 
-    return router
+    @app.get("/livez", tags=["probes"])
+    async def livez() -> Response:
+        """200 unless an engine thread hangs or has failed: then restart the process."""
+        stall_s = service.config.stall_s
+        states = {n: e.health(stall_s).state for n, e in service.engines.items()}
+        lives = not {HealthState.STALLED, HealthState.DEAD} & {*states.values()}
+        told = {"status": "ok" if lives else "stalled", "models": states}
+        return JSON(told, 200 if lives else 503)
+
+    @app.get("/readyz", tags=["probes"])
+    @app.get("/health", tags=["probes"])
+    @app.get("/v1/health", include_in_schema=False)
+    async def readyz() -> Response:
+        """200 while new requests are taken."""
+        ready = not service.drains and all(e.alive for e in service.engines.values())
+        return JSON({"status": "ok" if ready else "draining"}, 200 if ready else 503)
 
 
 def _props(name: str, engine: AsyncEngine, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -84,43 +98,36 @@ def _props(name: str, engine: AsyncEngine, defaults: dict[str, Any]) -> dict[str
 
 
 async def _slots(engine: AsyncEngine) -> list[dict[str, Any]]:
-    running = {slot.slot: slot for slot in await engine.slots()}
-    return [_slot(i, engine, running.get(i)) for i in range(engine.info.n_slots)]
-
-
-def _slot(i: int, engine: AsyncEngine, has: SlotStats | None) -> dict[str, Any]:
-    told = {"id": i, "n_ctx": engine.n_ctx_slot, "is_processing": has is not None}
-    if has is None:
-        return told
-    return told | {
-        "id_task": has.request_id,
-        "n_prompt": has.n_prompt,
-        "n_cached": has.n_cached,
-        "n_computed": has.n_computed,
-        "n_decoded": has.n_output,
-    }
+    told: list[dict[str, Any]] = [
+        {"id": slot, "n_ctx": engine.n_ctx_slot, "is_processing": False}
+        for slot in range(engine.info.n_slots)
+    ]
+    for has in await engine.slots():
+        told[has.slot] |= {
+            "is_processing": True,
+            "id_task": has.request_id,
+            "n_prompt": has.n_prompt,
+            "n_cached": has.n_cached,
+            "n_computed": has.n_computed,
+            "n_decoded": has.n_output,
+        }
+    return told
 
 
 class _Metrics(Collector):
-    """The metrics of all engines, each sample with the name of its model."""
+    """The metrics of all engines, each sample with the name of its model, and of the gate."""
 
     def __init__(self, service: Service) -> None:
         self._of = {n: EngineMetrics(e) for n, e in service.engines.items()}
-        self._names = service.config.metrics_names
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        self._registry.register(service.traffic)
-
-    def text(self) -> bytes:
-        """In the text format of Prometheus."""
-        return generate_latest(self._registry)
+        self._names, self._traffic = service.config.metrics_names, service.traffic
 
     def collect(self) -> Iterator[Metric]:
-        """Families of all engines."""
+        """All families."""
         found: dict[str, Metric] = {}
         for model, metrics in self._of.items():
             for family in metrics.collect():
-                known = found.setdefault(family.name, _empty(family))
+                new = Metric(family.name, family.documentation, family.type)
+                known = found.setdefault(family.name, new)
                 for sample in family.samples:
                     labels = {**sample.labels, "model_name": model}
                     known.samples.append(sample._replace(labels=labels))
@@ -129,6 +136,7 @@ class _Metrics(Collector):
                 yield family
         if "llamacpp" in self._names:
             yield from _of_llamacpp(found.values())
+        yield from self._traffic.collect()
 
 
 def _of_llamacpp(families: Iterable[Metric]) -> Iterator[Metric]:
@@ -141,7 +149,3 @@ def _of_llamacpp(families: Iterable[Metric]) -> Iterator[Metric]:
         is_now = name.startswith("requests_")
         kind = GaugeMetricFamily if is_now else CounterMetricFamily
         yield kind(f"llamacpp:{name}", text, totals[source])
-
-
-def _empty(family: Metric) -> Metric:
-    return Metric(family.name, family.documentation, family.type)

@@ -1,5 +1,5 @@
 """
-Errors as clients read them: a status, and an object with message, type, param and code.
+Answers as JSON, and errors as clients read them: a status, and an object with message, type, param and code.
 
 Rules:
 1. A client's mistake is 4xx and names the field in `param`.
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import to_json
+from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from pyllama_raw import PyllamaError
@@ -44,6 +46,16 @@ ANTHROPIC = {400: TYPES[400], 503: "overloaded_error", 504: "timeout_error"}
 NAMES = {"texts": "input"}  # of fields of bodies, by what the engine calls them
 
 
+class JSON(Response):
+    """A value that pydantic can write; lone surrogates are escaped."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return to_json(content)
+
+
 class Failure(Exception):
     """An answer that is an error."""
 
@@ -68,19 +80,19 @@ class Failure(Exception):
             self.headers.setdefault("retry-after", "1")
 
     def body(self) -> dict[str, Any]:
-        """The answer, for a JSON encoder."""
+        """The error, for a JSON encoder."""
         other = "server_error" if self.status >= 500 else TYPES[400]
         kind = TYPES.get(self.status, other)
         told = {"message": self.message, "type": kind, "param": self.param}
         return {"error": told | {"code": self.code} | self.more}
 
-    def parts(self, path: str) -> tuple[dict[str, Any], int, dict[str, str]]:
-        """The body in the words of the dialect at *path*, the status and the headers."""
+    def answer(self, path: str) -> JSON:
+        """The whole of it, in the words of the dialect at *path*."""
         body = self.of_message() if MESSAGES in path else self.body()
-        return body, self.status, self.headers
+        return JSON(body, self.status, self.headers)
 
     def of_message(self) -> dict[str, Any]:
-        """The answer in the words of Anthropic's API, with ours beside them."""
+        """The error in the words of Anthropic's API, with ours beside them."""
         error = self.body()["error"]
         other = "api_error" if self.status >= 500 else error["type"]
         error["type"] = ANTHROPIC.get(self.status, other)
@@ -105,11 +117,6 @@ class ErrorBody(TypedDict):
 DESCRIBED: dict[int | str, dict[str, Any]] = {  # for the OpenAPI description
     "4XX": {"model": ErrorBody, "description": "The request is wrong, or has to wait"},
     "5XX": {"model": ErrorBody, "description": "The service cannot answer now"},
-}
-
-
-STREAMED: dict[int | str, dict[str, Any]] = {  # of endpoints that answer either way
-    200: {"content": {"text/event-stream": {}}}
 }
 
 

@@ -19,8 +19,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama_raw.serve.exchange import LEFT, Exchange
-from pyllama_raw.serve.failures import Failure
-from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.failures import JSON, Failure
 from pyllama_raw.serve.reading import is_small, let_go, replayed
 from pyllama_raw.serve.service import Service
 
@@ -42,7 +41,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope)
-        exchange = self._begin(scope, given)
+        exchange = _begun(scope, given)
         own = [(b"x-request-id", exchange.request_id.encode())]
 
         async def answer(message: Message) -> None:
@@ -62,65 +61,59 @@ class Gate:
         except Exception:
             if exchange.status == LEFT:  # nothing was sent
                 message = "the server failed: its log says more, under the x-request-id"
-                await JSON(
-                    *Failure(500, "internal_error", message).parts(scope["path"])
-                )(scope, receive, answer)
+                failure = Failure(500, "internal_error", message)
+                await failure.answer(scope["path"])(scope, receive, answer)
             raise
         finally:
             self._service.traffic.in_flight -= 1
             self._service.ended(exchange, getattr(scope.get("route"), "path", ""))
 
-    def _begin(self, scope: Scope, given: Headers) -> Exchange:
-        request_id = given.get("x-request-id", "")
-        if not IDS.fullmatch(request_id):
-            request_id = uuid4().hex
-        exchange = Exchange(request_id, scope["method"], scope["path"])
-        state = scope.setdefault("state", {})
-        state["request_id"], state["exchange"] = request_id, exchange
-        return exchange
-
     async def _pass(
         self, scope: Scope, given: Headers, receive: Receive, send: Send
     ) -> None:
         """Let the request in, or answer that it cannot come in."""
-        service, exchange = self._service, Exchange.of(scope)
+        service, exchange = self._service, scope["state"]["exchange"]
         body: bytes | None = None
         try:
-            self._check_key(scope, given, exchange)
+            self._check(scope, given, exchange)
             if scope["method"] not in CHANGING:
                 await self._app(scope, receive, send)
                 return
-            body = await self._body(given, receive, exchange)
-            if body is None:
+            body = await service.bodies.read(receive)
+            if body is None:  # the client left
                 return
             with service.places.taken():
                 await self._app(scope, replayed(body, receive), send)
         except Failure as failure:
             exchange.refused = failure.code
             is_unread = body is None and not is_small(given)
-            response = JSON(*failure.parts(scope["path"]))
+            response = failure.answer(scope["path"])
             await _refuse(response, receive if is_unread else None, send)
 
-    def _check_key(self, scope: Scope, given: Headers, exchange: Exchange) -> None:
+    def _check(self, scope: Scope, given: Headers, exchange: Exchange) -> None:
+        """Raise Failure if the head of a request says that it cannot come in."""
+        service, has_body = self._service, scope["method"] in CHANGING
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        has_body = scope["method"] in CHANGING
-        if path in OPEN and not has_body:
+        if path not in OPEN or has_body:
+            changes = path.startswith(ADMIN) and has_body
+            exchange.key = service.keys.check(given, changes=changes)
+        if not has_body:
             return
-        changes = path.startswith(ADMIN) and has_body
-        exchange.key = self._service.keys.check(given, changes=changes)
-
-    async def _body(
-        self, given: Headers, receive: Receive, exchange: Exchange
-    ) -> bytes | None:
-        """The body of a request that may come in; None: its client left."""
-        service = self._service
         if service.drains:
             message = "the service is about to end: ask another one"
             raise Failure(503, "server_is_draining", message)
         service.places.check()
         service.bodies.check(given.get("content-length", "0"))
         service.rates.enter(exchange.client)
-        return await service.bodies.read(receive)
+
+
+def _begun(scope: Scope, given: Headers) -> Exchange:
+    request_id = given.get("x-request-id", "")
+    if not IDS.fullmatch(request_id):
+        request_id = uuid4().hex
+    exchange = Exchange(request_id, scope["method"], scope["path"])
+    scope.setdefault("state", {})["exchange"] = exchange
+    return exchange
 
 
 async def _refuse(response: JSON, unread: Receive | None, send: Send) -> None:

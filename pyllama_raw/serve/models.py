@@ -1,51 +1,72 @@
-"""`/v1/models`: what a client may name, and what each can do."""
+"""Models and adapters that a client may name: `/v1/models` and `/lora-adapters`."""
 
 from __future__ import annotations
 
 from typing import Any
 from urllib.parse import unquote
 
-from fastapi import APIRouter
+from fastapi import FastAPI
+from pydantic import ConfigDict
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.body import Body
+from pyllama_raw.serve.failures import JSON
 from pyllama_raw.serve.service import Service
 
 
-def routes(service: Service) -> APIRouter:
-    """Endpoints of models."""
-    router = APIRouter(tags=["models"])
+class AdapterBody(Body):
+    """An adapter that is to be loaded."""
 
-    @router.get("/v1/models")
-    @router.get("/models", include_in_schema=False)
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    """The name that requests give."""
+    path: str
+    """A GGUF file on the machine of the service."""
+
+
+def routes(app: FastAPI, service: Service) -> None:
+    """Add the endpoints; those that change something need the key of an operator."""
+
+    @app.get("/v1/models", tags=["models"])
+    @app.get("/models", include_in_schema=False)
     async def models() -> Response:
         """All models, and each adapter of one as a model `base:adapter`."""
-        return JSON({"object": "list", "data": [*_all(service)]})
+        told = [
+            _model(service, name, engine, suffix)
+            for name, engine in service.engines.items()
+            for suffix in ("", *(f":{each.name}" for each in engine.adapters()))
+        ]
+        return JSON({"object": "list", "data": told})
 
-    @router.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", tags=["models"])
     async def model(name: str) -> Response:
         """One model."""
         found = service.named(unquote(name))
         suffix = "".join(f":{adapter}" for adapter in found.adapters)
-        return JSON(_told(service, found.name, found.engine, suffix))
+        return JSON(_model(service, found.name, found.engine, suffix))
 
-    return router
+    @app.get("/lora-adapters", tags=["adapters"])
+    async def adapters() -> Response:
+        """All adapters that requests may name."""
+        return JSON(_adapters(service))
+
+    @app.put("/lora-adapters", tags=["adapters"])
+    async def load(body: AdapterBody) -> Response:
+        """Load an adapter; one of that name gives way to it."""
+        await service.named(body.model).engine.load_adapter(body.name, body.path)
+        return JSON(_adapters(service))
+
+    @app.delete("/lora-adapters/{name}", tags=["adapters"])
+    async def unload(name: str, model: str | None = None) -> Response:
+        """Let no further request have the adapter."""
+        await service.named(model).engine.unload_adapter(name)
+        return JSON(_adapters(service))
 
 
-def _all(service: Service) -> list[dict[str, Any]]:
-    told = []
-    for name, engine in service.engines.items():
-        told.append(_told(service, name, engine))
-        told += [
-            _told(service, name, engine, f":{adapter.name}")
-            for adapter in engine.adapters()
-        ]
-    return told
-
-
-def _told(
-    service: Service, name: str, engine: AsyncEngine, suffix: str = ""
+def _model(
+    service: Service, name: str, engine: AsyncEngine, suffix: str
 ) -> dict[str, Any]:
     known = engine.capabilities
     return {
@@ -63,3 +84,18 @@ def _told(
             "architecture": known.model.architecture,
         },
     }
+
+
+def _adapters(service: Service) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": index,
+            "model": model,
+            "name": adapter.name,
+            "path": adapter.path,
+            "bytes": adapter.n_bytes,
+            "requests": adapter.n_requests,
+        }
+        for model, engine in service.engines.items()
+        for index, adapter in enumerate(engine.adapters())
+    ]

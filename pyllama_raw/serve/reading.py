@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from anyio import move_on_after
 from starlette.types import Message, Receive
@@ -38,31 +37,26 @@ class Bodies:
         """
         parts: list[bytes] = []
         n_bytes = 0
-        with self._counted(parts), move_on_after(self._limit_s):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                part = message.get("body", b"")
-                n_bytes += len(part)
-                self._n_bytes += len(part)
-                parts.append(part)
-                if n_bytes > self._most:
-                    raise self._too_large("has more")
-                if not message.get("more_body", False):
-                    return b"".join(parts)
-                if self._n_bytes > MANY * self._most:
-                    told = "other bodies take all the memory for them: try again"
-                    raise Failure(503, "server_is_overloaded", told, headers=CLOSE)
+        try:
+            with move_on_after(self._limit_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    n_bytes += len(parts[-1])
+                    self._n_bytes += len(parts[-1])
+                    if n_bytes > self._most:
+                        raise self._too_large("has more")
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+                    if self._n_bytes > MANY * self._most:
+                        told = "other bodies take all the memory for them: try again"
+                        raise Failure(503, "server_is_overloaded", told, headers=CLOSE)
+        finally:
+            self._n_bytes -= n_bytes
         told = f"the body did not come within {self._limit_s:g} s"
         raise Failure(408, "body_timeout", told, headers=CLOSE)
-
-    @contextmanager
-    def _counted(self, parts: list[bytes]) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._n_bytes -= sum(map(len, parts))
 
     def _too_large(self, size: str) -> Failure:
         message = f"the body {size}: at most {self._most} bytes are allowed"

@@ -8,7 +8,7 @@ only when the engines are done.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from socket import socket
@@ -23,6 +23,7 @@ from pyllama_raw import AsyncEngine
 from pyllama_raw.serve.app import make_app
 from pyllama_raw.serve.config import ListenConfig
 from pyllama_raw.serve.deployment import Deployment
+from pyllama_raw.serve.service import Service
 
 Loading = Callable[[str, float], None]
 Say = Callable[[str], None]
@@ -84,36 +85,28 @@ async def serve(app: FastAPI, listen: ListenConfig, say: Say) -> None:
     host, port, uds = listen.host, listen.port, listen.uds
     options = uvicorn.Config(app, host=host, port=port, uds=uds, **OPTIONS)
     server = _Server(options, say)
-    drain_s = app.state.service.config.drain_s
     async with anyio.create_task_group() as group:
-        await group.start(_end_at_signal, app, server, drain_s)
+        await group.start(_end_at_signal, app.state.service, server)
         await server.serve()
         group.cancel_scope.cancel()
 
 
 async def _end_at_signal(
-    app: FastAPI,
-    server: uvicorn.Server,
-    drain_s: float,
-    task_status: TaskStatus[None],
+    service: Service, server: uvicorn.Server, task_status: TaskStatus[None]
 ) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
-        async for _ in signals:
-            break
-        service = app.state.service
+        await anext(signals)
         service.drains = True
         async with anyio.create_task_group() as group:
-            group.start_soon(_drain, service.engines, drain_s, group.cancel_scope)
+            group.start_soon(_drain, service, group.cancel_scope)
             async for _ in signals:
                 group.cancel_scope.cancel()
     server.should_exit = True
 
 
-async def _drain(
-    engines: Mapping[str, AsyncEngine], drain_s: float, scope: anyio.CancelScope
-) -> None:
+async def _drain(service: Service, scope: anyio.CancelScope) -> None:
     async with anyio.create_task_group() as group:
-        for engine in engines.values():
-            group.start_soon(engine.aclose, drain_s)
+        for engine in service.engines.values():
+            group.start_soon(engine.aclose, service.config.drain_s)
     scope.cancel()

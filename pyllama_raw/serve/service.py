@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from time import time
 from typing import NamedTuple
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.errors import Unsupported
 from pyllama_raw.results import Operation, Pooling
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.exchange import AccessLog, Exchange
+from pyllama_raw.serve.exchange import AccessLog, Exchange, Traffic
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.keys import Keys
-from pyllama_raw.serve.places import Places
-from pyllama_raw.serve.rates import Rates
+from pyllama_raw.serve.limits import Places, Rates
 from pyllama_raw.serve.reading import Bodies
-from pyllama_raw.serve.traffic import Traffic
+
+UNPOOLED = (None, Pooling.NONE, Pooling.RANK)  # of models that are made for no vectors
 
 
 class Found(NamedTuple):
@@ -26,49 +23,39 @@ class Found(NamedTuple):
 
     name: str
     engine: AsyncEngine
-    adapters: Mapping[str, float]  # of `base:adapter`, each with its scale
+    adapters: Mapping[str, float] = {}  # of `base:adapter`, each with its scale
 
 
-@dataclass(eq=False)
 class Service:
     """What all answers share. Thread: that of the event loop."""
 
-    engines: Mapping[str, AsyncEngine]
-    config: ServeConfig
-    drains: bool = False  # no new requests are taken
-    started: int = field(default_factory=lambda: int(time()))  # Unix time
-    traffic: Traffic = field(default_factory=Traffic)
-
-    def __post_init__(self) -> None:
+    def __init__(self, engines: Mapping[str, AsyncEngine], config: ServeConfig) -> None:
         """Raises ConfigError: a file of the options cannot be used."""
-        config = self.config
+        self.engines, self.config = engines, config
+        self.drains = False  # no new requests are taken
+        self.started = int(time())  # Unix time
         self.keys, self.rates = Keys(config), Rates(config)
-        self.bodies = Bodies(config)
+        self.bodies, self.traffic = Bodies(config), Traffic()
         self._log = None if config.access_log is None else AccessLog(config.access_log)
-        self.places_of = {n: Places([engine]) for n, engine in self.engines.items()}
-        self.places = Places(self.engines.values())
+        self.places_of = {name: Places([engine]) for name, engine in engines.items()}
+        self.places = Places(engines.values())
 
     def find(self, name: str | None, need: Operation) -> Found:
         """
         The model that *name* stands for; None: the first that can do what is asked.
 
         Raises:
-            Failure: there is no such model, or it cannot do this.
+            Failure: there is no such model.
+            Unsupported: it cannot do this.
         """
         has_none = name is None or (self.config.any_model and not self._named(name))
         found = self._first(need) if has_none else self.named(name)
-        try:
-            found.engine.capabilities.check(need)
-        except Unsupported as error:
-            raise Failure(400, error.code, str(error), "model") from error
+        found.engine.capabilities.check(need)
         return found
 
     def named(self, name: str | None) -> Found:
         """The model that *name* stands for; None: the first. Raises Failure."""
-        if name is None:
-            first, engine = next(iter(self.engines.items()))
-            return Found(first, engine, {})
-        found = self._named(name)
+        found = self._named(next(iter(self.engines)) if name is None else name)
         if found is None:
             message = f"there is no model {name!r}: there are {', '.join(self.engines)}"
             raise Failure(404, "model_not_found", message, "model")
@@ -76,48 +63,29 @@ class Service:
 
     def _named(self, name: str) -> Found | None:
         if name in self.engines:
-            return Found(name, self.engines[name], {})
+            return Found(name, self.engines[name])
         base, _, adapter = name.rpartition(":")
-        if base in self.engines and adapter in self._adapters(base):
-            return Found(base, self.engines[base], {adapter: 1.0})
-        return None
+        if base not in self.engines:
+            return None
+        engine = self.engines[base]
+        has_it = adapter in {info.name for info in engine.adapters()}
+        return Found(base, engine, {adapter: 1.0}) if has_it else None
 
     def _first(self, need: Operation) -> Found:
         """The first model that can do what is asked; of vectors, one that is made for it."""
         able = [
-            Found(name, engine, {})
+            Found(name, engine)
             for name, engine in self.engines.items()
             if need in engine.capabilities.operations
         ]
         if need is Operation.EMBED:
-            able.sort(key=lambda found: not _states_pooling(found.engine))
+            able.sort(key=lambda f: f.engine.capabilities.model.pooling in UNPOOLED)
         return able[0] if able else self.named(None)
-
-    def _adapters(self, name: str) -> set[str]:
-        return {info.name for info in self.engines[name].adapters()}
-
-    def opened(self, name: str) -> AbstractContextManager[None]:
-        """
-        Around an answer of the model *name*, from before its prompt is read until its end.
-
-        Raises:
-            Failure: all places of the model are taken.
-        """
-        return self.places_of[name].taken()
-
-    def salt(self, exchange: Exchange, given: str | None) -> str | None:
-        """The cache_salt of a request that gives *given*."""
-        if exchange.key is None or not self.config.salt_by_key:
-            return given
-        return exchange.key.salt(given)
 
     def ended(self, exchange: Exchange, route: str) -> None:
         """Count a request and its tokens, and write it down."""
         self.traffic.ended(exchange, route)
-        self.rates.charge("tokens", exchange.client, exchange.n_tokens)
+        n_tokens = exchange.n_prompt + exchange.n_output
+        self.rates.charge("tokens", exchange.client, n_tokens)
         if self._log is not None:
             self._log.write(exchange)
-
-
-def _states_pooling(engine: AsyncEngine) -> bool:
-    return engine.capabilities.model.pooling not in (None, Pooling.NONE, Pooling.RANK)

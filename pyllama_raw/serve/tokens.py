@@ -9,31 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict
+from fastapi import FastAPI
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.results import Operation
-from pyllama_raw.serve.body import template_variables
-from pyllama_raw.serve.failures import refused
-from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.body import Body, template_variables
+from pyllama_raw.serve.failures import JSON, refused
 from pyllama_raw.serve.service import Service
 
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 
 
-class TokenBody(BaseModel):
-    """Fields that all bodies here have."""
-
-    model_config = ConfigDict(
-        extra="ignore", strict=True, use_attribute_docstrings=True
-    )
-
-    model: str | None = None
-
-
-class TokenizeBody(TokenBody):
+class TokenizeBody(Body):
     """A text or a chat that is to become tokens."""
 
     content: str | None = None
@@ -46,13 +34,13 @@ class TokenizeBody(TokenBody):
     """Whether each token comes with its text, or its bytes if these are no text."""
 
 
-class DetokenizeBody(TokenBody):
+class DetokenizeBody(Body):
     """Tokens that are to become text."""
 
     tokens: list[int]
 
 
-class TemplateBody(TokenBody):
+class TemplateBody(Body):
     """A chat that is to become a prompt."""
 
     messages: list[dict[str, Any]]
@@ -61,51 +49,47 @@ class TemplateBody(TokenBody):
     add_generation_prompt: bool | None = None
     """Whether the template asks for an answer, which it does unless one has begun."""
 
-    def options(self) -> dict[str, Any]:
-        """Options of the template."""
-        asks = self.add_generation_prompt
-        variables = template_variables(self.chat_template_kwargs, asks)
-        given = {"tools": self.tools, "template_kwargs": variables}
-        return {name: value for name, value in given.items() if value}
 
+def routes(app: FastAPI, service: Service) -> None:
+    """Add the endpoints."""
 
-def routes(service: Service) -> APIRouter:
-    """Endpoints of the tokenizer and the template."""
-    router = APIRouter(tags=["tokens"])
-
-    @router.post("/tokenize")
+    @app.post("/tokenize", tags=["tokens"])
     async def tokenize(body: TokenizeBody) -> Response:
         """Make tokens of a text, or of a chat."""
         engine = service.named(body.model).engine
         tokens = await _tokens(engine, body)
-        shown = await _pieces(engine, tokens) if body.with_pieces else tokens
-        n_ctx = engine.n_ctx_slot
-        told = {"tokens": shown, "count": len(tokens), "max_model_len": n_ctx}
-        return JSON(told)
+        told: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
+        if body.with_pieces:
+            pairs = zip(tokens, await engine.pieces(tokens), strict=True)
+            told["tokens"] = [
+                {"id": id_, "piece": _shown(piece)} for id_, piece in pairs
+            ]
+        return JSON(told | {"max_model_len": engine.n_ctx_slot})
 
-    @router.post("/detokenize")
+    @app.post("/detokenize", tags=["tokens"])
     async def detokenize(body: DetokenizeBody) -> Response:
         """Make text of tokens."""
         engine = service.named(body.model).engine
         text = await engine.detokenize(body.tokens, special=True)
         return JSON({"content": text, "prompt": text})
 
-    @router.get("/tokenizer_info")
+    @app.get("/tokenizer_info", tags=["tokens"])
     async def tokenizer_info() -> Response:
         """Tokens that have a role, and the chat template."""
         engine = service.named(None).engine
         return JSON(await _described(engine))
 
-    @router.post("/v1/chat/completions/render")
-    @router.post("/apply-template")
+    @app.post("/v1/chat/completions/render", tags=["tokens"])
+    @app.post("/apply-template", tags=["tokens"])
     async def render(body: TemplateBody) -> Response:
         """The prompt that the chat template makes."""
         found = service.find(body.model, Operation.GENERATE)
-        return JSON(
-            {"prompt": await found.engine.render(body.messages, **body.options())}
-        )
-
-    return router
+        variables, asks = body.chat_template_kwargs, body.add_generation_prompt
+        options: Any = {"template_kwargs": template_variables(variables, asks)}
+        if body.tools:
+            options["tools"] = body.tools
+        prompt = await found.engine.render(body.messages, **options)
+        return JSON({"prompt": prompt})
 
 
 async def _tokens(engine: AsyncEngine, body: TokenizeBody) -> list[int]:
@@ -118,12 +102,6 @@ async def _tokens(engine: AsyncEngine, body: TokenizeBody) -> list[int]:
     told = body.add_special, body.add_special_tokens, body.content is None
     adds = next(each for each in told if each is not None)
     return await engine.tokenize(text, add_special=adds)
-
-
-async def _pieces(engine: AsyncEngine, tokens: list[int]) -> list[dict[str, Any]]:
-    pieces = await engine.pieces(tokens)
-    pairs = zip(tokens, map(_shown, pieces), strict=True)
-    return [{"id": token, "piece": piece} for token, piece in pairs]
 
 
 def _shown(piece: bytes) -> str | list[int]:

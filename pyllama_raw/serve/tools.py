@@ -49,6 +49,23 @@ def tool_options(
     return options
 
 
+def function_tool(
+    tool: Mapping[str, Any], parameters: object, **fields: Any
+) -> dict[str, Any]:
+    """A *tool* of a dialect as chat templates know it."""
+    takes = parameters or {"type": "object"}
+    function = {"name": tool.get("name"), "parameters": takes, **fields}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def tool_call(call_id: object, name: object, arguments: object) -> dict[str, Any]:
+    """A call as messages of chats have it."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
 def name_of(tool: object) -> str | None:
     """The name of a function; None if *tool* is none."""
     if not isinstance(tool, Mapping) or tool.get("type", "function") != "function":

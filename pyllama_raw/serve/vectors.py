@@ -6,14 +6,15 @@ from base64 import b64encode
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from fastapi import FastAPI
+from pydantic import AliasChoices, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.results import Operation, Ranked
 from pyllama_raw.serve.answer import while_client
+from pyllama_raw.serve.body import ServedBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.native.prompts import (
     Prompts,
@@ -21,30 +22,10 @@ from pyllama_raw.serve.native.prompts import (
     prompts_of,
     tokens_of,
 )
-from pyllama_raw.serve.service import Service
+from pyllama_raw.serve.service import Found, Service
 
 
-class VectorBody(BaseModel):
-    """Fields that all bodies here have."""
-
-    model_config = ConfigDict(
-        extra="ignore", strict=True, use_attribute_docstrings=True
-    )
-
-    model: str | None = None
-    """A name of `/v1/models`; left out: the first model that can do it."""
-    priority: int | None = None
-    deadline_s: float | None = None
-    max_wait_s: float | None = None
-
-    def options(self, service: Service) -> dict[str, Any]:
-        """Options of serving the request."""
-        limits = service.config.time_limits(self.deadline_s, self.max_wait_s)
-        given = {} if self.priority is None else {"priority": self.priority}
-        return given | limits
-
-
-class EmbeddingBody(VectorBody):
+class EmbeddingBody(ServedBody):
     """Texts that are to become vectors."""
 
     input: Annotated[Prompts, Field(validation_alias=AliasChoices("input", "content"))]
@@ -55,12 +36,8 @@ class EmbeddingBody(VectorBody):
     """Only the first ones of each vector."""
     user: str | None = None
 
-    async def texts(self, engine: AsyncEngine) -> list[str | list[int]]:
-        """All of them, as the engine takes them. Raises Failure."""
-        return [await _embeddable(engine, p) for p in prompts_of(self.input, "input")]
 
-
-class RerankBody(VectorBody):
+class RerankBody(ServedBody):
     """Documents that are to be ranked by how they answer a query."""
 
     query: str
@@ -78,45 +55,37 @@ class RerankBody(VectorBody):
     """Whether the answer repeats the documents."""
 
     @property
-    def given(self) -> list[str]:
-        """All documents as text."""
-        return [_text(each) for each in (self.texts or self.documents)]
-
-    @property
     def wants_list(self) -> bool:
         """Whether the client reads a list, as servers of its field names answer."""
         return self.texts is not None or "rid" in self.model_fields_set
 
 
-def routes(service: Service) -> APIRouter:
-    """Endpoints of vectors and ranks."""
-    router = APIRouter(tags=["vectors"])
+def routes(app: FastAPI, service: Service) -> None:
+    """Add the endpoints."""
 
-    @router.post("/v1/embeddings")
-    @router.post("/embeddings", include_in_schema=False)
+    @app.post("/v1/embeddings", tags=["vectors"])
+    @app.post("/embeddings", include_in_schema=False)
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         """Make a vector of each text."""
         found = service.find(body.model, Operation.EMBED)
-        work = _embedded(found.engine, body, body.options(service))
+        work = _embedded(found.engine, body, body.served(service.config))
         return await while_client(service, found, request, work)
 
-    @router.post("/v1/rerank")
-    @router.post("/rerank", include_in_schema=False)
-    @router.post("/reranking", include_in_schema=False)
-    @router.post("/v1/reranking", include_in_schema=False)
+    @app.post("/v1/rerank", tags=["vectors"])
+    @app.post("/rerank", include_in_schema=False)
+    @app.post("/reranking", include_in_schema=False)
+    @app.post("/v1/reranking", include_in_schema=False)
     async def rerank(body: RerankBody, request: Request) -> Response:
         """Rank documents by how they answer a query, the best first."""
         found = service.find(body.model, Operation.RANK)
-        work = _ranked(found.name, found.engine, body, body.options(service))
+        work = _ranked(found, body, body.served(service.config))
         return await while_client(service, found, request, work)
-
-    return router
 
 
 async def _embedded(
     engine: AsyncEngine, body: EmbeddingBody, options: dict[str, Any]
 ) -> dict[str, Any]:
-    texts = await body.texts(engine)
+    texts = [await _embeddable(engine, p) for p in prompts_of(body.input, "input")]
     rows = await engine.embed(texts, body.dimensions, **options)
     n_tokens = rows.usage.prompt_tokens
     data = [
@@ -147,30 +116,25 @@ def _written(row: Any, body: EmbeddingBody) -> Any:
     return row.tolist()
 
 
-async def _ranked(
-    name: str, engine: AsyncEngine, body: RerankBody, options: dict[str, Any]
-) -> Any:
-    documents = body.given
+async def _ranked(found: Found, body: RerankBody, options: dict[str, Any]) -> Any:
+    documents = [_text(each) for each in (body.texts or body.documents)]
     if not documents:
         raise refused("documents", "give at least one")
-    ranked = await engine.rank(body.query, documents, **options)
+    ranked = await found.engine.rank(body.query, documents, **options)
     results = [_told(each, documents, body) for each in ranked[: body.top_n]]
     if body.wants_list:
         return results
     n_tokens = sum(each.n_tokens for each in ranked)
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    return {"object": "list", "model": name, "results": results, "usage": usage}
+    return {"object": "list", "model": found.name, "results": results, "usage": usage}
 
 
 def _told(ranked: Ranked, documents: list[str], body: RerankBody) -> dict[str, Any]:
     text = documents[ranked.index]
-    told: dict[str, Any] = {"index": ranked.index}
-    if body.wants_list:
-        told |= {"score": ranked.score, "document": text}
-    else:
-        told |= {"relevance_score": ranked.score, "document": {"text": text}}
-    if not body.return_documents:
-        del told["document"]
+    score = "score" if body.wants_list else "relevance_score"
+    told: dict[str, Any] = {"index": ranked.index, score: ranked.score}
+    if body.return_documents:
+        told["document"] = text if body.wants_list else {"text": text}
     return told
 
 

@@ -14,8 +14,7 @@ from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.keys import ADMIN, VARIABLE
-from pyllama_raw.serve.places import Places
-from pyllama_raw.serve.rates import Bucket
+from pyllama_raw.serve.limits import Bucket, Places
 from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting
 

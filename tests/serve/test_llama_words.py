@@ -8,7 +8,7 @@ from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import ServeConfig, make_app
-from pyllama_raw.serve.native.routes import NativeCompletionBody
+from pyllama_raw.serve.native.body import NativeCompletionBody
 from pyllama_raw.serve.openai.chat import ChatBody
 from pyllama_raw.serve.openai.completions import CompletionBody
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits

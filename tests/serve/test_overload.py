@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from pyllama_raw.serve import make_app
+from pyllama_raw.serve.body import ServedBody
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
@@ -103,7 +104,7 @@ def test_a_service_has_limits_of_time_for_those_who_name_none():
     """
     config = ServeConfig(deadline_s=9.0, max_wait_s=2.0)
 
-    given = config.time_limits(None, 5.0)
+    given = ServedBody(max_wait_s=5.0).served(config)
 
     assert given == {"deadline_s": 9.0, "max_wait_s": 5.0}
-    assert ServeConfig().time_limits(None, None) == {}
+    assert ServedBody().served(ServeConfig()) == {}

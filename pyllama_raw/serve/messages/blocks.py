@@ -17,13 +17,12 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from pyllama_raw.serve.conversation import ChatTurns, PlacedPart
-from pyllama_raw.serve.failures import Failure, refused
+from pyllama_raw.serve.chats import ChatTurns, PlacedPart, text_of, unknown
+from pyllama_raw.serve.failures import refused
 
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*")
 BILLED = "x-anthropic-billing-header:"
 ERROR = "Error: "  # before the result of a tool that failed
-KNOWN = ("text", "image", "document", "search_result", "tool_result")
 
 
 class MessageBlock(TypedDict, total=False):
@@ -57,14 +56,14 @@ def conversation_of(
         blocks = _listed(system)
         parts = [_unbilled(part) for part in _parts(blocks, "system")]
         chat.say("system", parts, "system")
-        chat.mark(any(map(_is_marked, blocks)))
+        chat.mark(blocks)
     for i, message in enumerate(messages):
         place, blocks = f"messages[{i}]", _listed(message["content"])
         if message["role"] == "assistant":
             _write(chat, blocks, place)
         else:
             _say(chat, message["role"], blocks, place)
-        chat.mark(any(map(_is_marked, blocks)))
+        chat.mark(blocks)
     return chat
 
 
@@ -72,26 +71,18 @@ def _listed(content: str | BlockList) -> BlockList:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _is_marked(block: Any) -> bool:
-    return bool(block.get("cache_control"))
-
-
 def _unbilled(placed: PlacedPart) -> PlacedPart:
     if placed.part["type"] != "text":
         return placed
-    text = BILLING.sub(BILLED, placed.part["text"])
-    return placed._replace(part={"type": "text", "text": text})
+    return PlacedPart.of_text(BILLING.sub(BILLED, placed.part["text"]), placed.place)
 
 
 def _say(chat: ChatTurns, role: str, blocks: BlockList, place: str) -> None:
     """What a user says, after the results that come with it."""
-    others = False
     for i, block in enumerate(blocks):
         if block["type"] == "tool_result":
             _result(chat, block, f"{place}.content[{i}]")
-        else:
-            others = True
-    if others or not blocks:
+    if not blocks or any(block["type"] != "tool_result" for block in blocks):
         chat.say(role, _parts(blocks, f"{place}.content"), place)
 
 
@@ -101,10 +92,10 @@ def _result(chat: ChatTurns, block: Any, place: str) -> None:
         raise refused(f"{place}.content", "give text or a list of blocks")
     parts = list(_parts(_listed(content), f"{place}.content"))
     if block.get("is_error"):
-        parts.insert(0, PlacedPart({"type": "text", "text": ERROR}, place))
+        parts.insert(0, PlacedPart.of_text(ERROR, place))
     if all(part["type"] == "text" for part, _ in parts):
         text = "".join(part["text"] for part, _ in parts)
-        parts = [PlacedPart({"type": "text", "text": text}, place)]
+        parts = [PlacedPart.of_text(text, place)]
     chat.say("tool", parts, place, tool_call_id=block.get("tool_use_id"))
 
 
@@ -117,16 +108,16 @@ def _write(chat: ChatTurns, blocks: BlockList, place: str) -> None:
         at = f"{place}.content[{i}]"
         match block["type"]:
             case "text":
-                chat.write(_text(fields, "text", at), place)
+                chat.write(text_of(fields, "text", at), place)
             case "thinking":
-                chat.think(_text(fields, "thinking", at), place)
+                chat.think(text_of(fields, "thinking", at), place)
             case "redacted_thinking":
                 pass
             case "tool_use":
                 name, given = fields.get("name"), fields.get("input")
                 chat.call(fields.get("id"), name, given, at)
             case other:
-                raise _unknown(other, at)
+                raise unknown(other, at)
 
 
 def _parts(blocks: Sequence[Any], place: str) -> Iterator[PlacedPart]:
@@ -136,9 +127,9 @@ def _parts(blocks: Sequence[Any], place: str) -> Iterator[PlacedPart]:
         kind = block.get("type") if isinstance(block, dict) else None
         match kind:
             case "text":
-                text = _text(block, "text", at)
+                text = text_of(block, "text", at)
             case "document":
-                text = _text(_source(block, "text", at), "data", at)
+                text = text_of(_source(block, "text", at), "data", at)
             case "search_result":
                 inner = block.get("content")
                 found = _parts(inner if isinstance(inner, list) else [], at)
@@ -149,17 +140,17 @@ def _parts(blocks: Sequence[Any], place: str) -> Iterator[PlacedPart]:
             case "tool_result":  # it is a message of its own
                 continue
             case _:
-                raise _unknown(kind, at)
-        yield PlacedPart({"type": "text", "text": text}, at)
+                raise unknown(kind, at)
+        yield PlacedPart.of_text(text, at)
 
 
 def _image(block: Any, place: str) -> dict[str, Any]:
     source = _source(block, None, place)
     if source.get("type") == "url":
-        url = _text(source, "url", place)
+        url = text_of(source, "url", place)
     else:
         kind = source.get("media_type", "image/png")
-        url = f"data:{kind};base64,{_text(source, 'data', place)}"
+        url = f"data:{kind};base64,{text_of(source, 'data', place)}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -169,14 +160,3 @@ def _source(block: Any, kind: str | None, place: str) -> Any:
         allowed = f"a source of type {kind or 'base64 or url'}"
         raise refused(f"{place}.source", f"give {allowed}", "unsupported")
     return source
-
-
-def _text(block: Any, name: str, place: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise refused(f"{place}.{name}", "give text")
-    return value
-
-
-def _unknown(kind: object, place: str) -> Failure:
-    return refused(place, f"{kind!r} is no block that is known here", "unsupported")

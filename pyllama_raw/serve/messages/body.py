@@ -7,12 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from pyllama_raw.serve.agents import AgentBody, function_tool
-from pyllama_raw.serve.body import HARMLESS
-from pyllama_raw.serve.conversation import ChatTurns
+from pyllama_raw.serve.body import HARMLESS, effort_variables, template_variables
+from pyllama_raw.serve.chats import ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.messages.blocks import BlockList, MessageTurn, conversation_of
-from pyllama_raw.serve.tools import tool_options
+from pyllama_raw.serve.tools import function_tool, tool_options
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -25,7 +24,7 @@ class MessageToolChoice(TypedDict, total=False):
     disable_parallel_tool_use: bool
 
 
-class MessagesBody(AgentBody):
+class MessagesBody(ConversationBody):
     """A chat of messages that are made of blocks."""
 
     harmless: ClassVar[set[str]] = HARMLESS | {
@@ -64,9 +63,7 @@ class MessagesBody(AgentBody):
     def calling(self) -> dict[str, Any]:
         """Options of the calls of tools. Raises Failure."""
         tools = [
-            function_tool(
-                tool.get("name"), tool.get("description"), tool["input_schema"]
-            )
+            function_tool(tool, tool["input_schema"])
             for tool in self.tools or ()
             if "input_schema" in tool
         ]
@@ -77,11 +74,10 @@ class MessagesBody(AgentBody):
 
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
-        told: dict[str, Any] = {}
+        told = effort_variables((self.output_config or {}).get("effort"))
         if self.thinking is not None:
             told["enable_thinking"] = self.thinking.get("type") != "disabled"
-        effort = (self.output_config or {}).get("effort")
-        return told if effort is None else told | {"reasoning_effort": effort}
+        return template_variables(told)
 
     def more(self) -> dict[str, Any]:
         """Fields of SamplingParams that the dialect has other names for."""

@@ -7,6 +7,7 @@ the context.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
@@ -14,11 +15,12 @@ from pydantic import BaseModel, Field
 
 from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.errors import InvalidSampling
+from pyllama_raw.results import Operation
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import TextBody
+from pyllama_raw.serve.body import SAMPLED, TextBody
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused, renamed
-from pyllama_raw.serve.native.prompts import ReadPrompt, TokenId
+from pyllama_raw.serve.native.prompts import Prompts, TokenId, prompts_of, tokens_of
 from pyllama_raw.serve.service import Found, Service
 
 NAMES = {  # of llama.cpp's server, and those of SamplingParams
@@ -27,11 +29,9 @@ NAMES = {  # of llama.cpp's server, and those of SamplingParams
     "samplers": "stages",
 }  # fmt: skip
 STAGES = {"typ_p": "typical"}  # others have one name
-SAME = {
-    "max_tokens", "n", "seed", "temperature", "top_p", "presence_penalty",
-    "frequency_penalty", "grammar", "json_schema", "top_n_sigma", "adaptive_target",
-}  # fmt: skip
-OFF = {"logprobs": (0,), "grammar": ("",)}
+SAME = {"grammar", "json_schema", "top_n_sigma", "adaptive_target"}
+OURS = {ours: theirs for theirs, ours in NAMES.items()}
+OFF = {"logprobs": 0, "grammar": ""}
 
 Last = Annotated[int, Field(ge=-1)]  # tokens; -1: all
 Bias = float | Literal[False]  # False: never
@@ -83,16 +83,19 @@ class NativeBody(TextBody):
         n_predict = self.max_tokens if self.n_predict is None else self.n_predict
         return None if n_predict == -1 else n_predict
 
-    async def asked(
-        self, service: Service, found: Found, prompts: list[ReadPrompt]
-    ) -> Asked:
+    @abstractmethod
+    async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:
+        """Those of each prompt. Raises Failure and InvalidRequest."""
+
+    async def asked(self, service: Service) -> Asked:
         """As the engine takes it; raises Failure and InvalidRequest."""
+        found = service.find(self.model, Operation.GENERATE)
+        prompts = tuple(await self.tokens(service, found.engine))
         given = self._params(found, service.config) | await self._biases(found)
         try:
             params = SamplingParams(**given)
         except InvalidSampling as error:
-            theirs = {ours: theirs for theirs, ours in NAMES.items()}
-            name = renamed(error.name, theirs)
+            name = renamed(error.name, OURS)
             message = str(error).replace(f"SamplingParams.{error.name}", name)
             raise Failure(400, error.code, message, name) from error
         options = self.options(found, service.config)
@@ -100,13 +103,13 @@ class NativeBody(TextBody):
             options["adapters"] = self._scales(found)
         if not self.cache_prompt:
             options["cache_salt"] = f"{options.get('cache_salt') or ''}{uuid4().hex}"
-        tokens = tuple(each.tokens for each in prompts)
-        return Asked(found, tokens, params, options, bool(self.stream))
+        return Asked(found, prompts, params, options, bool(self.stream))
 
     def _params(self, found: Found, config: ServeConfig) -> dict[str, Any]:
-        named = self.model_dump(include={*NAMES} | SAME, exclude_none=True)
+        included = {*NAMES} | SAME | SAMPLED
+        named = self.model_dump(include=included, exclude_none=True)
         given = {"max_tokens": found.engine.n_ctx_slot} | config.sampling
-        given |= {n: v for n, v in self._unnamed().items() if v is not None}
+        given |= self._unnamed()
         given |= {NAMES.get(name, name): value for name, value in named.items()}
         if self.n_predict == -1:
             given["max_tokens"] = found.engine.n_ctx_slot
@@ -142,17 +145,28 @@ class NativeBody(TextBody):
     def _scales(self, found: Found) -> dict[str, float]:
         """By name; raises Failure if there is no such adapter."""
         names = [info.name for info in found.engine.adapters()]
-        for each in self.lora or ():
-            if each.id >= len(names):
-                known = f"there is no adapter {each.id}, there are {len(names)}"
-                raise refused("lora", known)
-        return {names[each.id]: each.scale for each in self.lora or ()}
+        try:
+            return {names[each.id]: each.scale for each in self.lora or ()}
+        except IndexError as error:
+            reason = f"each id is that of an adapter, and there are {len(names)}"
+            raise refused("lora", reason) from error
+
+
+class NativeCompletionBody(NativeBody):
+    """Prompts that are to go on."""
+
+    prompt: Prompts
+    """A text, token ids, both mixed, or a list of these."""
+
+    async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:  # noqa: ARG002
+        """Those of each prompt: of a list without token ids, each is one."""
+        return [await tokens_of(engine, each) for each in prompts_of(self.prompt)]
 
 
 def _adapt(given: dict[str, Any]) -> None:
     """Values that mean something else in SamplingParams."""
     for name, off in OFF.items():
-        if given.get(name) in off:
+        if given.get(name) == off:
             del given[name]
     for name in ("top_n_sigma", "adaptive_target"):
         if given.get(name, 0) < 0:
@@ -168,7 +182,7 @@ def settings(params: SamplingParams, engine: AsyncEngine) -> dict[str, Any]:
     """*params* in the words of llama.cpp's server."""
     eos = engine.info.vocab.eos
     told = params.model_dump()
-    told |= {theirs: told.pop(ours) for theirs, ours in NAMES.items()}
+    told |= {theirs: told.pop(ours) for ours, theirs in OURS.items()}
     theirs = {ours: theirs for theirs, ours in STAGES.items()}
     never = [*params.suppress_tokens]
     never += [eos.token_id] if params.ignore_eos and eos is not None else []

@@ -7,16 +7,12 @@ from collections.abc import Iterable, Sequence
 from math import exp, isfinite
 from typing import Any
 
-from pydantic_core import to_json
-
 from pyllama_raw import Delta, FinishReason, Result
 from pyllama_raw.results import LengthLimit, StopString, TokenLogprobs
-from pyllama_raw.serve.asked import Asked, Codec
+from pyllama_raw.serve.asked import Asked
+from pyllama_raw.serve.codec import Codec, timings
 from pyllama_raw.serve.events import event
-from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.native.body import NativeBody, settings
-from pyllama_raw.serve.native.prompts import ReadPrompt
-from pyllama_raw.serve.timings import timings
 
 NO_SLOT = -1  # the engine may move a request while it runs
 
@@ -24,16 +20,11 @@ NO_SLOT = -1  # the engine may move a request while it runs
 class NativeCodec(Codec):
     """Writes the answer to one or more prompts; output *index* counts through all."""
 
-    def __init__(
-        self, asked: Asked, prompts: Sequence[ReadPrompt], body: NativeBody
-    ) -> None:
-        self._asked, self._prompts, self._body = asked, prompts, body
+    def __init__(self, asked: Asked, body: NativeBody, texts: Sequence[str]) -> None:
+        self._asked, self._body = asked, body
+        self._texts = texts  # of the prompts
         self._has_output = body.n_most != 0
         self._n_predicted: defaultdict[int, int] = defaultdict(int)
-
-    def begin(self, n_prompt: int) -> bytes:  # noqa: ARG002
-        """Nothing."""
-        return b""
 
     def delta(self, prompt: int, delta: Delta) -> bytes:
         """The new text; with probabilities each token has an event of its own."""
@@ -52,25 +43,17 @@ class NativeCodec(Codec):
                 "stop": False,
                 "id_slot": NO_SLOT,
                 "tokens_predicted": self._n_predicted[index],
-                "tokens_evaluated": len(self._prompts[prompt].tokens),
+                "tokens_evaluated": len(self._asked.prompts[prompt]),
             }
             entries = delta.logprobs[at : at + len(tokens)]
-            frames.append(event(to_json(told | self._probabilities(entries))))
+            frames.append(event(told | self._probabilities(entries)))
         return b"".join(frames)
 
     def ended(self, prompt: int, result: Result) -> bytes:
         """All but the text, which was told."""
         told = self._told(prompt, result) | {"content": "", "tokens": []}
         told.pop("completion_probabilities", None)
-        return event(to_json(self._chosen(told)))
-
-    def failed(self, failure: Failure) -> bytes:
-        """An error after the answer began."""
-        return event(to_json(failure.body()))
-
-    def done(self, results: Sequence[Sequence[Result]]) -> bytes:  # noqa: ARG002
-        """Nothing: each output has told its end."""
-        return b""
+        return event(self._chosen(told))
 
     def whole(self, results: Sequence[Sequence[Result]]) -> Any:
         """An object, or a list of them if there is more than one output."""
@@ -86,19 +69,22 @@ class NativeCodec(Codec):
         if not self._has_output:
             text, tokens = "", ()
         stop, n_prompt = result.finish_detail, result.usage.prompt_tokens
-        n_ctx = self._asked.found.engine.n_ctx_slot
+        asked, engine = self._asked, self._asked.found.engine
+        n_ctx = engine.n_ctx_slot
+        shown = settings(asked.params, engine) | {"stream": asked.streams}
+        shown["lora"] = dict(asked.options.get("adapters") or {})
         told: dict[str, Any] = {
-            "index": prompt * self._asked.params.n + result.index,
+            "index": prompt * asked.params.n + result.index,
             "content": text,
             "tokens": tokens if self._body.return_tokens else [],
             "id_slot": NO_SLOT,
             "stop": True,
-            "model": self._asked.found.name,
+            "model": asked.found.name,
             "tokens_predicted": len(tokens),
             "tokens_evaluated": n_prompt,
             "tokens_cached": result.usage.cached_tokens,
-            "generation_settings": self._settings(),
-            "prompt": self._prompts[prompt].text,
+            "generation_settings": shown,
+            "prompt": self._texts[prompt],
             "has_new_line": "\n" in text,
             "truncated": stop is LengthLimit.SLOT or n_prompt + len(tokens) > n_ctx,
             "stop_type": _stop_type(result),
@@ -106,12 +92,6 @@ class NativeCodec(Codec):
             "timings": timings(result, len(tokens)),
         }
         return told | self._probabilities(result.logprobs)
-
-    def _settings(self) -> dict[str, Any]:
-        asked = self._asked
-        lora = dict(asked.options.get("adapters") or {})
-        told = settings(asked.params, asked.found.engine)
-        return told | {"stream": asked.streams, "lora": lora}
 
     def _probabilities(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         if not entries or not self._has_output:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -50,30 +49,6 @@ TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Mixed = list[TokenId | str]  # of one prompt
 TextObject = PromptString | PromptParts
 Prompts = str | TextObject | list[TokenId | str | TextObject | Mixed]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPrompt:
-    """A prompt as the model gets it."""
-
-    tokens: list[int]
-    text: str
-
-    @classmethod
-    async def of(cls, engine: AsyncEngine, tokens: list[int]) -> ReadPrompt:
-        """With the text that *tokens* stand for."""
-        return cls(tokens, await engine.detokenize(tokens, special=True))
-
-
-async def read_prompts(engine: AsyncEngine, given: Prompts) -> list[ReadPrompt]:
-    """
-    Each of *given*: a list that has a token id is one prompt, other lists are of prompts.
-
-    Raises:
-        Failure, InvalidRequest, PromptTooLong.
-    """
-    each = [await tokens_of(engine, one) for one in prompts_of(given)]
-    return [await ReadPrompt.of(engine, tokens) for tokens in each]
 
 
 def prompts_of(given: Prompts, name: str = "prompt") -> list[Any]:

@@ -1,28 +1,22 @@
-"""`/v1/chat/completions`."""
+"""`/v1/chat/completions`: bodies, and answers of content, reasoning and calls of tools."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 from pydantic_core import to_json
-from starlette.responses import Response
 
 from pyllama_raw import Delta, Result
-from pyllama_raw.results import Operation
-from pyllama_raw.serve.answer import TextAnswer
+from pyllama_raw.replies.parts import CallDelta, Content
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import TextBody, template_variables
-from pyllama_raw.serve.failures import STREAMED, refused
-from pyllama_raw.serve.json import JSON
-from pyllama_raw.serve.openai.chunks import Chunks, reason_of
-from pyllama_raw.serve.openai.logprobs import chat_logprobs
-from pyllama_raw.serve.openai.messages import ChatMessage, take_media
-from pyllama_raw.serve.openai.replies import message_of, told_of
-from pyllama_raw.serve.service import Service
-from pyllama_raw.serve.tools import tool_options
+from pyllama_raw.serve.body import effort_variables, template_variables
+from pyllama_raw.serve.chats import ChatTurns, ConversationBody
+from pyllama_raw.serve.failures import refused
+from pyllama_raw.serve.openai.chunks import Chunks, chat_logprobs, reason_of
+from pyllama_raw.serve.openai.messages import ChatMessage
+from pyllama_raw.serve.tools import tool_call, tool_options
 
 _OF_MESSAGES = ("prompt", "content", "role", "chat messages", "images", "sounds")
 NAMES = {  # of fields, by what the engine calls them
@@ -33,8 +27,10 @@ NAMES = {  # of fields, by what the engine calls them
 }
 
 
-class ChatBody(TextBody):
+class ChatBody(ConversationBody):
     """A chat that is to go on."""
+
+    has_choices: ClassVar[bool] = True
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     """Messages; an answer that has begun may be the last one, and goes on."""
@@ -69,52 +65,15 @@ class ChatBody(TextBody):
     verbose: bool = False
     """Whether a whole answer tells the prompt as the model gets it, in `__verbose`."""
 
-    async def asked(self, service: Service) -> Asked:
-        """As the engine takes it; raises Failure and InvalidSampling."""
-        found = service.find(self.model, Operation.GENERATE)
-        self._check()
-        options = self.options(found, service.config)
-        calling = tool_options(self.tools, self.tool_choice, self.parallel_tool_calls)
-        options.update(calling)  # type: ignore[typeddict-item]
-        options["reply"] = self._is_parsed
-        options["template_kwargs"] = template_variables(
-            self._thinking | (self.chat_template_kwargs or {}),
-            self.add_generation_prompt,
-        )
-        more: dict[str, Any] = {} if self._is_parsed else {"special": True}
-        names = self.names | NAMES
-        if self.max_completion_tokens is not None:
-            more["max_tokens"] = self.max_completion_tokens
-            names["max_tokens"] = "max_completion_tokens"
-        if self.logprobs:
-            more["logprobs"] = self.top_logprobs or 0
-        params = self.params(found, service.config, **more)
-        media = await take_media(self.messages, found.engine, service.config)
-        chat, streams = self.messages, bool(self.stream)
-        return Asked(found, (chat,), params, options, streams, names, media)
-
-    def reasoning_names(self, *, has_alias: bool) -> tuple[str, ...]:
-        """Names of fields of the answer that have the reasoning."""
-        if self.reasoning_format == "none":
-            return ("content",)
-        return ("reasoning_content", *(["reasoning"] if has_alias else []))
-
     @property
-    def _is_parsed(self) -> bool:
-        """Whether the reply is taken apart."""
-        if self.parse_tool_calls is False:
-            return False
-        return self.reasoning_format != "none" or bool(self.tools)
+    def names(self) -> dict[str, str]:
+        """Fields of the body, by what the engine calls them."""
+        newer = {"max_tokens": "max_completion_tokens"}
+        is_newer = self.max_completion_tokens is not None
+        return super().names | NAMES | (newer if is_newer else {})
 
-    @property
-    def _thinking(self) -> dict[str, Any]:
-        """Variables of the template by `reasoning_effort`."""
-        effort = self.reasoning_effort
-        told = {} if effort is None else {"reasoning_effort": effort}
-        return told | ({"enable_thinking": False} if effort == "none" else {})
-
-    def _check(self) -> None:
-        """Raise Failure if something is asked for that is not done."""
+    def chat(self) -> ChatTurns:
+        """The chat. Raises Failure if something is asked for that is not done."""
         if self.top_logprobs is not None and not self.logprobs:
             raise refused("top_logprobs", "it needs logprobs: true")
         last = self.messages[-1]
@@ -125,17 +84,44 @@ class ChatBody(TextBody):
         if self.add_generation_prompt and has_begun:
             reason = "the assistant has begun an answer, which goes on"
             raise refused("add_generation_prompt", reason, "unsupported")
+        return ChatTurns(self.messages)
+
+    def calling(self) -> dict[str, Any]:
+        """Options of the calls of tools. Raises Failure."""
+        return tool_options(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def variables(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        effort = effort_variables(self.reasoning_effort)
+        given = effort | (self.chat_template_kwargs or {})
+        return template_variables(given, self.add_generation_prompt)
+
+    def more(self) -> dict[str, Any]:
+        """Fields of SamplingParams that the dialect has other names for."""
+        told: dict[str, Any] = {}
+        is_as_written = self.reasoning_format == "none" and not self.tools
+        if is_as_written or self.parse_tool_calls is False:
+            told["special"] = True
+        if self.max_completion_tokens is not None:
+            told["max_tokens"] = self.max_completion_tokens
+        if self.logprobs:
+            told["logprobs"] = self.top_logprobs or 0
+        return told
 
 
 class ChatCodec(Chunks):
     """Writes the answer to a chat."""
 
-    def __init__(self, asked: Asked, body: ChatBody, *, has_alias: bool) -> None:
+    def __init__(
+        self, asked: Asked, body: ChatBody, prompt: str | None, *, has_alias: bool
+    ) -> None:
         kind = "chat.completion.chunk" if asked.streams else "chat.completion"
         super().__init__("chatcmpl", kind, asked, with_usage=body.wants_usage)
-        self._reasoning = body.reasoning_names(has_alias=has_alias)
+        names = ("reasoning_content", "reasoning")[: 1 + has_alias]
+        is_apart = body.reasoning_format != "none"
+        self._reasoning = names if is_apart else ("content",)
         self._lists = asked.params.logprobs is not None
-        self.prompt: str | None = None  # that a whole answer tells
+        self._verbose = {} if prompt is None else {"__verbose": {"prompt": prompt}}
 
     def begin(self, n_prompt: int) -> bytes:  # noqa: ARG002
         """The role of each output."""
@@ -144,7 +130,7 @@ class ChatCodec(Chunks):
 
     def delta(self, prompt: int, delta: Delta) -> bytes:  # noqa: ARG002 - there is one
         """The new parts; log-probabilities are those of all tokens since the last ones."""
-        told: list[dict[str, Any]] = [*told_of(delta, self._reasoning)]
+        told: list[dict[str, Any]] = [*_told_of(delta, self._reasoning)]
         logprobs = b""
         if self._lists and delta.logprobs:
             logprobs = b'"logprobs":%b,' % to_json(chat_logprobs(delta.logprobs))
@@ -166,40 +152,48 @@ class ChatCodec(Chunks):
         choices = [
             {
                 "index": result.index,
-                "message": message_of(result, self._reasoning),
+                "message": _message_of(result, self._reasoning),
                 "logprobs": chat_logprobs(result.logprobs) if self._lists else None,
                 **reason_of(result),
             }
             for result in results[0]
         ]
-        told = self.answer(choices, results)
-        return (
-            told
-            if self.prompt is None
-            else told | {"__verbose": {"prompt": self.prompt}}
-        )
+        return self.answer(choices, results) | self._verbose
 
 
-def routes(service: Service) -> APIRouter:
-    """Endpoints of chats."""
-    router = APIRouter(tags=["chat"], responses=STREAMED)
+def _told_of(delta: Delta, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """
+    Objects `delta` of a stream, one for each part.
 
-    @router.post("/v1/chat/completions")
-    @router.post("/chat/completions", include_in_schema=False)
-    async def chat(body: ChatBody) -> Response:
-        """Go on with a chat."""
-        asked = await body.asked(service)
-        codec = ChatCodec(asked, body, has_alias=service.config.reasoning_alias)
-        if body.verbose:
-            codec.prompt = await asked.shown()
-        return TextAnswer(service, asked, codec)
+    The name of a call comes once and before its arguments, because clients add texts up.
 
-    @router.post("/v1/chat/completions/input_tokens")
-    @router.post("/chat/completions/input_tokens", include_in_schema=False)
-    async def input_tokens(body: ChatBody) -> Response:
-        """Count the tokens that a chat has as a prompt."""
-        asked = await body.asked(service)
-        told = {"object": "response.input_tokens", "input_tokens": await asked.count()}
-        return JSON(told)
+    Args:
+        names: of fields that have the reasoning.
+    """
+    if not delta.parts and delta.text:  # it is not taken apart
+        yield {"content": delta.text}
+    for part in delta.parts:
+        if not isinstance(part, CallDelta):
+            is_content = isinstance(part, Content)
+            yield dict.fromkeys(("content",) if is_content else names, part.text)
+            continue
+        if part.name is not None:
+            begun = tool_call(part.id, part.name, "")
+            yield {"tool_calls": [{"index": part.index, **begun}]}
+        if part.arguments:
+            more = {"index": part.index, "function": {"arguments": part.arguments}}
+            yield {"tool_calls": [more]}
 
-    return router
+
+def _message_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
+    """The whole message; *names* are those of fields that have the reasoning."""
+    told: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
+    if result.reasoning:
+        told |= dict.fromkeys(names, result.reasoning)
+    told["content"] += result.text
+    if result.tool_calls:
+        told["content"] = told["content"] or None
+        told["tool_calls"] = [
+            tool_call(call.id, call.name, call.arguments) for call in result.tool_calls
+        ]
+    return told

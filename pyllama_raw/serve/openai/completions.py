@@ -1,26 +1,38 @@
-"""`/v1/completions`: texts and token ids that are to go on."""
+"""
+`/v1/completions`: texts and token ids that are to go on, and answers.
+
+The log-probabilities of a prompt are known at the end. So an answer that begins with them comes
+in one event, also in a stream.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from fastapi import APIRouter
 from pydantic import Field, Strict
-from starlette.responses import Response
+from pydantic_core import to_json
 
-from pyllama_raw import AsyncEngine, Prompt
-from pyllama_raw.results import Operation
-from pyllama_raw.serve.answer import TextAnswer
+from pyllama_raw import AsyncEngine, Delta, FinishReason, Prompt, Result
+from pyllama_raw.results import Operation, TokenLogprobs
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
-from pyllama_raw.serve.failures import STREAMED, refused
-from pyllama_raw.serve.openai.completion_codec import CompletionCodec, Echo
+from pyllama_raw.serve.failures import refused
+from pyllama_raw.serve.openai.chunks import Chunks, LegacyLogprobs, reason_of
 from pyllama_raw.serve.service import Service
 
 T = TypeVar("T")
 Several = Annotated[list[T], Field(min_length=1, fail_fast=True)]
 TokenIds = Several[Annotated[int, Strict()]]
 GAP = ("prefix", "suffix", "middle")
+
+
+class Echo(NamedTuple):
+    """What an answer says of its prompt; nothing without echo."""
+
+    text: str = ""
+    first: bytes | None = None  # the bytes of its first token
 
 
 class CompletionBody(TextBody):
@@ -44,32 +56,27 @@ class CompletionBody(TextBody):
         if self.max_tokens is None and self.n_predict != -1:
             self.max_tokens = self.n_predict
 
-    async def asked(self, service: Service) -> tuple[Asked, list[Echo]]:
+    async def asked(self, service: Service) -> tuple[Asked, Sequence[Echo]]:
         """As the engine takes it; raises Failure and PyllamaError."""
         found = service.find(self.model, Operation.GENERATE)
         if self.best_of not in (None, self.n or 1):
             reason = "outputs are not compared: give n, or the same number"
             raise refused("best_of", reason, "unsupported")
-        more: dict[str, Any] = (
-            {} if self.logprobs is None else {"logprobs": self.logprobs}
-        )
+        more: dict[str, Any] = {}
+        if self.logprobs is not None:
+            more["logprobs"] = self.logprobs
         if self.echo:
             more["prompt_logprobs"] = self.logprobs
             if self.max_tokens == 0:
                 more["max_tokens"] = 1  # the engine makes one at least
         params = self.params(found, service.config, **more)
-        told = [await self._told(found.engine, prompt) for prompt in self._prompts()]
-        prompts, echoes = (
-            tuple(prompt for prompt, _ in told),
-            [echo for _, echo in told],
-        )
+        given = self.prompt
+        is_one = isinstance(given, str) or isinstance(given[0], int)
+        several: Any = [given] if is_one else given
+        told = [await self._told(found.engine, prompt) for prompt in several]
+        prompts, echoes = zip(*told, strict=True)
         options, streams = self.options(found, service.config), bool(self.stream)
         return Asked(found, prompts, params, options, streams, self.names), echoes
-
-    def _prompts(self) -> list[Any]:
-        given = self.prompt
-        one = isinstance(given, str) or isinstance(given[0], int)
-        return [given] if one else list(given)
 
     async def _told(self, engine: AsyncEngine, prompt: Any) -> tuple[Prompt, Echo]:
         """*prompt* for the engine, and what is told of it."""
@@ -89,27 +96,86 @@ class CompletionBody(TextBody):
             raise refused("suffix", reason, "unsupported")
         tokens = [vocab.bos.token_id] if vocab.adds_bos and vocab.bos else []
         for name, text in zip(GAP, (prompt, suffix, ""), strict=True):
-            tokens.append(vocab.fill[name].token_id)
-            tokens += await engine.tokenize(
+            of_text = await engine.tokenize(
                 text, add_special=False, parse_special=False
             )
+            tokens += [vocab.fill[name].token_id, *of_text]
         return tokens
 
 
-def routes(service: Service) -> APIRouter:
-    """Endpoints of completions."""
-    router = APIRouter(tags=["completions"], responses=STREAMED)
+class CompletionCodec(Chunks):
+    """
+    Writes the answer to a completion. Choices count the outputs of all prompts.
 
-    @router.post("/v1/completions")
-    async def completions(body: CompletionBody) -> Response:
-        """Go on with texts."""
-        asked, echoes = await body.asked(service)
-        codec = CompletionCodec(
-            asked,
-            echoes,
-            shows_output=body.max_tokens != 0,
-            with_usage=body.wants_usage,
-        )
-        return TextAnswer(service, asked, codec)
+    Args:
+        echoes: of each prompt.
+    """
 
-    return router
+    def __init__(
+        self, asked: Asked, body: CompletionBody, echoes: Sequence[Echo]
+    ) -> None:
+        usage = body.wants_usage
+        super().__init__("cmpl", "text_completion", asked, with_usage=usage)
+        self._echoes, self._has_output = echoes, body.max_tokens != 0
+        self._lists = asked.params.logprobs is not None
+        scores = asked.params.prompt_logprobs is not None
+        self._waits = scores or not self._has_output
+        self._unsaid = [echo.text for echo in echoes for _ in range(self._n)]
+        self._listed = [LegacyLogprobs() for _ in self._unsaid]
+        self._scores: dict[int, tuple[TokenLogprobs, ...]] = {}  # by prompt
+
+    def delta(self, prompt: int, delta: Delta) -> bytes:
+        """The new text."""
+        if self._waits:
+            return b""
+        index = prompt * self._n + delta.index
+        logprobs = self._listed[index].take(delta.logprobs) if self._lists else None
+        told = b'"text":%b,"logprobs":%b,"finish_reason":null'
+        text = to_json(self._say(index) + delta.text)
+        return self.frame(index, told % (text, to_json(logprobs)))
+
+    def ended(self, prompt: int, result: Result) -> bytes:
+        """Why an output ended; all of it, if it waited."""
+        told = self._choice(prompt, result)
+        if not self._waits:
+            told |= {"text": self._say(told["index"]), "logprobs": None}
+        return self.frame(told.pop("index"), to_json(told)[1:-1])
+
+    def whole(self, results: Sequence[Sequence[Result]]) -> dict[str, Any]:
+        """The answer at once."""
+        choices = [
+            self._choice(prompt, result)
+            for prompt, of_prompt in enumerate(results)
+            for result in of_prompt
+        ]
+        return self.answer(choices, results)
+
+    def answer(
+        self, choices: list[dict[str, Any]], results: Sequence[Sequence[Result]]
+    ) -> dict[str, Any]:
+        """An object with *choices* and the counts of what is shown."""
+        shown = [list(map(self._shown, each)) for each in results]
+        return super().answer(choices, shown)
+
+    def _say(self, index: int) -> str:
+        text, self._unsaid[index] = self._unsaid[index], ""
+        return text
+
+    def _choice(self, prompt: int, result: Result) -> dict[str, Any]:
+        result, echo = self._shown(result), self._echoes[prompt]
+        logprobs, text = None, echo.text + result.text
+        if self._lists:  # only the first output has the scores of the prompt
+            scores = self._scores.setdefault(prompt, result.prompt_logprobs)
+            shown = None if echo.first is None else text
+            entries = (*scores, *result.logprobs)
+            logprobs = LegacyLogprobs(echo.first).take(entries, shown)
+        index = prompt * self._n + result.index
+        told = {"index": index, "text": text, "logprobs": logprobs}
+        return told | reason_of(result)
+
+    def _shown(self, result: Result) -> Result:
+        """*result* without an output that nobody wanted."""
+        if self._has_output:
+            return result
+        reason, counts = FinishReason.LENGTH, replace(result.usage, completion_tokens=0)
+        return replace(result, text="", logprobs=(), finish_reason=reason, usage=counts)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Required
 from urllib.parse import unquote
 
@@ -26,7 +25,6 @@ from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.fetch import fetch
 
-NO_PLACES: Mapping[tuple[int, int], str] = MappingProxyType({})
 TEXTS = ("text", "refusal")
 MEDIA = {  # the engine's name of a part, and where its data is
     "image_url": ("image", "url"),
@@ -55,7 +53,7 @@ async def take_media(
     messages: Sequence[ChatMessage],
     engine: AsyncEngine,
     config: ServeConfig,
-    places: Mapping[tuple[int, int], str] = NO_PLACES,
+    places: Mapping[tuple[int, int], str],
 ) -> list[str]:
     """
     Put bytes in place of addresses and of data in base64; the places that have them.

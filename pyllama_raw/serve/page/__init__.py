@@ -12,51 +12,36 @@ from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from starlette.responses import HTMLResponse, Response
 
 from pyllama_raw.serve.service import Service
 
+POLICY = (
+    "default-src 'none'; img-src data:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
 HTML = Path(__file__).with_name("index.html").read_text("utf-8")
 
 
-def routes(service: Service) -> APIRouter:  # noqa: ARG001 - the page asks the API
-    """The endpoint of the page; it needs no key."""
-    router = APIRouter(include_in_schema=False)
+def routes(app: FastAPI, service: Service) -> None:  # noqa: ARG001 - the page asks the API
+    """Add the endpoint of the page; it needs no key."""
     headers = {
-        "content-security-policy": _policy(HTML),
+        "content-security-policy": f"{POLICY}; {_allowed('script')}; {_allowed('style')}",
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
     }
 
-    @router.api_route("/", methods=["GET", "HEAD"])
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> Response:
         """A chat, and what the engine does."""
         return HTMLResponse(HTML, headers=headers)
 
-    return router
 
-
-def _policy(html: str) -> str:
-    """The content security policy of *html*."""
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src {_hash(html, 'script')}",
-            f"style-src {_hash(html, 'style')}",
-            "img-src data:",
-            "connect-src 'self'",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-        )
-    )
-
-
-def _hash(html: str, tag: str) -> str:
-    """The text of the only element *tag*, as a policy names it."""
-    [text] = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+def _allowed(tag: str) -> str:
+    """The part of the policy that allows the text of the only element *tag*."""
+    [text] = re.findall(f"<{tag}>(.*?)</{tag}>", HTML, re.DOTALL)
+    digest = b64encode(sha256(text.encode()).digest()).decode()
+    return f"{tag}-src 'sha256-{digest}'"

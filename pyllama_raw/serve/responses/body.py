@@ -6,18 +6,22 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from pyllama_raw.serve.agents import AgentBody, function_tool
-from pyllama_raw.serve.body import HARMLESS, ResponseFormat
-from pyllama_raw.serve.conversation import ChatTurns
+from pyllama_raw.serve.body import (
+    HARMLESS,
+    ResponseFormat,
+    effort_variables,
+    template_variables,
+)
+from pyllama_raw.serve.chats import ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.responses.items import ItemList, conversation_of
-from pyllama_raw.serve.tools import tool_options
+from pyllama_raw.serve.tools import function_tool, tool_options
 
 ABSENT = ("previous_response_id", "conversation", "background", "prompt")
 LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponsesBody(AgentBody):
+class ResponsesBody(ConversationBody):
     """A chat of items that is to go on. All of it is here: nothing is kept."""
 
     harmless: ClassVar[set[str]] = HARMLESS | {
@@ -78,8 +82,7 @@ class ResponsesBody(AgentBody):
         """Options of the calls of tools. Raises Failure."""
         tools = [
             function_tool(
-                tool.get("name"),
-                tool.get("description"),
+                tool,
                 tool.get("parameters"),
                 **({"strict": True} if tool.get("strict") else {}),
             )
@@ -90,10 +93,7 @@ class ResponsesBody(AgentBody):
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
         effort = (self.reasoning or {}).get("effort")
-        if effort is None:
-            return {}
-        off = {"enable_thinking": False} if effort == "none" else {}
-        return {"reasoning_effort": effort} | off
+        return template_variables(effort_variables(effort))
 
     def more(self) -> dict[str, Any]:
         """Fields of SamplingParams that the dialect has other names for."""

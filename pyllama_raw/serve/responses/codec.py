@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from time import time
 from typing import Any
 from uuid import uuid4
 
-from pyllama_raw import Delta, FinishReason, Result
-from pyllama_raw.replies.parts import Part
+from pyllama_raw import FinishReason, Result
+from pyllama_raw.replies.parts import CallDelta, Content, Reasoning
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.blocks import Block, BlockKind, Blocks, blocks_of
+from pyllama_raw.serve.codec import Block, BlockCodec, blocks_of, timings
 from pyllama_raw.serve.events import named_event
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.responses.body import ResponsesBody
-from pyllama_raw.serve.timings import timings
 
-IDS = {BlockKind.TEXT: "msg", BlockKind.REASONING: "rs", BlockKind.CALL: "fc"}
+IDS = {Content: "msg", Reasoning: "rs", CallDelta: "fc"}
 EVENTS = {  # of the text of a block
-    BlockKind.TEXT: "response.output_text",
-    BlockKind.REASONING: "response.reasoning_text",
-    BlockKind.CALL: "response.function_call_arguments",
+    Content: "response.output_text",
+    Reasoning: "response.reasoning_text",
+    CallDelta: "response.function_call_arguments",
 }
 
 
-class ResponsesCodec:
+class ResponsesCodec(BlockCodec):
     """Writes one answer."""
 
     def __init__(self, asked: Asked, body: ResponsesBody) -> None:
+        super().__init__()
         self._response = _response(asked, body)
         self._key = uuid4().hex  # of the ids of items
-        self._blocks = Blocks()
         self._n_events = 0
 
     def begin(self, n_prompt: int) -> bytes:  # noqa: ARG002 - usage comes at the end
@@ -38,15 +37,6 @@ class ResponsesCodec:
         begun = self._response | {"status": "in_progress"}
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._event(kind, response=begun) for kind in kinds)
-
-    def delta(self, prompt: int, delta: Delta) -> bytes:  # noqa: ARG002 - there is one
-        """What is new in the items."""
-        return b"".join(self._frames(delta.parts))
-
-    def ended(self, prompt: int, result: Result) -> bytes:  # noqa: ARG002
-        """The end of the last item."""
-        blocks = self._blocks.all
-        return self._close(blocks[-1], _status(result)) if blocks else b""
 
     def failed(self, failure: Failure) -> bytes:
         """An error after the answer began."""
@@ -57,7 +47,7 @@ class ResponsesCodec:
     def done(self, results: Sequence[Sequence[Result]]) -> bytes:
         """All of the response."""
         result = results[0][0]
-        response = self._whole(result, self._blocks.all)
+        response = self._whole(result, self._blocks)
         times = timings(result, result.usage.completion_tokens)
         kind = f"response.{response['status']}"
         return self._event(kind, response=response, timings=times)
@@ -70,7 +60,7 @@ class ResponsesCodec:
     def _whole(self, result: Result, blocks: Sequence[Block]) -> dict[str, Any]:
         status = _status(result)
         ends = ["completed" for _ in blocks[1:]] + [status]
-        items = map(self._item, blocks, ends)
+        items = map(self._item, blocks, ends, (block.text for block in blocks))
         told = {"status": status, "output": list(items), "usage": _usage(result)}
         if status == "completed":
             return self._response | told | {"completed_at": int(time())}
@@ -84,79 +74,66 @@ class ResponsesCodec:
         self._n_events += 1
         return named_event(kind, sequence_number=self._n_events - 1, **fields)
 
-    def _frames(self, parts: Iterable[Part]) -> Iterator[bytes]:
-        for block, text, begins in self._blocks.take(parts):
-            if begins:
-                if block.index:
-                    yield self._close(self._blocks.all[block.index - 1], "completed")
-                yield self._open(block)
-            if text:
-                is_text = block.kind is BlockKind.TEXT
-                more: dict[str, Any] = {"logprobs": []} if is_text else {}
-                kind = f"{EVENTS[block.kind]}.delta"
-                yield self._event(kind, **self._place(block), delta=text, **more)
-
     def _open(self, block: Block) -> bytes:
-        empty = Block(block.kind, block.index, block.call_id, block.name)
-        item = self._item(empty, "in_progress")
-        if block.kind is not BlockKind.CALL:
+        item, is_call = self._item(block, "in_progress", ""), block.kind is CallDelta
+        if not is_call:
             item["content"] = []
         kind = "response.output_item.added"
         frames = self._event(kind, output_index=block.index, item=item)
-        if block.kind is BlockKind.CALL:
+        if is_call:
             return frames
-        place, part = self._place(block), _part(empty)
+        place, part = self._place(block), _part(block, "")
         return frames + self._event("response.content_part.added", **place, part=part)
 
-    def _close(self, block: Block, status: str) -> bytes:
+    def _grow(self, block: Block, text: str) -> bytes:
+        kind, more = f"{EVENTS[block.kind]}.delta", _no_logprobs(block)
+        return self._event(kind, **self._place(block), delta=text, **more)
+
+    def _close(self, block: Block, result: Result | None = None) -> bytes:
         place, text = self._place(block), block.text
-        kind = f"{EVENTS[block.kind]}.done"
-        more: dict[str, Any]
-        match block.kind:
-            case BlockKind.CALL:
-                more = {"name": block.name, "arguments": text}
-            case BlockKind.TEXT:
-                more = {"text": text, "logprobs": []}
-            case _:
-                more = {"text": text}
-        frames = self._event(kind, **place, **more)
-        if block.kind is not BlockKind.CALL:
+        more: dict[str, Any] = {"text": text} | _no_logprobs(block)
+        if block.kind is CallDelta:
+            more = {"name": block.name, "arguments": text}
+        frames = self._event(f"{EVENTS[block.kind]}.done", **place, **more)
+        if block.kind is not CallDelta:
             kind = "response.content_part.done"
-            frames += self._event(kind, **place, part=_part(block))
-        item = self._item(block, status)
+            frames += self._event(kind, **place, part=_part(block, text))
+        item = self._item(block, _status(result), text)
         kind = "response.output_item.done"
         return frames + self._event(kind, output_index=block.index, item=item)
 
     def _place(self, block: Block) -> dict[str, Any]:
         place = {"item_id": self._id(block), "output_index": block.index}
-        return place if block.kind is BlockKind.CALL else place | {"content_index": 0}
+        return place if block.kind is CallDelta else place | {"content_index": 0}
 
     def _id(self, block: Block) -> str:
         return f"{IDS[block.kind]}_{self._key}{block.index:04x}"
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
+    def _item(self, block: Block, status: str, text: str) -> dict[str, Any]:
         told: dict[str, Any] = {"id": self._id(block), "status": status}
-        match block.kind:
-            case BlockKind.TEXT:
-                more = {"role": "assistant", "content": [_part(block)]}
-                return told | {"type": "message"} | more
-            case BlockKind.REASONING:
-                more = {"summary": [], "content": [_part(block)]}
-                return told | {"type": "reasoning"} | more
-        call = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
-        return told | {"type": "function_call"} | call
+        if block.kind is CallDelta:
+            call = {"call_id": block.call_id, "name": block.name, "arguments": text}
+            return told | {"type": "function_call"} | call
+        told["content"] = [_part(block, text)]
+        if block.kind is Reasoning:
+            return told | {"type": "reasoning", "summary": []}
+        return told | {"type": "message", "role": "assistant"}
 
 
-def _part(block: Block) -> dict[str, Any]:
-    if block.kind is BlockKind.REASONING:
-        return {"type": "reasoning_text", "text": block.text}
+def _no_logprobs(block: Block) -> dict[str, Any]:
+    return {"logprobs": []} if block.kind is Content else {}
+
+
+def _part(block: Block, text: str) -> dict[str, Any]:
+    if block.kind is Reasoning:
+        return {"type": "reasoning_text", "text": text}
     more: dict[str, Any] = {"annotations": [], "logprobs": []}
-    return {"type": "output_text", "text": block.text} | more
+    return {"type": "output_text", "text": text} | more
 
 
-def _status(result: Result) -> str:
-    is_whole = result.finish_reason is FinishReason.STOP
-    return "completed" if is_whole else "incomplete"
+def _status(result: Result | None) -> str:
+    is_cut = result is not None and result.finish_reason is not FinishReason.STOP
+    return "incomplete" if is_cut else "completed"
 
 
 def _usage(result: Result) -> dict[str, Any]:

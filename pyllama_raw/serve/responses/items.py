@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from pyllama_raw.serve.conversation import ChatTurns, PlacedPart
-from pyllama_raw.serve.failures import Failure, refused
+from pyllama_raw.serve.chats import ChatTurns, PlacedPart, text_of, unknown
+from pyllama_raw.serve.failures import refused
 
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text"}
 TEXTS |= {"refusal": "refusal", "summary_text": "text", "reasoning_text": "text"}
@@ -37,11 +37,9 @@ def conversation_of(instructions: str | None, given: str | ItemList) -> ChatTurn
     """The chat. Raises Failure."""
     chat = ChatTurns()
     if instructions:
-        text = {"type": "text", "text": instructions}
-        chat.say("system", [PlacedPart(text, "instructions")], "instructions")
+        chat.say("system", _parts(instructions, "instructions"), "instructions")
     if isinstance(given, str):
-        text = {"type": "text", "text": given}
-        chat.say("user", [PlacedPart(text, "input")], "input")
+        chat.say("user", _parts(given, "input"), "input")
         return chat
     for i, item in enumerate(given):
         _add(chat, item, f"input[{i}]")
@@ -68,7 +66,7 @@ def _add(chat: ChatTurns, item: Any, place: str) -> None:
             parts = _parts(item.get("output") or "", f"{place}.output")
             chat.say("tool", parts, place, tool_call_id=item.get("call_id"))
         case kind:
-            raise _unknown(kind, place)
+            raise unknown(kind, place)
 
 
 def _message(chat: ChatTurns, item: Any, place: str) -> None:
@@ -92,7 +90,7 @@ def _joined(content: Any, place: str) -> str:
 def _parts(content: str | Sequence[Any], place: str) -> Iterator[PlacedPart]:
     """Texts, images and sounds. Raises Failure."""
     if isinstance(content, str):
-        yield PlacedPart({"type": "text", "text": content}, place)
+        yield PlacedPart.of_text(content, place)
         return
     if not isinstance(content, list | tuple):
         raise refused(place, "give text or a list of parts")
@@ -104,16 +102,9 @@ def _parts(content: str | Sequence[Any], place: str) -> Iterator[PlacedPart]:
 
 def _part(part: Any, kind: object, place: str) -> dict[str, Any]:
     if isinstance(kind, str) and kind in TEXTS:
-        text = part.get(TEXTS[kind])
-        if not isinstance(text, str):
-            raise refused(f"{place}.{TEXTS[kind]}", "give text")
-        return {"type": "text", "text": text}
+        return {"type": "text", "text": text_of(part, TEXTS[kind], place)}
     if kind == "input_image" and part.get("file_id") is None:
         return {"type": "image_url", "image_url": part.get("image_url")}
     if kind == "input_audio":
         return {"type": "input_audio", "input_audio": part.get("input_audio")}
-    raise _unknown(kind, place)
-
-
-def _unknown(kind: object, place: str) -> Failure:
-    return refused(place, f"{kind!r} is nothing that is known here", "unsupported")
+    raise unknown(kind, place)

@@ -1,0 +1,185 @@
+"""
+Chats that are to go on, whatever the form in which a client sends them.
+
+Rules:
+1. What an assistant thinks, says and calls in one turn is one message, as the model wrote it:
+   so the prompt of the next turn begins as the last one went on.
+2. The positions of tokens that marks in a chat stand for are found by text: a prefix is
+   rendered alone and compared with the whole. What both begin with is the same in the next
+   prompt, too.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, ClassVar, NamedTuple, Self
+
+from pyllama_raw import PyllamaError
+from pyllama_raw.results import Operation
+from pyllama_raw.serve.asked import Asked
+from pyllama_raw.serve.body import TextBody
+from pyllama_raw.serve.failures import Failure, refused
+from pyllama_raw.serve.openai.messages import ChatMessage, take_media
+from pyllama_raw.serve.service import Service
+from pyllama_raw.serve.tools import tool_call
+
+MAX_MARKS = 4
+PROBE = {"role": "user", "content": "\N{REPLACEMENT CHARACTER}"}
+
+
+class PlacedPart(NamedTuple):
+    """A part of a message as chats have it, and its place in the body."""
+
+    part: dict[str, Any]
+    place: str
+
+    @classmethod
+    def of_text(cls, text: str, place: str) -> Self:
+        """A text."""
+        return cls({"type": "text", "text": text}, place)
+
+
+@dataclass(eq=False)
+class ChatTurns:
+    """Messages, with the places that they come from."""
+
+    messages: list[ChatMessage] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)  # of messages in the body
+    places: dict[tuple[int, int], str] = field(default_factory=dict)  # of their parts
+    marks: set[int] = field(default_factory=set)  # ends of what is worth to be kept
+
+    def say(
+        self, role: str, parts: Iterable[PlacedPart], origin: str, **fields: Any
+    ) -> None:
+        """Add a message; a text alone stays one."""
+        at, listed = len(self.messages), list(parts)
+        content: Any = [part for part, _ in listed]
+        if len(content) == 1 and content[0]["type"] == "text":
+            content = content[0]["text"]
+        else:
+            self.places |= {(at, j): place for j, (_, place) in enumerate(listed)}
+        message: Any = {"role": role, "content": content, **fields}
+        self.messages.append(message)
+        self.origins.append(origin)
+
+    def think(self, text: str, origin: str) -> None:
+        """The assistant thinks before it says or calls something."""
+        message = self._open(origin, before=("content", "tool_calls"))
+        message["reasoning_content"] = message.get("reasoning_content", "") + text
+
+    def write(self, text: str, origin: str) -> None:
+        """The assistant says something."""
+        message = self._open(origin)
+        message["content"] = (message["content"] or "") + text
+
+    def call(self, call_id: Any, name: Any, arguments: Any, origin: str) -> None:
+        """The assistant calls a tool."""
+        call = tool_call(call_id, name, arguments)
+        self._open(origin).setdefault("tool_calls", []).append(call)
+
+    def mark(self, blocks: Iterable[Mapping[str, Any]]) -> None:
+        """If one of the *blocks* says so, all messages until now are worth to be kept."""
+        if self.messages and any(block.get("cache_control") for block in blocks):
+            self.marks.add(len(self.messages))
+
+    def _open(self, origin: str, before: tuple[str, ...] = ()) -> Any:
+        """
+        The assistant's message at the end; a new one if there is none, or it has more than
+        what comes *before* those fields.
+        """
+        last: Any = self.messages[-1] if self.messages else {"role": ""}
+        if last["role"] != "assistant" or any(last.get(name) for name in before):
+            self.say("assistant", (), origin)
+            last = self.messages[-1]
+            last["content"] = ""
+        return last
+
+
+def text_of(block: Mapping[str, Any], name: str, place: str) -> str:
+    """The field *name* of a block at *place*. Raises Failure if it is no text."""
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise refused(f"{place}.{name}", "give text")
+    return value
+
+
+def unknown(kind: object, place: str) -> Failure:
+    """The mistake of a client that sends something of this *kind*."""
+    return refused(place, f"{kind!r} is nothing that is known here", "unsupported")
+
+
+class ConversationBody(TextBody):
+    """A chat that is to go on."""
+
+    has_choices: ClassVar[bool] = False  # it may have several outputs
+
+    @abstractmethod
+    def chat(self) -> ChatTurns:
+        """The chat. Raises Failure."""
+
+    @abstractmethod
+    def calling(self) -> dict[str, Any]:
+        """Options of the calls of tools. Raises Failure."""
+
+    @abstractmethod
+    def variables(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+
+    @abstractmethod
+    def more(self) -> dict[str, Any]:
+        """Fields of SamplingParams that the dialect has other names for."""
+
+    async def asked(self, service: Service) -> Asked:
+        """As the engine takes it; raises Failure and InvalidSampling."""
+        found, config = service.find(self.model, Operation.GENERATE), service.config
+        if self.n not in (None, 1) and not self.has_choices:
+            raise refused("n", "an answer has one output", "unsupported")
+        chat = self.chat()
+        options = self.options(found, config) | self.calling()
+        options["template_kwargs"] = self.variables()
+        more = self.more()
+        options["reply"] = "special" not in more  # else the text stays as it is written
+        params = self.params(found, config, **more)
+        media = await take_media(chat.messages, found.engine, config, chat.places)
+        asked = Asked(
+            found=found,
+            prompts=(chat.messages,),
+            params=params,
+            options=options,
+            streams=bool(self.stream),
+            names=self.names,
+            media=media,
+            origins=chat.origins,
+        )
+        if points := await _points_of(chat, asked):
+            options["cache_points"] = points
+        return asked
+
+
+async def _points_of(chat: ChatTurns, asked: Asked) -> tuple[int, ...]:
+    """The end of each marked prefix; none where the cache needs no such places."""
+    engine, options = asked.found.engine, asked.of_chat
+    if not chat.marks or engine.info.can_cut:
+        return ()
+    points: set[int] = set()
+    try:
+        whole = await engine.tokenize(chat.messages, **options)
+    except PyllamaError:  # the request itself says what is wrong
+        return ()
+    variables = options["template_kwargs"] | {"add_generation_prompt": False}
+    options["template_kwargs"] = variables
+    for mark in sorted(chat.marks)[-MAX_MARKS:]:
+        prefix: list[Any] = [*chat.messages[:mark]]
+        if prefix[-1]["role"] == "system":  # many templates want a user's message
+            prefix.append(PROBE)
+        try:
+            tokens = await engine.tokenize(prefix, **options)
+            pairs = zip(whole, tokens, strict=False)
+            same = takewhile(lambda pair: pair[0] == pair[1], pairs)
+            points.add(sum(1 for _ in same))
+        except PyllamaError:  # the template takes no such chat
+            continue
+    return tuple(sorted(points - {0}))
