@@ -106,7 +106,7 @@ class Facts(Owner):
             **times,
             **media,
             state=self.state,
-            watcher_faults=self._thread.n_watcher_faults,
+            watcher_faults=self._thread.loop.driver.watchers.n_faults,
             queue_s=self.queue_s,
         )
 
@@ -117,7 +117,7 @@ class Facts(Owner):
 
         0 while a slot is free, None before any request has ended.
         """
-        return self._thread.queue_s
+        return self._thread.loop.pace.queue_s
 
     def health(self, stall_s: float = STALL_S) -> Health:
         """

@@ -194,7 +194,7 @@ class Sessions:
         with self._lock:
             self.check_open()
             old, self.current, self._state = self.current, session, None
-            old.thread.replace()
+            old.thread.loop.is_replaced = True
             for watcher in self._watchers:
                 session.thread.watch(watcher)
             if not old.thread.gone.done():

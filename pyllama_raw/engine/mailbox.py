@@ -1,4 +1,4 @@
-"""Commands from any thread to the engine thread, in the order they were posted."""
+"""Commands from any thread to the engine thread: functions, in the order they were posted."""
 
 from __future__ import annotations
 
@@ -10,57 +10,34 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from pyllama_raw.core.step import Fetched, Written
-from pyllama_raw.engine.requests import OpenRequest
+LINGER_S = 5e-4  # silence that ends a burst
+BURST_S = 1e-2  # longest wait for its end
 
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Queue requests of one stream, all or none."""
-
-    opened: tuple[OpenRequest, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """End a request; unknown ids are ignored."""
-
-    request_id: int
+Command = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """Run a function between two steps."""
+    """A function whose answer somebody waits for."""
 
     function: Callable[[], Any]
     answer: Future[Any] = field(default_factory=Future)
 
+    def __call__(self) -> None:
+        """Run the function, unless whoever asked has left."""
+        if not self.answer.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.function()
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(result)
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """All rows of a request are there, or an encode of it has failed."""
-
-    request_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """End every request, with *drains* once it is done; then free everything."""
-
-    drains: bool
-
-
-Command = Submit | Cancel | Errand | Encoded | Written | Fetched | Close
-
-
-def fail(answer: Future[Any], error: BaseException) -> None:
-    """Answer by *error*, unless whoever asked has left."""
-    if answer.set_running_or_notify_cancel():
-        answer.set_exception(error)
-
-
-LINGER_S = 5e-4  # silence that ends a burst
-BURST_S = 1e-2  # longest wait for its end
+    def refuse(self, error: BaseException) -> None:
+        """Answer by *error*, unless there is an answer or nobody waits for it."""
+        if not self.answer.done() and self.answer.set_running_or_notify_cancel():
+            self.answer.set_exception(error)
 
 
 class Mailbox:

@@ -12,9 +12,10 @@ MAX_ENDS = 32  # requests that the pace is taken from
 
 
 class Pace(Watcher):
-    """Notes how long requests had a slot. Any thread may ask."""
+    """Notes how long requests had one of *n_slots*. Any thread may ask."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened: OpenRequests, n_slots: int) -> None:
+        self._opened, self._n_slots = opened, n_slots
         self._held_s: deque[float] = deque(maxlen=MAX_ENDS)
 
     def ended(self, request: Request, end: Finished) -> None:  # noqa: ARG002
@@ -22,18 +23,19 @@ class Pace(Watcher):
         if end.timings.admitted is not None:
             self._held_s.append(end.timings.finished - end.timings.admitted)
 
-    def queue_s(self, opened: OpenRequests, n_slots: int) -> float | None:
+    @property
+    def queue_s(self) -> float | None:
         """
         Seconds until a request that comes now has a slot, as an estimate.
 
         It is 0 while a slot is free, and None before any request has ended.
         """
-        n_open = len(opened)
-        if n_open < n_slots:
+        n_open = len(self._opened)
+        if n_open < self._n_slots:
             return 0.0
         held_s = tuple(self._held_s)
         if not held_s:
             return None
-        n_waiting = sum(each.waits_since is not None for each in opened.all())
+        n_waiting = sum(each.waits_since is not None for each in self._opened.all())
         n_running = max(n_open - n_waiting, 1)  # fewer than slots if cells are scarce
         return (n_waiting + 1) * sum(held_s) / len(held_s) / n_running
