@@ -55,7 +55,7 @@ class Supervisor:
             return False
         self._ended = session
         session.parts.logs.share()  # the next one goes on with them
-        self._sessions.hold()
+        self._sessions.hold("the engine had ended by itself and was opened again")
         self._sessions.tell(EngineState.LOADING)
         return True
 
