@@ -25,10 +25,9 @@ from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.fingerprint import fingerprint
 from pyllama_raw.engine.kept import KeptMemory
-from pyllama_raw.engine.lanes import Lanes
+from pyllama_raw.engine.lanes import Lanes, refusal
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
-from pyllama_raw.engine.placement import refusal
 from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.engine.probe import expected_kind
 from pyllama_raw.engine.restarts import Restarts

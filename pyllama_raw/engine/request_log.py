@@ -10,15 +10,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pyllama_raw.core.namespace import Adapted, Private
 from pyllama_raw.core.request import Finished, Request, Value
-from pyllama_raw.engine.record_log import MAX_RECORDS, RecordLog
-from pyllama_raw.engine.warm_up import warms_up
+from pyllama_raw.engine.records import MAX_RECORDS, RecordLog
 
 BLOCK = 16  # tokens of a hash_id
 ID_BYTES = 6  # every JSON reader keeps so many exactly
+# As policy_data: a request that only warms an engine up. Logs have it, and what is fitted or
+# replayed leaves it out.
+WARM_UP: Mapping[str, Value] = MappingProxyType({"warm_up": True})
+
+
+def warms_up(policy_data: Mapping[str, Value] | None) -> bool:
+    """Whether the request that has *policy_data* does not count."""
+    return policy_data is not None and policy_data.get("warm_up") is True
 
 
 class RequestRecord(NamedTuple):

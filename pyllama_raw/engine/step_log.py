@@ -13,7 +13,7 @@ from pyllama_raw.core.step import (
     StepPlan,
     StepResult,
 )
-from pyllama_raw.engine.record_log import RecordLog
+from pyllama_raw.engine.records import RecordLog
 from pyllama_raw.engine.watcher import StepRecord
 
 
