@@ -163,17 +163,21 @@ def _open_alone(path: Path, start: bytes) -> IO[str]:
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8")
     try:
-        if not S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ConfigError(f"{path} is no regular file: name a file for the log")
         flock(file, LOCK_EX | LOCK_NB)
-        found = os.pread(file.fileno(), len(start), 0)
-        if found != start[: len(found)]:
-            raise ConfigError(
-                f"{path} has something else than such a log, it begins with {found!r}: "
-                "name another file, or delete it"
-            )
+        _check(file.fileno(), path, start)
         file.truncate(0)
     except BaseException:
         file.close()
         raise
     return file
+
+
+def _check(file: int, path: Path, start: bytes) -> None:
+    if not S_ISREG(os.fstat(file).st_mode):
+        raise ConfigError(f"{path} is no regular file: name a file for the log")
+    found = os.pread(file, len(start), 0)
+    if found != start[: len(found)]:
+        raise ConfigError(
+            f"{path} has something else than such a log, it begins with {found!r}: "
+            "name another file, or delete it"
+        )
