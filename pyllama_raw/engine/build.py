@@ -28,7 +28,6 @@ from pyllama_raw.engine.kept import KeptMemory
 from pyllama_raw.engine.lanes import Lanes, refusal
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
-from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.engine.probe import expected_kind
 from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.shared_models import ModelUse
@@ -41,6 +40,7 @@ from pyllama_raw.engine.sources import (
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.engine.state_file import ENTRY_BYTES, INDEX_BYTES
 from pyllama_raw.engine.state_parts import head_bytes, n_parts_of
+from pyllama_raw.engine.telling import PolicyLog
 from pyllama_raw.engine.whole_memory import restored
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native.abort import AbortFlag

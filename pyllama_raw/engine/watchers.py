@@ -62,17 +62,14 @@ class Watchers(Watcher):
             try:
                 getattr(watcher, method)(*arguments)
             except BaseException as error:
-                if isinstance(error, KeyboardInterrupt) and _is_users_thread():
+                if isinstance(error, KeyboardInterrupt) and (
+                    current_thread() is main_thread()  # other threads get none
+                ):
                     raise
                 self.n_faults += 1
                 name = type(watcher).__name__
                 _log.exception("%s raised; it is told nothing more", name)
                 self.discard(watcher)
-
-
-def _is_users_thread() -> bool:
-    """Whether an interrupt is the user's; other threads get none."""
-    return current_thread() is main_thread()
 
 
 def _has(watcher: Watcher, method: str) -> bool:
