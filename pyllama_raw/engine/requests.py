@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduling.admission import Ticket
-from pyllama_raw.engine.adapting import KnownAdapter
+from pyllama_raw.engine.adapters import KnownAdapter
 from pyllama_raw.engine.encoder import RequestEncodes
 from pyllama_raw.engine.request_log import warms_up
 from pyllama_raw.engine.stream import NOBODYS, Stream
