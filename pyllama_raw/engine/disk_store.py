@@ -68,8 +68,8 @@ class DiskStore:
         wait_s: float = sql.WAIT_S,
     ) -> None:
         self.max_bytes = max(max_bytes - INDEX_BYTES, 0)
-        self._index = sql.open_index(directory, wait_s)
-        self._root = self._index.path.parent
+        self._index = sql.StateIndex(directory, wait_s)
+        self._root = self._index.root
         self._fingerprint = fingerprint
         # Changes that wait for the lock; one that is forgotten costs room until it is evicted.
         self._later = deque[tuple[str, bytes]](maxlen=MAX_LATER)
