@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,6 @@ from pyllama_raw.policy import make_policy
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.disk_store import DiskStore
-    from pyllama_raw.engine.media_desk import MediaDesk
 
 MAX_SEQS = 256  # llama.cpp: LLAMA_MAX_SEQ
 MAX_FILES = 2**20
@@ -77,7 +75,7 @@ def assemble(
         memory: of an earlier context, for one that is the same.
 
     Raises:
-        ContextFailed: nothing is left behind but *use*.
+        ContextFailed: *use* may be closed already.
         Unsupported: the model does not generate text token by token.
     """
     model, config = use.model, checked_config(capabilities.model, config)
@@ -102,20 +100,21 @@ def assemble(
             **fields,
         )
 
-    waits, n_slots, texts = config.scheduler, config.scheduler.n_slots, None
+    waits, texts = config.scheduler, None
     if Operation.EMBED in capabilities.operations:
         texts = text_contexts(model, config)
     executor = NativeExecutor(
         make_context,
         model.vocab.eog_tokens,
         flag=flag,
-        lanes=Lanes(model.vocab, n_slots, off=refusal(model, config)),
+        lanes=Lanes(model.vocab, waits.n_slots, off=refusal(model, config)),
         kind=layout.kind,
         scratch=layout.scratch,
         disk=writer,
         texts=texts,
     )
     opened = ExitStack()  # all of it is closed, whatever fails
+    opened.callback(use.close)
     opened.callback(executor.shutdown)
     if writer is not None:
         opened.callback(writer.close)
@@ -125,17 +124,23 @@ def assemble(
         scheduler = _make_scheduler(
             executor.context, config, layout, store, keys, texts=limits
         )
-        scheduler = _scheduler_of(memory, executor.context) or scheduler
-        media = _open_media(use, config, keys)
-        if media is not None:
+        if memory is not None:
+            scheduler = memory.scheduler
+            if not restored(executor.context, memory.state):
+                scheduler.lose_slots()
+        media = None
+        if config.media.mmproj is not None:
+            from pyllama_raw.engine.media_desk import MediaDesk  # takes time
+
+            media = MediaDesk.open(use, config, keys)
             opened.callback(media.close)
         return EngineParts(
             scheduler,
             executor,
             model.vocab,
             model.chat_template() if start is None else None,
-            partial(_release, opened, use),
-            Admission(n_slots, waits.max_waiting, waits.max_waiting_tokens),
+            opened.close,
+            Admission(waits.n_slots, waits.max_waiting, waits.max_waiting_tokens),
             describer(executor.context, config, scheduler.limits),
             capabilities,
             config.cache.scope,
@@ -155,33 +160,6 @@ def assemble(
     except BaseException:
         opened.close()
         raise
-
-
-def _release(opened: ExitStack, use: ModelUse) -> None:
-    try:
-        opened.close()
-    finally:
-        use.close()
-
-
-def _scheduler_of(memory: KeptMemory | None, context: Context) -> Scheduler | None:
-    """The scheduler of *memory*, which *context* gets; None: there is none."""
-    if memory is None:
-        return None
-    if not restored(context, memory.state):
-        memory.scheduler.lose_slots()
-    return memory.scheduler
-
-
-def _open_media(
-    use: ModelUse, config: EngineConfig, keys: SpanKeys
-) -> MediaDesk | None:
-    """Import what reads images, which takes time, only where there is a projector."""
-    if config.media.mmproj is None:
-        return None
-    from pyllama_raw.engine.media_desk import MediaDesk
-
-    return MediaDesk.open(use, config, keys)
 
 
 def _make_scheduler(

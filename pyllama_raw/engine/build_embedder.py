@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -39,12 +40,9 @@ def assemble_embedder(
     assert context is not None
     limits = replace(executor.limits, n_cells=context.n_ctx)
 
-    def release() -> None:
-        try:
-            executor.shutdown()
-        finally:
-            use.close()
-
+    opened = ExitStack()  # all of it is closed, whatever fails
+    opened.callback(use.close)
+    opened.callback(executor.shutdown)
     return EngineParts(
         Scheduler(
             limits,
@@ -55,7 +53,7 @@ def assemble_embedder(
         executor,
         model.vocab,
         model.chat_template(),
-        release,
+        opened.close,
         Admission(config.scheduler.n_slots, config.scheduler.max_waiting),
         describer(context, config, limits),
         capabilities,
