@@ -101,7 +101,7 @@ class Grammars:
             pieces[token] = b"\xff" + pieces[token]  # in no text
         self._tokenizer = MaskTokenizer(pieces, sorted(vocab.eog_tokens), None)
 
-    def compile(self, params: SamplingParams, reading: Reading) -> Matcher:
+    def make(self, params: SamplingParams, reading: Reading) -> GrammarConstraint:
         """Compile the grammar of *params*, with its first mask. Raises BadGrammar."""
         from pyllama_raw.options.grammar import to_lark  # few engines see any
 
@@ -112,15 +112,11 @@ class Grammars:
         matcher.compute_mask()
         if matcher.error:
             raise BadGrammar(matcher.error.partition("\n")[0], None)
-        return matcher
-
-    def make(self, params: SamplingParams, reading: Reading) -> GrammarConstraint:
-        """Raises BadGrammar: it cannot be used."""
         triggers = Triggers(
             [t for t in params.grammar_triggers if isinstance(t, str)],
             [t for t in params.grammar_triggers if isinstance(t, int)],
         )
-        return GrammarConstraint(self.compile(params, reading), self._vocab, triggers)
+        return GrammarConstraint(matcher, self._vocab, triggers)
 
     def _find_token(self, reading: Reading, name: int | str) -> int | None:
         vocab = self._vocab

@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from logging import getLogger
@@ -140,14 +141,8 @@ def _most(least: int, wanted: int, fits: Callable[[int], bool]) -> int:
     low, high = least, min(max(2 * least, 1), wanted)
     while low < high and fits(high):
         low, high = high, min(2 * high, wanted)
-    high = max(high - 1, low)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    between = range(low + 1, high)
+    return low + bisect_right(between, False, key=lambda n: not fits(n))
 
 
 def _is_plenty(path: Path, config: EngineConfig, room: Room) -> bool:
