@@ -28,4 +28,4 @@ def make_grammar(text: str, vocab: Vocab, **more: Any) -> Grammar:
 
 def make_matcher(text: str, vocab: Vocab) -> Matcher:
     """The matcher that the grammar of *text* follows, at its beginning."""
-    return Grammars(vocab).compile(SamplingParams(grammar=text), at_once)
+    return Grammars(vocab).make(SamplingParams(grammar=text), at_once).matcher

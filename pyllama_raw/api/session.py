@@ -32,8 +32,7 @@ from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.own_thread import check_may_wait
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.thread import EngineThread
-from pyllama_raw.engine.watcher import Watcher
-from pyllama_raw.engine.watchers import Watchers
+from pyllama_raw.engine.watcher import Watcher, Watchers
 from pyllama_raw.errors import ClosedError, DeadlineExceeded, QueueFull, WaitedTooLong
 from pyllama_raw.prompts.prompt import PromptEncoder
 

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from pyllama_raw.engine.engine_state import EngineState
-from pyllama_raw.engine.restarts import RETRY_S
+from pyllama_raw.engine.kept import RETRY_S
 
 if TYPE_CHECKING:
     from pyllama_raw.api.session import Session, Sessions

@@ -19,26 +19,28 @@ from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.build_embedder import text_contexts
 from pyllama_raw.engine.capabilities import Capabilities, Operation
 from pyllama_raw.engine.constraint import Constraints
-from pyllama_raw.engine.describer import describer
+from pyllama_raw.engine.describer import describer, tell_changes
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.fingerprint import fingerprint
-from pyllama_raw.engine.kept import KeptMemory
+from pyllama_raw.engine.kept import KeptMemory, Restarts
 from pyllama_raw.engine.lanes import Lanes, refusal
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.probe import expected_kind
-from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.shared_models import ModelUse
-from pyllama_raw.engine.sizes import tell_changes
 from pyllama_raw.engine.sources import (
     checked_config,
     decoder_start,
     slot_cost,
 )
 from pyllama_raw.engine.span_keys import SpanKeys
-from pyllama_raw.engine.state_file import ENTRY_BYTES, INDEX_BYTES
-from pyllama_raw.engine.state_parts import head_bytes, n_parts_of
+from pyllama_raw.engine.state_file import (
+    ENTRY_BYTES,
+    INDEX_BYTES,
+    head_bytes,
+    n_parts_of,
+)
 from pyllama_raw.engine.telling import PolicyLog
 from pyllama_raw.engine.whole_memory import restored
 from pyllama_raw.errors import ConfigError, Unsupported

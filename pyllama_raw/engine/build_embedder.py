@@ -12,9 +12,9 @@ from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.describer import describer
 from pyllama_raw.engine.embed_executor import EmbedExecutor, probe
+from pyllama_raw.engine.kept import Restarts
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.parts import EngineParts
-from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context

@@ -1,16 +1,26 @@
-"""Description of an engine, also when its context is closed."""
+"""What options came to: the description of an engine, and sizes that libllama changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from logging import getLogger
 
 from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
-from pyllama_raw.options.config import EngineConfig
+from pyllama_raw.options.config import ContextConfig, EngineConfig
+
+_REASONS = {
+    "n_ctx": "libllama rounds cells up to multiples of 256, or of 256 a slot",
+    "n_batch": "a step has at most n_ctx tokens",
+    "n_ubatch": "a graph has at most the tokens of a step",
+    "n_outputs_max": "a step has at least a row for each sequence, at most n_batch",
+}
+
+_log = getLogger(__name__)
 
 
 def describer(
@@ -75,3 +85,11 @@ def _vocab(model: Model) -> VocabInfo:
         adds_eos=vocab.add_eos,
         fill={name: token for name, token in fill.items() if token is not None},
     )
+
+
+def tell_changes(asked: ContextConfig, context: Context) -> None:
+    """A warning for each size that somebody chose and that is another one."""
+    for name, reason in _REASONS.items():
+        wanted, found = getattr(asked, name), getattr(context, name)
+        if name in asked.model_fields_set and wanted not in (None, found):
+            _log.warning("%s=%d is made %d: %s", name, wanted, found, reason)

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 
 from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.core.step import Fetched, Saved, Written
-from pyllama_raw.engine.state_file import State, StoredFile
-from pyllama_raw.engine.state_parts import FileState
+from pyllama_raw.engine.state_file import FileState, State, StoredFile
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.disk_store import DiskStore

@@ -17,8 +17,7 @@ from pyllama_raw.core.scheduling.slot_change import SlotChange
 from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.step_log import step_record
-from pyllama_raw.engine.watcher import Watcher
-from pyllama_raw.engine.watchers import Watchers
+from pyllama_raw.engine.watcher import Watcher, Watchers
 from pyllama_raw.errors import PyllamaError
 
 _log = getLogger(__name__)

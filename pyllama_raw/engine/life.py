@@ -16,8 +16,8 @@ from logging import getLogger
 
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.kept import RETRY_S, Restarts
 from pyllama_raw.engine.parts import EngineExecutor
-from pyllama_raw.engine.restarts import RETRY_S, Restarts
 from pyllama_raw.errors import EngineFault, PyllamaError, SnapshotFailed, WrongUse
 
 _log = getLogger(__name__)

@@ -18,12 +18,11 @@ from pyllama_raw.core.request import Event, Finished, FinishReason
 from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.cpu_share import CpuShare
 from pyllama_raw.engine.delivery import Delivery, refuse
-from pyllama_raw.engine.door import Door
+from pyllama_raw.engine.door import Door, Pace
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.life import Life
 from pyllama_raw.engine.mailbox import Command, Errand, Mailbox
-from pyllama_raw.engine.pace import Pace
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.requests import OpenRequest
 from pyllama_raw.engine.room import WaitingRoom

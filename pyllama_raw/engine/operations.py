@@ -37,10 +37,12 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.span_records import to_file
-from pyllama_raw.engine.state_file import ENTRY_BYTES, State, StoredFile
-from pyllama_raw.engine.state_parts import (
+from pyllama_raw.engine.state_file import (
+    ENTRY_BYTES,
     PART_TOKENS,
     FileState,
+    State,
+    StoredFile,
     head_bytes,
     make_head,
     parts_of,

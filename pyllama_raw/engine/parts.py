@@ -14,9 +14,9 @@ from pyllama_raw.core.step import Executor
 from pyllama_raw.engine.adapters import AdapterHost
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.info import EngineInfo
+from pyllama_raw.engine.kept import Restarts
 from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.model_files import ModelFile
-from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.options.sampling import SamplingParams
 

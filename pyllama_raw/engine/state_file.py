@@ -3,21 +3,30 @@ The bytes of a file that holds the state of one slot: the token ids as C ints, t
 
 What the state is of, its key, and a digest of both stand in the index. The key is made of
 the tokens that were found, so a state is only ever given for what it was written for.
+
+Memory of which a range can be saved has a state in parts of some tokens, so that it is loaded
+a part at a time: a load keeps the running streams waiting, and a long state takes longer than a
+step may.
+
+    count, then bytes and tokens of each part, then the parts
 """
 
 from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 from pyllama_raw.core.namespace import Adapted
+from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.arrays import new_bytes
 
 LAYOUT = 0x504C5203  # "PLR"; the last byte is the version of files and index
@@ -25,6 +34,8 @@ ENTRY_BYTES = 4096  # a file counts as so many more, for its row in the index
 INDEX_BYTES = 2**16  # of an index of few rows, and of its journal
 TOKEN_BYTES = array("i").itemsize
 SLICE_BYTES = 2**18
+PART_TOKENS = 128
+_COUNT, _ENTRY = struct.Struct("<I"), struct.Struct("<QI")
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 State = memoryview
@@ -149,3 +160,62 @@ def _opened(path: Path, n_bytes: int) -> FileIO:
         stream.close()
         raise BadFile("a wrong size")
     return stream
+
+
+class StatePart(NamedTuple):
+    """The state of the positions [start, stop); empty if no row has these."""
+
+    start: int
+    stop: int
+    state: State
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class FileState:
+    """A state that was read from a file."""
+
+    data: State
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory that it takes."""
+        return self.data.nbytes
+
+
+def head_bytes(n_parts: int) -> int:
+    """Bytes in front of the parts."""
+    return _COUNT.size + n_parts * _ENTRY.size
+
+
+def n_parts_of(n_tokens: int) -> int:
+    """Parts of a state of *n_tokens*."""
+    return -(-n_tokens // PART_TOKENS)
+
+
+def make_head(sizes: Sequence[tuple[int, int]]) -> bytes:
+    """Head of a file with parts of so many bytes and tokens each."""
+    return _COUNT.pack(len(sizes)) + b"".join(_ENTRY.pack(*size) for size in sizes)
+
+
+def parts_of(data: State) -> list[StatePart]:
+    """
+    The parts of *data*, which anybody may have written.
+
+    Raises:
+        SnapshotFailed: it is no state in parts.
+    """
+    try:
+        (count,) = _COUNT.unpack_from(data)
+        at = head_bytes(count)
+        sizes = list(_ENTRY.iter_unpack(data[_COUNT.size : at]))
+    except struct.error as error:
+        raise SnapshotFailed("parts_of", 0, str(error)) from error
+    parts: list[StatePart] = []
+    n_tokens = 0
+    for n_bytes, n_more in sizes:
+        part = StatePart(n_tokens, n_tokens + n_more, data[at : at + n_bytes])
+        parts.append(part)
+        at, n_tokens = at + n_bytes, part.stop
+    if at != len(data) or len(parts) != count:
+        raise SnapshotFailed("parts_of", 0, "a state of another size")
+    return parts

@@ -5,7 +5,7 @@ import pytest
 
 from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.core.request import Finished, FinishReason, Moments
-from pyllama_raw.engine.pace import Pace
+from pyllama_raw.engine.door import Pace
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.core.support import make_request

@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.engine.engine_state import EngineState
-from pyllama_raw.engine.restarts import WINDOW_S, Restarts
+from pyllama_raw.engine.kept import WINDOW_S, Restarts
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import ContextFailed, EngineStopped, WrongUse
