@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse
@@ -38,7 +38,7 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.abort import AbortGate, PolledFlag
 from pyllama_raw.engine.adapter_sets import AdapterSets
-from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers, SpanRows
+from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
 from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.embed_executor import EmbedExecutor
@@ -57,6 +57,9 @@ from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.options.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.media_desk import MediaRows
 
 log = logging.getLogger("pyllama_raw")
 
@@ -143,7 +146,7 @@ class NativeExecutor:
         self.adapters.remove(number, self.context)
 
     def open(self, request: Request) -> None:
-        """Build the sampler of *request*, if it has one; its payloads are SpanRows."""
+        """Build the sampler of *request*, if it has one; its payloads are MediaRows."""
         if request.lot.makes_vectors:
             return
         assert len(request.payloads) == len(request.spans)
@@ -168,7 +171,7 @@ class NativeExecutor:
             started if isinstance(started, MaskState) else None,
             watch(params, sampler),
             self.lanes.missing(params, sampler),
-            cast(tuple[SpanRows, ...], request.payloads),
+            cast("tuple[MediaRows, ...]", request.payloads),
         )
         self._open.add(request.request_id, opened)
 

@@ -56,7 +56,13 @@ class MediaTask:
 
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """The payload of a span; see built_samplers.SpanRows."""
+    """
+    The payload of a span of a request.
+
+    It is there when the request is opened. Its rows are there, and never change, once the
+    scheduler has the request; they stay until the request is closed, because a sequence that
+    is preempted is computed again. All are finite. The engine thread reads.
+    """
 
     run: RowRun
     task: MediaTask
