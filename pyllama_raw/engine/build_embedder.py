@@ -11,7 +11,7 @@ from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.describer import describer
-from pyllama_raw.engine.embed_executor import EmbedExecutor, probe
+from pyllama_raw.engine.embed_executor import EmbedExecutor, compute
 from pyllama_raw.engine.kept import Restarts
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.parts import EngineParts
@@ -72,7 +72,8 @@ def text_contexts(model: Model, config: EngineConfig) -> EmbedExecutor:
     def make_context(pooling: Pooling) -> Context:
         context = Context(model, abort=AbortFlag(), pooling=pooling.value, **fields)
         try:
-            probe(context)
+            with context.one_thread():  # where a failed assertion is an error
+                compute(context, 2)
         except BaseException:
             context.close()
             raise
