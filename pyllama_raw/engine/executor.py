@@ -45,7 +45,7 @@ from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.native_log import pass_on_lines
-from pyllama_raw.engine.operations import Done, SlotOperations
+from pyllama_raw.engine.operations import SlotOperations
 from pyllama_raw.engine.rows import Rows
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.engine.scores import watch
@@ -98,21 +98,17 @@ class NativeExecutor:
         self._flag = flag
         self._make_context = make_context
         self._eog_tokens = frozenset(eog_tokens)
-        self._kind = kind
-        self._scratch = scratch
         self._disk = disk
         self.lanes = lanes
         self.adapters = AdapterSets()
-        self._use(make_context(lanes.fresh()))
+        self.context = make_context(lanes.fresh())
+        self._operations = SlotOperations(self.context, kind, scratch, disk)
         self._advanced: tuple[Work, ...] = ()  # whose next tokens are in the batch
         self._lost = frozenset[int]()  # slots that were emptied between two steps
-        self._refuses_cuts = False  # learned from the memory, or known by its kind:
-        self._can_drop = kind.can_cut
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
         self._open = BuiltSamplers()
         self._rows = Rows(self._open, self.context.max_tokens, self.context.n_seq_max)
         self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
-        self._capture_s = self._restore_s = 0.0
 
     @property
     def times(self) -> StepTimes:
@@ -122,8 +118,8 @@ class NativeExecutor:
         return StepTimes(
             self._decode_ns / 1e9 + texts.decode_s,
             self._sample_ns / 1e9,
-            self._capture_s,
-            self._restore_s,
+            self._operations.capture_s,
+            self._operations.restore_s,
             self._n_dropped,
             self.lanes.n_fallbacks,
             self.adapters.n_switches,
@@ -255,7 +251,7 @@ class NativeExecutor:
         lost, self._lost = self._drop() | self._lost, frozenset()
         if not (moves or lost):
             return self._decode(works, plan)
-        saved, lost, restore_s, _ = self._move(moves, lost)
+        saved, lost, restore_s = self._operations.run(moves, lost)
         if not lost:
             result = self._decode(works, plan)
             return result._replace(saved=saved, restore_s=restore_s)
@@ -270,25 +266,19 @@ class NativeExecutor:
             saved=saved,
             restore_s=restore_s,
             not_restored=lost,
-            refuses_cuts=self._refuses_cuts,
+            refuses_cuts=self._operations.refuses_cuts,
         )
 
     def _filled(self, moves: tuple[Move, ...], result: StepResult) -> StepResult:
         """Do *moves* after a decode that they do not concern."""
         if result.status is DecodeStatus.FAILED:
             moves = tuple(move for move in moves if not isinstance(move, Load))
-        _, lost, restore_s, _ = self._move(moves)
+        _, lost, restore_s = self._operations.run(moves)
         return result._replace(
-            not_restored=lost, refuses_cuts=self._refuses_cuts, restore_s=restore_s
+            not_restored=lost,
+            refuses_cuts=self._operations.refuses_cuts,
+            restore_s=restore_s,
         )
-
-    def _move(self, moves: Iterable[Move], lost: Iterable[int] = ()) -> Done:
-        done = self._operations.run(moves, lost)
-        self._capture_s += done.capture_s
-        self._restore_s += sum(done.restore_s.values())
-        if self._operations.refuses_cuts:
-            self._note_refusal()
-        return done
 
     def _continues(self, works: tuple[Work, ...]) -> bool:
         """Whether the batch holds just the tokens of *works*, perhaps computed already."""
@@ -328,7 +318,7 @@ class NativeExecutor:
             return self._rows.compute_spans(works, self.context)
         if type(works[0]) is ReadSource:
             return self._rows.read_sources(works, self.context)
-        return self._compute(works, ahead=plan.steady and self._can_drop)
+        return self._compute(works, ahead=plan.steady and self._operations.can_cut)
 
     def _compute(self, works: tuple[Work, ...], *, ahead: bool) -> StepOutcome:
         if self._open.n_masked:
@@ -359,12 +349,8 @@ class NativeExecutor:
             if not self.context.cut(work.slot, work.pos + len(work.tokens)):
                 lost.add(work.slot)
         if lost:
-            self._note_refusal()
+            self._operations.note_refusal()
         return frozenset(lost)
-
-    def _note_refusal(self) -> None:
-        """The memory has refused a cut: from now on it is asked for none."""
-        self._refuses_cuts, self._can_drop = True, False
 
     def _failed(self, works: tuple[Work, ...], code: int) -> StepResult:
         reads = type(works[0]) is ReadSource
@@ -376,7 +362,7 @@ class NativeExecutor:
                 return StepResult(
                     DecodeStatus.ABORTED,
                     outputs=tuple(map(self._left, works)),
-                    refuses_cuts=self._refuses_cuts,
+                    refuses_cuts=self._operations.refuses_cuts,
                 )
             case -1:
                 return self._refused(decode_error(code, last_error(), function))
@@ -407,7 +393,7 @@ class NativeExecutor:
     def _left(self, work: Work) -> Held | Lost:
         """Part of *work* that an aborted decode left, without a token to be sampled from."""
         slot, n_tokens = work.slot, len(work.tokens)
-        if not self._kind.can_cut or self._refuses_cuts:
+        if not self._operations.can_cut:
             self.context.seq_rm(slot)
             return Lost()
         if type(work) is PrefillSpan:
@@ -419,7 +405,7 @@ class NativeExecutor:
         if work.samples and n_held == n_tokens:
             n_held -= 1
             if not self.context.cut(slot, work.pos + n_held):
-                self._note_refusal()
+                self._operations.note_refusal()
                 return Lost()
         return Held(n_held)
 
@@ -438,11 +424,8 @@ class NativeExecutor:
         return None
 
     def _use(self, context: Context) -> None:
-        self.context = context
+        self.context = self._operations.context = context
         self.adapters.renew()
-        self._operations = SlotOperations(
-            context, self._kind, self._scratch, self._disk
-        )
 
 
 def _are_beside(moves: tuple[Move, ...], works: tuple[Work, ...]) -> bool:
