@@ -6,7 +6,7 @@ Rules:
    their deadlines all the same.
 2. The scheduler knows nothing of a sleep: the context holds afterwards what it held before.
 3. An exception of the executor leaves the scheduler as it was, so all requests go on from the
-   tokens that are known. Only so many in a minute are survived (restarts.py).
+   tokens that are known. Only so many in a minute are survived (kept.py).
 4. A context that cannot be made counts as another failure, and is tried again RETRY_S later.
 """
 

@@ -18,8 +18,8 @@ from pyllama_raw.engine.fingerprint import fingerprint
 from pyllama_raw.engine.media import MediaLayout, MediaReader
 from pyllama_raw.engine.model_files import model_files
 from pyllama_raw.engine.requests import OpenRequest
+from pyllama_raw.engine.shared import Shared
 from pyllama_raw.engine.shared_models import ModelUse
-from pyllama_raw.engine.shared_projectors import close_projector, open_projector
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.errors import BadMedia
 from pyllama_raw.media import pictures, sounds
@@ -118,22 +118,28 @@ class MediaDesk:
         Raises:
             ModelLoadFailed, ProjectorLoadFailed, Unsupported: as Projector.load().
         """
-        wanted = config.media
-        assert wanted.mmproj is not None
-        projector = open_projector(
-            wanted.mmproj,
-            use.model,
-            n_threads=config.context.n_threads_batch or config.context.threads,
-            use_gpu=config.model.n_gpu_layers != 0,
-            min_tokens=wanted.image_min_tokens,
-            max_tokens=wanted.image_max_tokens,
-        )
+        wanted, path = config.media, config.media.mmproj
+        assert path is not None
+        files = model_files(Path(path))
         limits = {"min": wanted.image_min_tokens, "max": wanted.image_max_tokens}
+        n_threads = config.context.n_threads_batch or config.context.threads
+        use_gpu = config.model.n_gpu_layers != 0
+        projector = _projectors.enter(
+            (id(use.model), files or str(path), n_threads, use_gpu, *limits.values()),
+            lambda: Projector.load(
+                path,
+                use.model,
+                n_threads=n_threads,
+                use_gpu=use_gpu,
+                min_tokens=wanted.image_min_tokens,
+                max_tokens=wanted.image_max_tokens,
+            ),
+        )
         try:
-            name = fingerprint(model_files(Path(wanted.mmproj)), 0, limits, {})
+            name = fingerprint(files, 0, limits, {})
             return cls(projector, name.encode(), wanted, keys)
         except BaseException:
-            close_projector(projector)
+            _close(projector)
             raise
 
     @property
@@ -208,7 +214,15 @@ class MediaDesk:
         try:
             self.encoder.close()
         finally:
-            close_projector(self.projector)
+            _close(self.projector)
+
+
+_projectors = Shared[Projector]()  # engines share one for a model
+
+
+def _close(projector: Projector) -> None:
+    if _projectors.leave(projector):
+        projector.close()
 
 
 def _tasks(request: Request) -> list[MediaTask]:
