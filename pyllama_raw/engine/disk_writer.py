@@ -94,7 +94,7 @@ class DiskWriter:
     """
 
     def __init__(self, store: DiskStore) -> None:
-        self.report: Report = _ignore
+        self.report: Report = lambda _: None  # until somebody wants to know
         self.others_compute = False  # as of the latest step; set by the engine thread
         self._store = store
         self._writes = DiskWorker("pyllama-disk")
@@ -156,7 +156,3 @@ class DiskWriter:
     def _rest(self, worked_s: float) -> None:
         if self.others_compute:
             time.sleep(REST * worked_s)
-
-
-def _ignore(_report: Written | Fetched) -> None:
-    """Until somebody wants to know."""

@@ -15,7 +15,7 @@ from threading import Condition, Thread
 from time import monotonic
 from typing import Protocol, TypeAlias
 
-from pyllama_raw.core.encodes import Encodes, RowKey, Wanted
+from pyllama_raw.core.encodes import Encodes, Wanted
 from pyllama_raw.core.stats import MediaStats
 from pyllama_raw.errors import BadMedia, EngineFault, PyllamaError
 
@@ -169,7 +169,10 @@ class Encoder:
         rows, error = _attempt(task, control)
         self._changed.acquire()
         self._control = None
-        self._note_time(task.wanted.key, monotonic() - start)
+        seconds = monotonic() - start
+        self._encode_s += seconds
+        for encodes in self._encodes.users(task.wanted.key):
+            encodes.seconds += seconds
         if error is not None:
             self._fail(task, error)
         elif rows is None:
@@ -185,11 +188,6 @@ class Encoder:
             keys = [each.wanted.key for each in failed.tasks]
             failed.error = _own(error, keys.index(task.wanted.key))
             self.report(failed.request_id)
-
-    def _note_time(self, key: RowKey, seconds: float) -> None:
-        self._encode_s += seconds
-        for encodes in self._encodes.users(key):
-            encodes.seconds += seconds
 
 
 def _own(error: PyllamaError, index: int | None = None) -> PyllamaError:

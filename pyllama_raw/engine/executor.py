@@ -318,9 +318,6 @@ class NativeExecutor:
             return self._rows.compute_spans(works, self.context)
         if type(works[0]) is ReadSource:
             return self._rows.read_sources(works, self.context)
-        return self._compute(works, ahead=plan.steady and self._operations.can_cut)
-
-    def _compute(self, works: tuple[Work, ...], *, ahead: bool) -> StepOutcome:
         if self._open.n_masked:
             self._rows.prepare_masks(works)
         if not self._advanced:
@@ -329,6 +326,7 @@ class NativeExecutor:
             self._rows.fill(works)
         self._advanced = ()
         batch, samplers = self._rows.batch, self._rows.samplers
+        ahead = plan.steady and self._operations.can_cut
         outcome = self.context.step(batch, samplers, ahead=ahead)
         if outcome.code == 0 and batch.is_rows_only:
             self._advanced = works

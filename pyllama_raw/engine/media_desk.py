@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Self, cast
 
 from pyllama_raw.core.encodes import Encodes, Wanted
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.request import Request
 from pyllama_raw.core.spans import Span
 from pyllama_raw.core.stats import MediaStats
 from pyllama_raw.engine.encoder import Cancellable, Encoder, RequestEncodes, Rows
@@ -202,8 +201,8 @@ class MediaDesk:
         """
         encodes = []
         for each in opened:
-            if each.request.payloads:
-                tasks = _tasks(each.request)
+            payloads = cast(Sequence[MediaRows], each.request.payloads)
+            if tasks := list({id(rows.task): rows.task for rows in payloads}.values()):
                 each.encodes = RequestEncodes(each.request.request_id, tasks)
                 encodes.append(each.encodes)
         if encodes:
@@ -223,9 +222,3 @@ _projectors = Shared[Projector]()  # engines share one for a model
 def _close(projector: Projector) -> None:
     if _projectors.leave(projector):
         projector.close()
-
-
-def _tasks(request: Request) -> list[MediaTask]:
-    """One for each part of the prompt."""
-    payloads = cast(Sequence[MediaRows], request.payloads)
-    return list({id(rows.task): rows.task for rows in payloads}.values())
