@@ -23,7 +23,7 @@ from pyllama_raw.engine.describer import describer, tell_changes
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.fingerprint import fingerprint
-from pyllama_raw.engine.kept import KeptMemory, Restarts
+from pyllama_raw.engine.kept import KeptMemory
 from pyllama_raw.engine.lanes import Lanes, refusal
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
@@ -148,16 +148,12 @@ def assemble(
             config.cache.scope,
             writer,
             make_rules=Constraints(model.vocab).rules,
-            metadata=model.meta,
-            labels=model.labels,
             texts=texts,
             span_keys=keys,
             media=media,
             adapter_host=executor if start is None else None,
             max_adapter_bytes=config.max_adapter_bytes,
             decoder_start=start,
-            restarts=Restarts(config.max_restarts),
-            model_files=use.files,
         )
     except BaseException:
         opened.close()

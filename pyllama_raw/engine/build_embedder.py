@@ -12,7 +12,6 @@ from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.describer import describer
 from pyllama_raw.engine.embed_executor import EmbedExecutor, compute
-from pyllama_raw.engine.kept import Restarts
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.shared_models import ModelUse
@@ -57,11 +56,7 @@ def assemble_embedder(
         Admission(config.scheduler.n_slots, config.scheduler.max_waiting),
         describer(context, config, limits),
         capabilities,
-        metadata=model.meta,
-        labels=model.labels,
         texts=executor,
-        restarts=Restarts(config.max_restarts),
-        model_files=use.files,
     )
 
 

@@ -8,7 +8,7 @@ the engine is imported, so a thread does that.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib import import_module
 from logging import getLogger
@@ -83,12 +83,14 @@ def build_on(
     kept: Kept | None = None,
 ) -> EngineParts:
     """Like build(), of a model that is loaded; *use* is closed with the parts."""
-    try:
+    with ExitStack() as undo:
+        undo.callback(pass_on_lines)
+        undo.callback(use.close)
         from pyllama_raw.options.config import EngineConfig
 
-        config = config or EngineConfig()
-        capabilities = capabilities_of(model_info(use.model.path, use.model.header))
-        if use.model.is_recurrent or use.model.is_hybrid:
+        config, model = config or EngineConfig(), use.model
+        capabilities = capabilities_of(model_info(model.path, model.header))
+        if model.is_recurrent or model.is_hybrid:
             capabilities = capabilities.without(
                 "the model keeps a recurrent state of its texts",
                 Operation.EMBED,
@@ -104,28 +106,25 @@ def build_on(
             from pyllama_raw.engine.build_embedder import assemble_embedder
 
             parts = assemble_embedder(use, config, capabilities)
-    except BaseException:
-        use.close()
-        pass_on_lines()
-        raise
-    try:
-        pass_on_lines()
+        undo.callback(parts.release)
+        from pyllama_raw.engine.kept import Restarts
         from pyllama_raw.engine.logs import open_logs
 
         logs = None if kept is None else kept.logs_for(config.log)
-        opened = replace(parts, logs=logs or open_logs(config.log))
-        if kept is not None and kept.restarts is not None:
-            opened = replace(opened, restarts=kept.restarts)
-    except BaseException:
-        parts.release()
-        raise
-    limits = parts.scheduler.limits
-    _log.info(
-        "opened %s: %d slots, %d cells",
-        use.model.path,
-        limits.n_slots,
-        limits.n_cells,
-    )
+        restarts = None if kept is None else kept.restarts
+        opened = replace(
+            parts,
+            metadata=model.meta,
+            labels=model.labels,
+            model_files=use.files,
+            logs=logs or open_logs(config.log),
+            restarts=restarts or Restarts(config.max_restarts),
+        )
+        undo.pop_all()
+    pass_on_lines()
+    limits = opened.scheduler.limits
+    text = "opened %s: %d slots, %d cells"
+    _log.info(text, model.path, limits.n_slots, limits.n_cells)
     return opened
 
 
