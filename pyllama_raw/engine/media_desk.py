@@ -17,8 +17,7 @@ from pyllama_raw.engine.fingerprint import fingerprint
 from pyllama_raw.engine.media import MediaLayout, MediaReader
 from pyllama_raw.engine.model_files import model_files
 from pyllama_raw.engine.requests import OpenRequest
-from pyllama_raw.engine.shared import Shared
-from pyllama_raw.engine.shared_models import ModelUse
+from pyllama_raw.engine.shared_models import ModelUse, Shared
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.errors import BadMedia
 from pyllama_raw.media import pictures, sounds

@@ -18,7 +18,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.engine import shared_models
-from pyllama_raw.engine.shared import Shared
+from pyllama_raw.engine.shared_models import Shared
 from pyllama_raw.errors import ClosedError, ModelLoadFailed
 from tests.loops import anyio_backend  # noqa: F401
 from tests.native.support import run_python

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw.engine import shared_models
-from pyllama_raw.engine.shared import Shared
-from pyllama_raw.engine.shared_models import ModelUse, open_model
+from pyllama_raw.engine.shared_models import ModelUse, Shared, open_model
 from pyllama_raw.errors import ClosedError, ModelLoadFailed
 from tests.engine.support import HANG_S
 
