@@ -107,8 +107,6 @@ def assemble(
         texts = text_contexts(model, config)
     executor = NativeExecutor(
         make_context,
-        model.vocab.eog_tokens,
-        flag=flag,
         lanes=Lanes(model.vocab, waits.n_slots, off=refusal(model, config)),
         kind=layout.kind,
         scratch=layout.scratch,

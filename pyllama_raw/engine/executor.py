@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 
@@ -36,7 +36,7 @@ from pyllama_raw.core.step import (
     StepResult,
     Work,
 )
-from pyllama_raw.engine.abort import AbortGate, PolledFlag
+from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.engine.adapter_sets import AdapterSets
 from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
 from pyllama_raw.engine.constraint import OutputRules
@@ -69,11 +69,9 @@ class NativeExecutor:
     One context, and a sampler for each open request.
 
     Args:
-        flag: aborts a decode of these contexts.
-        make_context: makes an empty context with the given lanes; called again when one
-            has failed.
+        make_context: makes an empty context with the given lanes and one flag for all, that
+            aborts a decode; called again when one has failed.
         lanes: of all its contexts.
-        eog_tokens: what ignore_eos forbids.
         kind: whether the memory can forget the last tokens of a slot, and how it is
             captured.
         scratch: a slot no sequence uses.
@@ -84,9 +82,7 @@ class NativeExecutor:
     def __init__(
         self,
         make_context: Callable[[Sequence[SamplerChain]], Context],
-        eog_tokens: Iterable[int],
         *,
-        flag: PolledFlag,
         lanes: Lanes,
         kind: SnapshotKind,
         scratch: int,
@@ -95,9 +91,7 @@ class NativeExecutor:
     ) -> None:
         self._texts = texts
         self._gate = AbortGate() if texts is None else texts.gate
-        self._flag = flag
         self._make_context = make_context
-        self._eog_tokens = frozenset(eog_tokens)
         self._disk = disk
         self.lanes = lanes
         self.adapters = AdapterSets()
@@ -146,18 +140,18 @@ class NativeExecutor:
         if request.lot.makes_vectors:
             return
         assert len(request.payloads) == len(request.spans)
-        params = request.sampling
+        params, rules = request.sampling, request.rules
         assert isinstance(params, SamplingParams)
-        rules = request.rules
+        vocab = self.context.model.vocab
         started = named = None
         if isinstance(rules, OutputRules):
             named = rules.named
             started = rules.constraint.start() if rules.constraint else None
         sampler = open_sampler(
             params,
-            self.context.model.vocab,
+            vocab,
             text_of(request.tokens, request.spans),
-            request.stop_token_ids | self._eog_tokens,
+            request.stop_token_ids | vocab.eog_tokens,
             started,
             named=named,
         )
@@ -230,7 +224,9 @@ class NativeExecutor:
         if plan.lot.makes_vectors:
             assert self._texts is not None
             return self._texts.execute(plan)
-        self._gate.enter(plan.works, self._flag)
+        flag = self.context.abort
+        assert flag is not None
+        self._gate.enter(plan.works, flag)
         try:
             return self._execute(plan)
         finally:
