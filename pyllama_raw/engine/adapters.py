@@ -15,6 +15,7 @@ import json
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -117,12 +118,14 @@ class Adapters:
         except (OSError, ValueError) as error:
             raise AdapterLoadFailed(path, str(error)) from None
         self._reserve(n_bytes)
-        try:
-            entry = self._loaded(host, name, path, n_bytes)
-        except BaseException:
-            with self._lock:
-                self._n_bytes -= n_bytes
-            raise
+        with ExitStack() as undo:
+            undo.callback(self._give_back, n_bytes)
+            adapter, number = host.load_adapter(path), next(self._numbers)
+            undo.callback(adapter.close)
+            self.post(partial(host.add_adapter, number, adapter)).result()
+            undo.pop_all()
+        moment = next(self._moments)
+        entry = KnownAdapter(name, path, n_bytes, number, adapter.digest, used=moment)
         with self._lock:
             if name in self._named:
                 self._retire(self._named[name])
@@ -196,18 +199,9 @@ class Adapters:
                 if not (entry.is_named or entry.n_users):
                     self._free(entry)
 
-    def _loaded(
-        self, host: AdapterHost, name: str, path: str, n_bytes: int
-    ) -> KnownAdapter:
-        adapter = host.load_adapter(path)
-        number = next(self._numbers)
-        try:
-            self.post(partial(host.add_adapter, number, adapter)).result()
-        except BaseException:
-            adapter.close()
-            raise
-        moment = next(self._moments)
-        return KnownAdapter(name, path, n_bytes, number, adapter.digest, used=moment)
+    def _give_back(self, n_bytes: int) -> None:
+        with self._lock:
+            self._n_bytes -= n_bytes
 
     def _reserve(self, n_bytes: int) -> None:
         """Count *n_bytes*, and wait until what gives way for them is freed."""
@@ -235,5 +229,5 @@ class Adapters:
     def _free(self, entry: KnownAdapter) -> Future[None]:
         assert self._host is not None
         del self._all[entry.number]
-        self._n_bytes -= entry.n_bytes
+        self._give_back(entry.n_bytes)
         return self.post(partial(self._host.remove_adapter, entry.number))
