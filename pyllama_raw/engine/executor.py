@@ -146,7 +146,7 @@ class NativeExecutor:
         started = named = None
         if isinstance(rules, OutputRules):
             named = rules.named
-            started = rules.constraint.start() if rules.constraint else None
+            started = rules.start() if rules.start else None
         sampler = open_sampler(
             params,
             vocab,
