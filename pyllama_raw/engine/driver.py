@@ -50,9 +50,7 @@ class Driver:
         self.opened = OpenRequests() if opened is None else opened
         self.watchers = Watchers(watchers)
         self.last_step_at: float | None = None  # when its result was taken in
-        self._begun: StepPlan | None = (
-            None  # given to the executor, which has not returned
-        )
+        self._begun: StepPlan | None = None  # the executor has not returned from it
         self._tell = tell
         self._n_preempted = 0  # since the last step
         scheduler.watch(self._changed)

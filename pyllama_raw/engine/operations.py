@@ -122,13 +122,11 @@ class SlotOperations:
                 self._do_with_files(move)
 
     def _do_with_files(self, move: FileMove) -> None:
-        match move:
-            case Fetch(fetch_id, payload):
-                assert isinstance(payload, StoredFile)
-                self._files.fetch(fetch_id, payload)
-            case Delete(payloads):
-                files = (file for file in payloads if isinstance(file, StoredFile))
-                self._files.delete(files)
+        if isinstance(move, Fetch):
+            assert isinstance(move.payload, StoredFile)
+            self._files.fetch(move.fetch_id, move.payload)
+        else:
+            self._files.delete(f for f in move.payloads if isinstance(f, StoredFile))
 
     @property
     def _files(self) -> DiskWriter:
@@ -179,9 +177,7 @@ class SlotOperations:
     def _trim(self, slot: int, n_pos: int) -> None:
         if n_pos == 0:
             self.context.seq_rm(slot)
-        elif not self._kind.can_cut or self.context.cut(slot, n_pos):
-            return
-        else:
+        elif self._kind.can_cut and not self.context.cut(slot, n_pos):
             self._refuse(slot)
 
     def _shift(self, slot: int, start: int, end: int) -> None:
@@ -214,8 +210,7 @@ class SlotOperations:
             context.capture(src, state)
             context.restore(dst, state)
         except (SnapshotFailed, MemoryError):
-            context.seq_rm(dst)
-            self._lost.add(dst)
+            self._miss(dst)
         else:
             self._trim(dst, n_pos)
 

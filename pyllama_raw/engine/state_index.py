@@ -61,7 +61,7 @@ class StateIndex:
     def __init__(self, directory: Path, wait_s: float = WAIT_S) -> None:
         self._wait_s = self._max_wait_s = wait_s
         self.root = _made(directory)
-        self._path = path = self.root / "plrstates.sqlite"
+        path = self._path = self.root / "plrstates.sqlite"
         try:
             with self._opened("rwc", wait_s):
                 pass
