@@ -100,7 +100,8 @@ class Facts(Owner):
         from pyllama_raw.api.results import EngineStats
 
         counts, times = asdict(self._thread.stats), asdict(self._parts.executor.times)
-        media = {} if self._parts.media is None else asdict(self._parts.media.stats)
+        desk = self._parts.media
+        media = {} if desk is None else asdict(desk.encoder.stats)
         return EngineStats(
             **counts,
             **times,

@@ -24,8 +24,7 @@ from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.life import Life
 from pyllama_raw.engine.mailbox import Command, Errand, Mailbox
 from pyllama_raw.engine.parts import EngineParts
-from pyllama_raw.engine.requests import OpenRequest
-from pyllama_raw.engine.room import WaitingRoom
+from pyllama_raw.engine.requests import OpenRequest, WaitingRoom
 from pyllama_raw.engine.stream import Stream
 from pyllama_raw.engine.telling import Teller
 from pyllama_raw.engine.watcher import Watcher

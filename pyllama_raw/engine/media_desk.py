@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Self, cast
 from pyllama_raw.core.encodes import Encodes, Wanted
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.spans import Span
-from pyllama_raw.core.stats import MediaStats
 from pyllama_raw.engine.encoder import Cancellable, Encoder, RequestEncodes, Rows
 from pyllama_raw.engine.fingerprint import fingerprint
 from pyllama_raw.engine.media import MediaLayout, MediaReader
@@ -139,10 +138,6 @@ class MediaDesk:
         except BaseException:
             _close(projector)
             raise
-
-    @property
-    def stats(self) -> MediaStats:
-        return self.encoder.stats
 
     def take_list(
         self, prompt: Sequence[object]
