@@ -60,17 +60,22 @@ def build(
     """
     libllama.load()  # first: this, too, needs the interpreter, and C is to begin soon
     overrides = NO_OVERRIDES if config is None else config.model.kv_overrides
+    options: dict[str, Any] = {}
     capabilities = probe(path, overrides)
     capabilities.check(*_wanted(needs))
     if config is not None:
         from pyllama_raw.engine.sources import checked_config
 
         checked_config(capabilities.model, config)
-    config = fitted(path, config)
+        if config.fit_ctx:
+            from pyllama_raw.engine.fit import fitted
+
+            config = fitted(path, config)
+        options = config.resolved_model.model_dump(exclude_defaults=True)
     importing = Thread(target=_import_all, name="pyllama-import")
     importing.start()
     try:
-        use = open_model(path, model_options(config), report)
+        use = open_model(path, options, report)
         return build_on(use, config, needs, kept)
     finally:
         importing.join()
@@ -128,26 +133,8 @@ def build_on(
     return opened
 
 
-def fitted(
-    path: Path, config: EngineConfig | None, *, has_weights: bool = False
-) -> EngineConfig | None:
-    """Options that fit the memory, if somebody wants that."""
-    if config is None or not config.fit_ctx:
-        return config
-    from pyllama_raw.engine.fit import fitted as fit
-
-    return fit(path, config, has_weights=has_weights)
-
-
 def _wanted(needs: str | None) -> Iterable[Operation]:
     return Operation if needs is None else (Operation(needs),)
-
-
-def model_options(config: EngineConfig | None) -> dict[str, Any]:
-    """Options of the model that are not the default."""
-    if config is None:
-        return {}
-    return config.resolved_model.model_dump(exclude_defaults=True)
 
 
 def _import_all() -> None:
