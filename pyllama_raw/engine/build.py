@@ -29,11 +29,7 @@ from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.probe import expected_kind
 from pyllama_raw.engine.shared_models import ModelUse
-from pyllama_raw.engine.sources import (
-    checked_config,
-    decoder_start,
-    slot_cost,
-)
+from pyllama_raw.engine.sources import checked_config, decoder_start, slot_cost
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.engine.state_file import (
     ENTRY_BYTES,
@@ -48,11 +44,7 @@ from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import SamplerChain
-from pyllama_raw.options.config import (
-    CacheConfig,
-    ContextConfig,
-    EngineConfig,
-)
+from pyllama_raw.options.config import CacheConfig, ContextConfig, EngineConfig
 from pyllama_raw.policy import make_policy
 
 if TYPE_CHECKING:

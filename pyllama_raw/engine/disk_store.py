@@ -40,8 +40,8 @@ from pyllama_raw.engine.state_file import (
     make_key,
     namespace_of,
     no_rest,
+    opened,
     read_state,
-    read_tokens,
     write_file,
 )
 
@@ -162,7 +162,8 @@ class DiskStore:
         name, said, state_at, n_bytes, digest = row
         path = self._path_of(name)
         try:
-            data = read_tokens(path, state_at, n_bytes)
+            with opened(path, n_bytes) as stream:
+                data = stream.read(state_at)
             tokens, namespace = from_file(array("i", data), keys), namespace_of(said)
         except (BadFile, FileNotFoundError, ValueError, RecursionError):
             self._forget(name)

@@ -169,7 +169,8 @@ class MediaDesk:
             layout = self._reader.layout(part)
         except BadMedia as error:
             raise BadMedia(error.reason, index) from error
-        n_bytes = len(part.content) + self._reader.n_row_bytes(layout)
+        n_rows = sum(run.n_cells for run in layout.runs if isinstance(run, RowRun))
+        n_bytes = len(part.content) + 4 * n_rows * self.projector.n_embd
         wanted = Wanted(self._reader.key(part, namespace), n_bytes)
         task = MediaTask(part, layout, wanted, self._reader)
         tokens, spans, payloads, n_floats = array("i"), [], [], 0

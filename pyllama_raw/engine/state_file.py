@@ -123,17 +123,6 @@ def write_file(path: Path, tokens: bytes, state: State, rest: Rest) -> None:
         raise
 
 
-def read_tokens(path: Path, n_bytes: int, file_bytes: int) -> bytes:
-    """
-    The first *n_bytes* of a file of *file_bytes*.
-
-    Raises:
-        BadFile: it has another size.
-    """
-    with _opened(path, file_bytes) as stream:
-        return stream.read(n_bytes)
-
-
 def read_state(file: StoredFile, rest: Rest) -> State:
     """
     Read what follows the tokens, to the end of *file*.
@@ -141,7 +130,7 @@ def read_state(file: StoredFile, rest: Rest) -> State:
     Raises:
         BadFile: it is not what was written.
     """
-    with _opened(file.path, file.n_bytes) as stream:
+    with opened(file.path, file.n_bytes) as stream:
         stream.seek(file.state_at)
         state, digest = new_bytes(file.n_bytes - file.state_at), sha256(file.key)
         for part in slices(state, rest):
@@ -153,8 +142,13 @@ def read_state(file: StoredFile, rest: Rest) -> State:
     return state
 
 
-def _opened(path: Path, n_bytes: int) -> FileIO:
-    """The file at *path*; a pipe is not waited for, and no link is followed."""
+def opened(path: Path, n_bytes: int) -> FileIO:
+    """
+    The file at *path*; a pipe is not waited for, and no link is followed.
+
+    Raises:
+        BadFile: it has not *n_bytes*.
+    """
     stream = FileIO(os.open(path, os.O_RDONLY | _SAFELY))
     if os.fstat(stream.fileno()).st_size != n_bytes:
         stream.close()
