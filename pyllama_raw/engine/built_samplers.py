@@ -32,12 +32,6 @@ class BuiltSampler:
     needs_all: str  # why no lane can serve it; empty: one can
     spans: tuple[MediaRows, ...] = ()
 
-    @property
-    def is_scored(self) -> bool:
-        """Whether log-probabilities are asked for."""
-        params = self.params
-        return params.logprobs is not None or params.prompt_logprobs is not None
-
 
 class BuiltSamplers:
     """All that are open, by request_id."""
@@ -71,6 +65,8 @@ class BuiltSamplers:
         )
 
     def _count(self, opened: BuiltSampler, change: int) -> None:
+        params = opened.params
+        is_scored = params.logprobs is not None or params.prompt_logprobs is not None
         self.n_masked += change * (opened.mask is not None)
-        self.n_scored += change * opened.is_scored
+        self.n_scored += change * is_scored
         self.n_needing_all += change * bool(opened.needs_all)

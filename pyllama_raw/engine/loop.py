@@ -169,14 +169,23 @@ class EngineLoop:
     def _refuse(self, opened: Sequence[OpenRequest], error: BaseException) -> None:
         """Take on none of *opened*, which have one stream."""
         stream = opened[0].stream
-        self.delivery.disown(stream)
         try:
             for each in opened:
                 self._room.take(each.request.request_id)
                 if not self.driver.withdraw(each.request.request_id):
                     self.leave(each)
         finally:
-            refuse(stream, _told(error, "the request could not be taken"))
+            self._give_up(stream, error, "taken")
+
+    def _give_up(self, stream: Stream, error: BaseException, what: str) -> None:
+        """End *stream*, whose requests could not be *what*; drop what still comes of them."""
+        if not isinstance(error, PyllamaError):
+            said = f"the request could not be {what}, the engine goes on: {error!r}"
+            fault = EngineFault(said)
+            fault.__cause__ = error
+            error = fault
+        self.delivery.disown(stream)
+        refuse(stream, error)
 
     def _await_rows(self, opened: Sequence[OpenRequest]) -> None:
         """Have requests wait until their images and sounds are encoded."""
@@ -223,9 +232,7 @@ class EngineLoop:
         except BaseException as error:
             opened = self._opened.get(request_id)
             if opened is not None:
-                stream = opened.stream
-                self.delivery.disown(stream)
-                refuse(stream, _told(error, "the request could not be cancelled"))
+                self._give_up(opened.stream, error, "cancelled")
             raise
 
     def _deliver(self, events: list[Event], ended: bool) -> None:
@@ -297,12 +304,3 @@ class EngineLoop:
             self._end(request_id, FinishReason.CLOSED)
         self.stats = self.driver.scheduler.stats()
         self.driver.tell_rest()
-
-
-def _told(error: BaseException, what: str) -> PyllamaError:
-    """*error* as the reader of a stream gets it."""
-    if isinstance(error, PyllamaError):
-        return error
-    fault = EngineFault(f"{what}, the engine goes on: {error!r}")
-    fault.__cause__ = error
-    return fault

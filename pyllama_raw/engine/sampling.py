@@ -63,7 +63,16 @@ def open_sampler(
     grammar = constraint if isinstance(constraint, Grammar) else None
     mask = constraint.mask if isinstance(constraint, MaskState) else None
     suppress, bias = named or NamedTokens.of(params, vocab)
-    chain, n_first = _chain(params, vocab, prompt)
+    n_ctx = min(vocab.n_ctx_train, stages.HISTORY_MAX)
+    reach = Reach(min(len(prompt) + params.max_tokens, stages.HISTORY_MAX), n_ctx)
+    chain: SamplerChain | None = None
+    n_first = 0  # the size of the top-k that it begins with
+    if wanted := stages_of(params, reach):
+        chain = SamplerChain.build(wanted, vocab)
+        if n_history := params.n_history(reach.n_most):
+            chain.accept(prompt[-n_history:])
+        if isinstance(wanted[0], stages.TopK) and wanted[0].k <= FIRST_MAX:
+            n_first = wanted[0].k
     return RowSampler(
         chain,
         suppress,
@@ -74,23 +83,6 @@ def open_sampler(
         mask=mask,
         n_first=n_first,
     )
-
-
-def _chain(
-    params: SamplingParams, vocab: Vocab, prompt: array[int]
-) -> tuple[SamplerChain | None, int]:
-    """The chain, and the size of the top-k it begins with; 0: it does not."""
-    n_ctx = min(vocab.n_ctx_train, stages.HISTORY_MAX)
-    reach = Reach(min(len(prompt) + params.max_tokens, stages.HISTORY_MAX), n_ctx)
-    wanted = stages_of(params, reach)
-    if not wanted:
-        return None, 0
-    chain = SamplerChain.build(wanted, vocab)
-    n_history = params.n_history(reach.n_most)
-    if n_history:
-        chain.accept(prompt[-n_history:])
-    n_first = wanted[0].k if isinstance(wanted[0], stages.TopK) else 0
-    return chain, n_first if n_first <= FIRST_MAX else 0
 
 
 class Reach(NamedTuple):
