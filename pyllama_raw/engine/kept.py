@@ -76,7 +76,3 @@ class Kept:
     log_config: LogConfig | None
     memory: KeptMemory | None = None
     restarts: Restarts | None = None  # that count for the next parts, too
-
-    def logs_for(self, config: LogConfig) -> Logs | None:
-        """Logs for parts that want *config*; None: they need others."""
-        return self.logs.share() if config == self.log_config else None

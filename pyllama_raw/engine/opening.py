@@ -115,8 +115,10 @@ def build_on(
         from pyllama_raw.engine.kept import Restarts
         from pyllama_raw.engine.logs import open_logs
 
-        logs = None if kept is None else kept.logs_for(config.log)
-        restarts = None if kept is None else kept.restarts
+        logs = restarts = None
+        if kept is not None:
+            restarts = kept.restarts
+            logs = kept.logs.share() if kept.log_config == config.log else None
         opened = replace(
             parts,
             metadata=model.meta,

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
 
 from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.errors import SnapshotFailed
@@ -156,14 +155,6 @@ def opened(path: Path, n_bytes: int) -> FileIO:
     return stream
 
 
-class StatePart(NamedTuple):
-    """The state of the positions [start, stop); empty if no row has these."""
-
-    start: int
-    stop: int
-    state: State
-
-
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class FileState:
     """A state that was read from a file."""
@@ -191,9 +182,10 @@ def make_head(sizes: Sequence[tuple[int, int]]) -> bytes:
     return _COUNT.pack(len(sizes)) + b"".join(_ENTRY.pack(*size) for size in sizes)
 
 
-def parts_of(data: State) -> list[StatePart]:
+def parts_of(data: State) -> list[tuple[int, int, State]]:
     """
-    The parts of *data*, which anybody may have written.
+    The parts of *data*, which anybody may have written: start and stop of positions, and their
+    state, which is empty if no row has these.
 
     Raises:
         SnapshotFailed: it is no state in parts.
@@ -204,12 +196,11 @@ def parts_of(data: State) -> list[StatePart]:
         sizes = list(_ENTRY.iter_unpack(data[_COUNT.size : at]))
     except struct.error as error:
         raise SnapshotFailed("parts_of", 0, str(error)) from error
-    parts: list[StatePart] = []
+    parts: list[tuple[int, int, State]] = []
     n_tokens = 0
     for n_bytes, n_more in sizes:
-        part = StatePart(n_tokens, n_tokens + n_more, data[at : at + n_bytes])
-        parts.append(part)
-        at, n_tokens = at + n_bytes, part.stop
+        parts.append((n_tokens, n_tokens + n_more, data[at : at + n_bytes]))
+        at, n_tokens = at + n_bytes, n_tokens + n_more
     if at != len(data) or len(parts) != count:
         raise SnapshotFailed("parts_of", 0, "a state of another size")
     return parts

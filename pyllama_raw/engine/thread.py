@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from functools import partial
 from logging import getLogger
 from threading import current_thread
@@ -78,6 +78,8 @@ class EngineThread:
         self.adapters.post = self._post_call
         n_slots = parts.scheduler.limits.n_slots
         self._mailbox = Mailbox(n_slots, clock)
+        # Around the making of requests: an idle engine begins with all that come.
+        self.coming = self._mailbox.coming
         self._door = Door(parts.admission, self.adapters)
         self.opened = self._door.opened  # requests that have not ended
         # The one thing of it that other threads may change is `is_replaced`.
@@ -123,10 +125,6 @@ class EngineThread:
     @property
     def _is_running(self) -> bool:
         return not self._ended and self.is_ours
-
-    def coming(self) -> AbstractContextManager[None]:
-        """Around the making of requests: an idle engine begins with all that come."""
-        return self._mailbox.coming()
 
     def submit_all(
         self, requests: tuple[Request, ...], stream: Stream, waited_s: float = 0.0
