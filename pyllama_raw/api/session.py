@@ -29,7 +29,7 @@ from pyllama_raw.api.workers import Workers, arrival_of
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.info import EngineInfo
-from pyllama_raw.engine.own_thread import check_may_wait
+from pyllama_raw.engine.mailbox import check_may_wait
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.watcher import Watcher, Watchers

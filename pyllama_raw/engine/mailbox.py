@@ -1,4 +1,9 @@
-"""Commands from any thread to the engine thread: functions, in the order they were posted."""
+"""
+Commands from any thread to the engine thread: functions, in the order they were posted.
+
+The threads that engines run in must not wait for an engine. Hooks of policies, watchers and step
+logs run there. What they wait for comes when they have returned, or when another such thread has.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,28 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Lock, Thread, current_thread
 from typing import Any
+
+from pyllama_raw.errors import WrongUse
 
 LINGER_S = 5e-4  # silence that ends a burst
 BURST_S = 1e-2  # longest wait for its end
 
 Command = Callable[[], object]
+
+
+class OwnThread(Thread):
+    """Runs an engine."""
+
+
+def check_may_wait() -> None:
+    """Raise WrongUse in the thread of an engine."""
+    if isinstance(current_thread(), OwnThread):
+        raise WrongUse(
+            "a hook, a watcher or a step log called an engine, which would wait for its "
+            "return for ever: let another thread call"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,13 @@ from pyllama_raw.engine.delivery import refuse
 from pyllama_raw.engine.door import Door
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.loop import EngineLoop
-from pyllama_raw.engine.mailbox import Command, Errand, Mailbox
-from pyllama_raw.engine.own_thread import OwnThread, check_may_wait
+from pyllama_raw.engine.mailbox import (
+    Command,
+    Errand,
+    Mailbox,
+    OwnThread,
+    check_may_wait,
+)
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.stream import Stream
 from pyllama_raw.engine.watcher import Watcher
