@@ -124,7 +124,7 @@ def assemble(
         if config.media.mmproj is not None:
             from pyllama_raw.engine.media_desk import MediaDesk  # takes time
 
-            media = MediaDesk.open(use, config, keys)
+            media = MediaDesk(use, config, keys)
             opened.callback(media.close)
         return EngineParts(
             scheduler,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
 from pyllama_raw.core.encodes import Encodes, Wanted
 from pyllama_raw.core.namespace import Namespace
@@ -26,7 +27,7 @@ from pyllama_raw.media.limits import Media, MediaLimits
 from pyllama_raw.native.cut import RowRun
 from pyllama_raw.native.encode import EncodeCall
 from pyllama_raw.native.projector import Projector
-from pyllama_raw.options.config import EngineConfig, MediaConfig
+from pyllama_raw.options.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,57 +88,44 @@ class MediaDesk:
 
     Thread:
         Any, until close().
+
+    Raises:
+        ModelLoadFailed, ProjectorLoadFailed, Unsupported: as Projector.load(), of the projector
+            that *config* names.
     """
 
-    def __init__(
-        self,
-        projector: Projector,
-        identity: bytes,
-        config: MediaConfig,
-        keys: SpanKeys,
-    ) -> None:
-        self.projector = projector
-        self.limits = MediaLimits(
-            max_parts=config.max_parts,
-            max_bytes=config.max_upload_bytes,
-            max_pixels=config.max_pixels,
-            max_seconds=config.max_seconds,
-        )
-        self._reader = MediaReader(projector, identity)
-        self._keys = keys
-        self.encoder = Encoder(Encodes(config.max_open_bytes, config.max_kept_bytes))
-
-    @classmethod
-    def open(cls, use: ModelUse, config: EngineConfig, keys: SpanKeys) -> Self:
-        """
-        Load the projector that *config* names.
-
-        Raises:
-            ModelLoadFailed, ProjectorLoadFailed, Unsupported: as Projector.load().
-        """
+    def __init__(self, use: ModelUse, config: EngineConfig, keys: SpanKeys) -> None:
         wanted, path = config.media, config.media.mmproj
         assert path is not None
         files = model_files(Path(path))
-        limits = {"min": wanted.image_min_tokens, "max": wanted.image_max_tokens}
-        n_threads = config.context.n_threads_batch or config.context.threads
-        use_gpu = config.model.n_gpu_layers != 0
-        projector = _projectors.enter(
-            (id(use.model), files or str(path), n_threads, use_gpu, *limits.values()),
-            lambda: Projector.load(
-                path,
-                use.model,
-                n_threads=n_threads,
-                use_gpu=use_gpu,
-                min_tokens=wanted.image_min_tokens,
-                max_tokens=wanted.image_max_tokens,
-            ),
+        options: dict[str, Any] = {
+            "n_threads": config.context.n_threads_batch or config.context.threads,
+            "use_gpu": config.model.n_gpu_layers != 0,
+            "min_tokens": wanted.image_min_tokens,
+            "max_tokens": wanted.image_max_tokens,
+        }
+        self.projector = _projectors.enter(
+            (id(use.model), files or str(path), *options.values()),
+            partial(Projector.load, path, use.model, **options),
         )
         try:
-            name = fingerprint(files, 0, limits, {})
-            return cls(projector, name.encode(), wanted, keys)
+            limits = {"min": wanted.image_min_tokens, "max": wanted.image_max_tokens}
+            identity = fingerprint(files, 0, limits, {}).encode()
+            self._reader = MediaReader(self.projector, identity)
+            encodes = Encodes[RequestEncodes](
+                wanted.max_open_bytes, wanted.max_kept_bytes
+            )
+            self.encoder = Encoder(encodes)
         except BaseException:
-            _close(projector)
+            _close(self.projector)
             raise
+        self._keys = keys
+        self.limits = MediaLimits(
+            max_parts=wanted.max_parts,
+            max_bytes=wanted.max_upload_bytes,
+            max_pixels=wanted.max_pixels,
+            max_seconds=wanted.max_seconds,
+        )
 
     def take_list(
         self, prompt: Sequence[object]
