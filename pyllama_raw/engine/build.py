@@ -221,7 +221,11 @@ def layout_of(model: Model, config: EngineConfig) -> SequenceLayout:
     """
     cache, n_slots = config.cache, config.scheduler.n_slots
     kind = expected_kind(model, config.resolved_context)
-    if kind is SnapshotKind.EXACT and _can_chain(model, config):
+    # Points are kept without the positions before them, but those in files are whole, and a
+    # purely recurrent state has no positions.
+    in_host = cache.mode == "snapshots" and cache.directory is None
+    has_positions = config.resolved_context.kv_unified and not model.is_recurrent
+    if kind is SnapshotKind.EXACT and in_host and has_positions:
         kind = SnapshotKind.CHAIN
     per_slot = {SnapshotKind.RANGE: 2, SnapshotKind.EXACT: 1}
     n_parked = per_slot.get(kind, 0) * n_slots if cache.mode == "live" else 0
@@ -240,17 +244,6 @@ def layout_of(model: Model, config: EngineConfig) -> SequenceLayout:
             f"at most {MAX_SEQS - n_scratch}, or CacheConfig(mode='live')"
         )
     return SequenceLayout(kind, n_slots, min(n_parked, n_left), n_scratch)
-
-
-def _can_chain(model: Model, config: EngineConfig) -> bool:
-    """
-    Whether points of memory that cannot be cut are kept without the positions before them.
-
-    Points that go to files are whole, and a purely recurrent state has no positions.
-    """
-    cache, unified = config.cache, config.resolved_context.kv_unified
-    keeps = cache.mode == "snapshots" and cache.directory is None
-    return unified and keeps and not model.is_recurrent
 
 
 def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:

@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
@@ -61,16 +61,14 @@ def fitted(
         chosen = _fitted(path, config, room, has_weights)
     except (NativeError, Unsupported):
         return config
-    if chosen is not config:
-        _log.warning("memory is short: %s", ", ".join(_changes(config, chosen)))
-    return chosen
-
-
-def _changes(config: EngineConfig, chosen: EngineConfig) -> Iterator[str]:
+    changes = []
     if chosen.context != config.context:
-        yield f"n_ctx={chosen.context.n_ctx}"
+        changes.append(f"n_ctx={chosen.context.n_ctx}")
     if chosen.model != config.model:
-        yield f"n_gpu_layers={chosen.model.n_gpu_layers}"
+        changes.append(f"n_gpu_layers={chosen.model.n_gpu_layers}")
+    if changes:
+        _log.warning("memory is short: %s", ", ".join(changes))
+    return chosen
 
 
 def _fitted(

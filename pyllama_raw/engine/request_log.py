@@ -8,14 +8,15 @@ of prefixes can be replayed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import NamedTuple
 
 from pyllama_raw.core.namespace import Private
 from pyllama_raw.core.request import Finished, Request, Value
-from pyllama_raw.engine.records import MAX_RECORDS, RecordLog
+from pyllama_raw.engine.records import RecordLog
 
 BLOCK = 16  # tokens of a hash_id
 ID_BYTES = 6  # every JSON reader keeps so many exactly
@@ -79,13 +80,9 @@ def block_ids(request: Request, key: bytes) -> tuple[int, ...]:
 class RequestLog(RecordLog[RequestRecord]):
     """The last requests of one driver that have ended."""
 
-    def __init__(
-        self,
-        max_records: int = MAX_RECORDS,
-        put: Callable[[RequestRecord], None] | None = None,
-    ) -> None:
-        super().__init__(max_records, put)
-        self._key = os.urandom(16)
+    @cached_property
+    def _key(self) -> bytes:
+        return os.urandom(16)
 
     def ended(self, request: Request, end: Finished) -> None:
         """Make a record."""
