@@ -12,8 +12,6 @@ from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling, model_
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.native.gguf_header import NO_OVERRIDES, Scalar, read_header
 
-LOOKS_AHEAD = "its tokens see those after them: give a model with causal attention"
-
 
 class Operation(StrEnum):
     """A kind of work that an engine can be asked for."""
@@ -92,7 +90,8 @@ def _refusals(info: ModelInfo) -> dict[Operation, str]:
     if kind is ModelClass.ENCODER_ONLY:
         refused[Operation.GENERATE] = f"{name} is an encoder: give a decoder-only model"
     elif not info.is_causal:
-        refused[Operation.GENERATE] = LOOKS_AHEAD
+        reason = "its tokens see those after them: give a model with causal attention"
+        refused[Operation.GENERATE] = reason
     if is_pair:
         reason = f"{name} has an encoder beside its decoder, and makes no vectors"
         refused[Operation.EMBED] = f"{reason}: give an encoder model"

@@ -68,11 +68,6 @@ class Lease:
             path.unlink(missing_ok=True)
             os.close(file)
 
-    def forget(self) -> None:
-        """Leave the slots to the parent process."""
-        while self.files:
-            os.close(self.files.popitem()[1])
-
 
 _leases = WeakSet[Lease]()
 
@@ -154,8 +149,10 @@ def _locked(path: Path) -> int | None:
 
 
 def _begin_anew() -> None:
+    """Leave the slots to the parent process."""
     for lease in tuple(_leases):
-        lease.forget()
+        while lease.files:
+            os.close(lease.files.popitem()[1])
 
 
 os.register_at_fork(after_in_child=_begin_anew)

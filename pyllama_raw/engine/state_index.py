@@ -60,7 +60,17 @@ class StateIndex:
 
     def __init__(self, directory: Path, wait_s: float = WAIT_S) -> None:
         self._wait_s = self._max_wait_s = wait_s
-        self.root = _made(directory)
+        try:
+            self.root = directory.expanduser().absolute()
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            is_older = (self.root / ".plrlock").exists()
+        # RuntimeError: of `~` without a home; ValueError: NUL, or a character without bytes.
+        except (OSError, RuntimeError, ValueError) as error:
+            problem = f"it is no directory and cannot be made one: {error}"
+            advice = "give a directory that you may write to"
+            raise _refusal(directory, problem, advice) from error
+        if is_older:
+            raise _refusal(directory, "an earlier version has written it", "delete it")
         path = self._path = self.root / "plrstates.sqlite"
         try:
             with self._opened("rwc", wait_s):
@@ -108,22 +118,6 @@ class StateIndex:
                 yield database
         except UnicodeDecodeError as error:  # of a message with names that are damaged
             raise sqlite3.DatabaseError("its names are damaged") from error
-
-
-def _made(directory: Path) -> Path:
-    try:
-        root = directory.expanduser().absolute()
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_older = (root / ".plrlock").exists()
-    # RuntimeError: of `~` without a home; ValueError: NUL, or a character without bytes.
-    except (OSError, RuntimeError, ValueError) as error:
-        problem = f"it is no directory and cannot be made one: {error}"
-        raise _refusal(
-            directory, problem, "give a directory that you may write to"
-        ) from error
-    if is_older:
-        raise _refusal(directory, "an earlier version has written it", "delete it")
-    return root
 
 
 def _refusal(directory: Path, problem: str, advice: str) -> ConfigError:
