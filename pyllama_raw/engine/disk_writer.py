@@ -45,10 +45,15 @@ class DiskWorker:
 
     def put(self, job: Callable[[], None]) -> None:
         """Have *job* done after those before; here and now if there is no thread."""
-        if self._thread is None and not self._start():
-            self._do(job)
-        else:
-            self._jobs.put(job)
+        if self._thread is None:
+            thread = Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has none to give
+                self._do(job)
+                return
+            self._thread = thread
+        self._jobs.put(job)
 
     def drain(self) -> None:
         """Wait until all is done."""
@@ -59,16 +64,6 @@ class DiskWorker:
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
-
-    def _start(self) -> bool:
-        """Start the thread; False if the system has none to give."""
-        thread = Thread(target=self._run, name=self._name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            return False
-        self._thread = thread
-        return True
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -133,19 +133,16 @@ class RecordFile:
     def _run(self, file: IO[str]) -> None:
         try:
             with file:
-                while not self._closes.wait(WRITE_S):
-                    self._write(file)
-                self._write(file)
+                is_last = False
+                while not is_last:
+                    is_last = self._closes.wait(WRITE_S)
+                    while self._waiting:  # each is gone once it is written
+                        file.write(line_of(self._waiting.popleft()))
+                    file.flush()
         except Exception as error:  # noqa: BLE001 - it is told in the log
             _log.error("%s is not written any more: %s", self._path, error)
         if self.n_lost:
             _log.error("%s lacks %d records", self._path, self.n_lost)
-
-    def _write(self, file: IO[str]) -> None:
-        """All that waits; each is gone once it is written."""
-        while self._waiting:
-            file.write(line_of(self._waiting.popleft()))
-        file.flush()
 
 
 def _open_alone(path: Path, start: bytes) -> IO[str]:
