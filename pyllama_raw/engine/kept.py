@@ -39,13 +39,8 @@ class Restarts:
         if len(self._moments) >= self.most:
             return False
         self._moments.append(now)
-        _log.error(
-            "the engine failed, restart %d of at most %d in %g s: %r",
-            len(self._moments),
-            self.most,
-            WINDOW_S,
-            error,
-        )
+        text = "the engine failed, restart %d of at most %d in %g s: %r"
+        _log.error(text, len(self._moments), self.most, WINDOW_S, error)
         return True
 
 
