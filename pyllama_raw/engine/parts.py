@@ -126,9 +126,7 @@ class EngineParts:
     cache_scope: str = "shared"  # "salt": only requests with a salt share prefixes
     files: DiskWriter | None = None  # of the executor; None: nothing is kept in files
     logs: Logs = NO_LOGS  # of steps and requests
-    make_rules: Callable[[SamplingParams, Reading], object] = lambda *_: (
-        None
-    )  # takes long
+    make_rules: Callable[[SamplingParams, Reading], object] = lambda *_: None
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the model file
     labels: tuple[str, ...] = ()  # of the scores that the model gives
     texts: EmbedExecutor | None = None  # None: texts do not become vectors
