@@ -106,7 +106,8 @@ def take_lease(
 
 def places_of(options: Mapping[str, Any], found: Iterable[Device]) -> list[Place]:
     """Devices among *found* that compute a model of *options*, by their keys."""
-    names, used = options.get("devices"), []
+    names = options.get("devices")
+    used: list[Place] = []
     for index, device in enumerate(found):
         if device.kind in ("gpu", "igpu") and (names is None or device.name in names):
             name = device.stable_id or device.name or f"gpu-{index}"
