@@ -71,14 +71,6 @@ class EngineThread:
         self._parts = parts
         self.clock = clock  # seconds, as deadlines count them
         self._before_release = before_release
-        if parts.media is not None:
-            parts.media.encoder.report = lambda id_: self._post(
-                partial(self.loop.note_encoded, id_)
-            )
-        if parts.files is not None:
-            parts.files.report = lambda report: self._post(
-                partial(self.loop.take_report, report)
-            )
         self.adapters = Adapters(parts.adapter_host, parts.max_adapter_bytes)
         self.adapters.post = self._post_call
         n_slots = parts.scheduler.limits.n_slots
@@ -89,6 +81,14 @@ class EngineThread:
         self.opened = self._door.opened  # requests that have not ended
         # The one thing of it that other threads may change is `is_replaced`.
         self.loop = EngineLoop(parts, self._mailbox, self._door, clock)
+        if parts.media is not None:
+            parts.media.encoder.report = lambda id_: self._post(
+                partial(self.loop.note_encoded, id_)
+            )
+        if parts.files is not None:
+            parts.files.report = lambda report: self._post(
+                partial(self.loop.take_report, report)
+            )
         self.has_begun = False  # to take commands
         self.error: BaseException | None = None  # has ended it, or came at the end
         self.gone: Future[None] = Future()  # answered when everything is freed
