@@ -135,7 +135,7 @@ def opener(params: SamplingParams, vocab: Vocab) -> Callable[[], RowSampler]:
     grammar = Constraints(vocab).make(params)
 
     def open_one() -> RowSampler:
-        started = None if grammar is None else grammar.start()
+        started = None if grammar is None else grammar()
         return open_sampler(params, vocab, PROMPT, vocab.eog_tokens, started)
 
     return open_one

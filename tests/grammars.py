@@ -3,7 +3,7 @@
 from typing import Any
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.engine.constraint import Constraints, GrammarConstraint, Grammars
+from pyllama_raw.engine.constraint import Constraints, Grammars
 from pyllama_raw.engine.parts import at_once
 from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.guidance import Matcher
@@ -22,10 +22,12 @@ ws ::= | " " | "\n" [ \t]{0,20}
 def make_grammar(text: str, vocab: Vocab, **more: Any) -> Grammar:
     """At its beginning; *more* are sampling parameters."""
     made = Constraints(vocab).make(SamplingParams(grammar=text, **more))
-    assert isinstance(made, GrammarConstraint)
-    return made.start()
+    assert made is not None
+    grammar = made()
+    assert isinstance(grammar, Grammar)
+    return grammar
 
 
 def make_matcher(text: str, vocab: Vocab) -> Matcher:
     """The matcher that the grammar of *text* follows, at its beginning."""
-    return Grammars(vocab).compile(SamplingParams(grammar=text), at_once)
+    return Grammars(vocab).make(SamplingParams(grammar=text), at_once).args[0]

@@ -89,7 +89,7 @@ def outputs(
     """
     compiled = guidance.make("json_schema", schema)
     for _ in range(count):
-        state, written = compiled.start(), bytearray()
+        state, written = compiled(), bytearray()
         while len(written) < MAX_BYTES:
             state.prepare()
             bits = np.frombuffer(state.mask, np.uint8)
@@ -137,7 +137,7 @@ def invalid(
 
 def follows(constraint: Any, vocab: Vocab, text: str) -> bool:
     """Whether *text*, byte by byte, is a whole output of *constraint*. For llama-bytes."""
-    state, end = constraint.start(), min(vocab.eog_tokens)
+    state, end = constraint(), min(vocab.eog_tokens)
     tokens = [*text.encode(), end]
     if isinstance(state, Grammar):
         return _is_sampled(RowSampler(grammar=state), vocab, tokens)

@@ -32,7 +32,7 @@ from pyllama_raw.api.generation import Generation
 from pyllama_raw.api.loading import Progress
 from pyllama_raw.api.model import Model
 from pyllama_raw.api.owner import Owner
-from pyllama_raw.engine.own_thread import check_may_wait
+from pyllama_raw.engine.mailbox import check_may_wait
 from pyllama_raw.errors import ClosedError
 from pyllama_raw.prompts.prompt import Prompt
 

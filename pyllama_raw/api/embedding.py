@@ -44,7 +44,8 @@ from pyllama_raw.prompts.prompt import PromptEncoder
 
 if TYPE_CHECKING:
     from pyllama_raw.api.vectors import Vectors
-    from pyllama_raw.engine.parts import EngineParts, TextContexts
+    from pyllama_raw.engine.embed_executor import EmbedExecutor
+    from pyllama_raw.engine.parts import EngineParts
 
 MANY_TEXTS = 64  # that are made tokens in one go: closing waits for it
 MANY_EVENTS = 256  # an event loop may wait while so many are taken in
@@ -185,7 +186,7 @@ class Embedder:
             self._thread.cancel(request.request_id)
         return reading.values
 
-    def _contexts(self) -> TextContexts:
+    def _contexts(self) -> EmbedExecutor:
         """Raises Unsupported."""
         if self.parts.texts is None:
             self.parts.capabilities.check(Operation.EMBED)

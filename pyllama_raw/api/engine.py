@@ -14,7 +14,7 @@ from pyllama_raw.api.loading import EngineOpening, Progress, load
 from pyllama_raw.api.many import complete_all
 from pyllama_raw.api.model import Model, release
 from pyllama_raw.api.whole import score_of, whole
-from pyllama_raw.engine.own_thread import check_may_wait
+from pyllama_raw.engine.mailbox import check_may_wait
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.options.arguments import (
     check_opening,

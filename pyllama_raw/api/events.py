@@ -22,8 +22,7 @@ from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.slot_change import SlotChange
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.request_log import why
-from pyllama_raw.engine.stream import OneReader, Stream
-from pyllama_raw.engine.wakeup import wake
+from pyllama_raw.engine.stream import OneReader, Stream, wake
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import WrongUse
 

@@ -100,13 +100,14 @@ class Facts(Owner):
         from pyllama_raw.api.results import EngineStats
 
         counts, times = asdict(self._thread.stats), asdict(self._parts.executor.times)
-        media = {} if self._parts.media is None else asdict(self._parts.media.stats)
+        desk = self._parts.media
+        media = {} if desk is None else asdict(desk.encoder.stats)
         return EngineStats(
             **counts,
             **times,
             **media,
             state=self.state,
-            watcher_faults=self._thread.n_watcher_faults,
+            watcher_faults=self._thread.loop.driver.watchers.n_faults,
             queue_s=self.queue_s,
         )
 
@@ -117,7 +118,7 @@ class Facts(Owner):
 
         0 while a slot is free, None before any request has ended.
         """
-        return self._thread.queue_s
+        return self._thread.loop.pace.queue_s
 
     def health(self, stall_s: float = STALL_S) -> Health:
         """

@@ -55,7 +55,7 @@ class Health:
 
 def health(thread: EngineThread, state: EngineState, stall_s: float) -> Health:
     """Thread: any."""
-    last_step_at, oldest = thread.last_step_at, thread.opened.oldest
+    last_step_at, oldest = thread.loop.driver.last_step_at, thread.opened.oldest
     waits_since = thread.opened.oldest_wait
     now = thread.clock()  # after the moments that it is compared with
     busy_s = 0.0 if oldest is None else now - max(oldest, last_step_at or oldest)
@@ -76,6 +76,6 @@ def health(thread: EngineThread, state: EngineState, stall_s: float) -> Health:
         last_step_at,
         now,
         max(oldest_wait_s, 0.0),
-        thread.cpu_share,
+        thread.loop.cpu_share.latest,
         max(busy_s, 0.0),
     )

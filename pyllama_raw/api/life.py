@@ -142,7 +142,7 @@ class LifeVerbs(VectorVerbs):
         parts, config = self._parts, self._sessions.current.info.config
         memory = KeptMemory(
             parts.scheduler,
-            self._thread.life.take_memory(),
+            self._thread.loop.life.take_memory(),
             parts.span_keys,
             parts.model_files,
             config,
@@ -334,7 +334,7 @@ class LifeVerbs(VectorVerbs):
         thread = self._thread
         if self._kept is not None:
             raise WrongUse("the engine sleeps: wake() it first")
-        await answer_of(thread.call(partial(verb, thread.life)))
+        await answer_of(thread.call(partial(verb, thread.loop.life)))
 
     def _forget(self) -> None:
         """Nothing is kept for a later session."""
@@ -379,7 +379,7 @@ def _load_adapter(session: Session, known: AdapterInfo, *, is_strict: bool) -> N
 
 def _end(session: Session) -> Future[None]:
     """End *session*, which nobody uses."""
-    session.thread.replace()
+    session.thread.loop.is_replaced = True
     session.thread.close()
     return session.thread.gone
 

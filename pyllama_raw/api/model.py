@@ -152,8 +152,10 @@ def parts_of(
     from pyllama_raw.options import models
 
     if isinstance(model, Model):
+        from pyllama_raw.engine.fit import fitted
+
         config = models.with_projector(config, None, Path(model.path))
-        config = opening.fitted(Path(model.path), _on(model, config), has_weights=True)
+        config = fitted(Path(model.path), _on(model, config), has_weights=True)
         return opening.build_on(_shared(model), config, needs, kept)
     path = models.resolve_model(model)
     return opening.build(

@@ -29,11 +29,10 @@ from pyllama_raw.api.workers import Workers, arrival_of
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.info import EngineInfo
-from pyllama_raw.engine.own_thread import check_may_wait
+from pyllama_raw.engine.mailbox import check_may_wait
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.thread import EngineThread
-from pyllama_raw.engine.watcher import Watcher
-from pyllama_raw.engine.watchers import Watchers
+from pyllama_raw.engine.watcher import Watcher, Watchers
 from pyllama_raw.errors import ClosedError, DeadlineExceeded, QueueFull, WaitedTooLong
 from pyllama_raw.prompts.prompt import PromptEncoder
 
@@ -94,6 +93,7 @@ class Sessions:
         self._watchers: list[Watcher] = []
         self._lock = RLock()  # a finaliser can leave where the lock is held
         self._pause: Future[None] | None = None  # answered when callers may go on
+        self._why_paused = ""  # for whoever waited for that too long
         self._n_waiting = 0  # for that
         self._unused: Future[None] | None = None  # answered when no caller is left
         self._state: EngineState | None = None  # while no session runs
@@ -180,7 +180,7 @@ class Sessions:
                 self._n_waiting -= 1
         if max_wait_s is not None and (deadline_s is None or max_wait_s < deadline_s):
             raise WaitedTooLong("max_wait_s", max_wait_s, max_wait_s)
-        raise DeadlineExceeded(0, 1, "requests had begun, because the engine slept")
+        raise DeadlineExceeded(0, 1, f"requests had begun, because {self._why_paused}")
 
     # -- sessions come and go ----------------------------------------------------------
 
@@ -194,7 +194,7 @@ class Sessions:
         with self._lock:
             self.check_open()
             old, self.current, self._state = self.current, session, None
-            old.thread.replace()
+            old.thread.loop.is_replaced = True
             for watcher in self._watchers:
                 session.thread.watch(watcher)
             if not old.thread.gone.done():
@@ -212,17 +212,17 @@ class Sessions:
         if self._is_closed:
             raise ClosedError("the engine is closed")
 
-    def hold(self) -> None:
-        """Let callers wait from now on."""
+    def hold(self, why: str) -> None:
+        """Let callers wait from now on; *why* they did, for those whose time is over."""
         with self._lock:
             if not self._is_closed:
-                self._pause = self._pause or Future()
+                self._pause, self._why_paused = self._pause or Future(), why
 
     async def pause(self) -> None:
         """Let callers wait from now on; returns when no earlier one is left."""
         with self._lock:
             self.check_open()
-            self.hold()
+            self.hold("the engine slept")
             if not self.current.n_callers:
                 return
             unused = self._unused = self._unused or Future()

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from pyllama_raw.engine.engine_state import EngineState
-from pyllama_raw.engine.restarts import RETRY_S
+from pyllama_raw.engine.kept import RETRY_S
 
 if TYPE_CHECKING:
     from pyllama_raw.api.session import Session, Sessions
@@ -55,7 +55,7 @@ class Supervisor:
             return False
         self._ended = session
         session.parts.logs.share()  # the next one goes on with them
-        self._sessions.hold()
+        self._sessions.hold("the engine had ended by itself and was opened again")
         self._sessions.tell(EngineState.LOADING)
         return True
 

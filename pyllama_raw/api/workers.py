@@ -16,15 +16,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from contextvars import Context, copy_context
-from dataclasses import dataclass, field
+from contextvars import copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
 from typing import Any, Literal, TypeVar, cast
 
-from pyllama_raw.engine.mailbox import fail
-from pyllama_raw.engine.stream import Stream
-from pyllama_raw.engine.wakeup import wake
+from pyllama_raw.engine.mailbox import Errand
+from pyllama_raw.engine.stream import Stream, wake
 from pyllama_raw.errors import ClosedError
 
 T = TypeVar("T")
@@ -41,15 +40,7 @@ N_THREADS: dict[Kind, int] = {
 }
 JOIN_S = 0.1  # an idle thread ends much sooner
 
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    function: Callable[[], Any]
-    answer: Future[Any] = field(default_factory=Future)
-    context: Context = field(default_factory=copy_context)  # of whoever asks
-
-
-Queue = SimpleQueue[_Job | None]  # None: a thread is to end
+Queue = SimpleQueue[Errand | None]  # None: a thread is to end
 
 
 class Workers:
@@ -90,7 +81,7 @@ class Workers:
             raise ClosedError(
                 "the engine belongs to the parent process: open one after the fork"
             )
-        job = _Job(function)
+        job = Errand(partial(copy_context().run, function))
         self._queues[kind].put(job)
         if self._closed and job.answer.cancel():
             raise ClosedError("the engine is closed")
@@ -108,7 +99,7 @@ class Workers:
         for kind, queue in self._queues.items():
             with suppress(Empty):
                 while (job := queue.get_nowait()) is not None:
-                    fail(job.answer, ClosedError("the engine is closed"))
+                    job.refuse(ClosedError("the engine is closed"))
             for _ in range(N_THREADS[kind]):
                 queue.put(None)
 
@@ -146,16 +137,6 @@ async def arrival_of(answer: Future[Any]) -> None:
 def _work(queue: Queue, busy: set[Thread]) -> None:
     while (job := queue.get()) is not None:
         busy.add(current_thread())
-        if job.answer.set_running_or_notify_cancel():
-            _run(job)
+        job()
         del job  # its error or its prompt would stay until the next one
         busy.discard(current_thread())
-
-
-def _run(job: _Job) -> None:
-    try:
-        result = job.context.run(job.function)
-    except BaseException as error:  # noqa: BLE001 - it is the caller's
-        job.answer.set_exception(error)
-    else:
-        job.answer.set_result(result)

@@ -11,18 +11,21 @@ Rules:
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from itertools import chain, count
 from pathlib import Path
 from threading import RLock
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from pyllama_raw.core.request import Request
-from pyllama_raw.engine.adapting import Chosen, KnownAdapter, adapted
+from pyllama_raw.core.namespace import Adapted, Private
+from pyllama_raw.core.request import Lot, Request
 from pyllama_raw.errors import (
     AdapterLimit,
     AdapterLoadFailed,
@@ -30,28 +33,35 @@ from pyllama_raw.errors import (
     Unsupported,
 )
 
-
-class LoadedAdapter(Protocol):
-    """The adapter that a file has become."""
-
-    digest: str  # of the file
-    n_bytes: int  # of its tensors
-
-    def close(self) -> None:
-        """Free it, if no executor has it."""
+if TYPE_CHECKING:
+    from pyllama_raw.native.adapter import Adapter
 
 
 class AdapterHost(Protocol):
     """The part of an executor that has adapters."""
 
-    def load_adapter(self, path: str) -> Any:
-        """A LoadedAdapter. Thread: any."""
+    def load_adapter(self, path: str) -> Adapter:
+        """Load an adapter of the model. Thread: any."""
 
-    def add_adapter(self, number: int, adapter: Any) -> None:
+    def add_adapter(self, number: int, adapter: Adapter) -> None:
         """Take it over: plans name it by *number*."""
 
     def remove_adapter(self, number: int) -> None:
         """Free it: no plan names it any more."""
+
+
+@dataclass(slots=True, eq=False)
+class KnownAdapter:
+    """An adapter that is loaded, until it is freed."""
+
+    name: str
+    path: str
+    n_bytes: int
+    number: int  # in the executor
+    digest: str  # of its file
+    n_users: int = 0
+    used: int = 0  # when, in the order of all uses
+    is_named: bool = True  # new requests can have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +79,7 @@ class AdapterInfo:
 class Adapters:
     """Belongs to one engine. Thread: any."""
 
-    def __init__(
-        self,
-        host: AdapterHost | None = None,
-        max_bytes: int = 0,
-    ) -> None:
+    def __init__(self, host: AdapterHost | None = None, max_bytes: int = 0) -> None:
         """
         Args:
             host: None: the engine takes no adapters.
@@ -107,14 +113,19 @@ class Adapters:
         if host is None:
             reason = "this engine generates no text, or reads prompts with an encoder"
             raise Unsupported("adapters", reason)
-        n_bytes = _size(path)
-        self._reserve(n_bytes)
         try:
-            entry = self._loaded(host, name, path, n_bytes)
-        except BaseException:
-            with self._lock:
-                self._n_bytes -= n_bytes
-            raise
+            n_bytes = Path(path).stat().st_size
+        except (OSError, ValueError) as error:
+            raise AdapterLoadFailed(path, str(error)) from None
+        self._reserve(n_bytes)
+        with ExitStack() as undo:
+            undo.callback(self._give_back, n_bytes)
+            adapter, number = host.load_adapter(path), next(self._numbers)
+            undo.callback(adapter.close)
+            self.post(partial(host.add_adapter, number, adapter)).result()
+            undo.pop_all()
+        moment = next(self._moments)
+        entry = KnownAdapter(name, path, n_bytes, number, adapter.digest, used=moment)
         with self._lock:
             if name in self._named:
                 self._retire(self._named[name])
@@ -129,25 +140,33 @@ class Adapters:
 
     def adapt(self, request: Request, scales: Mapping[str, float]) -> Request:
         """
-        *request*, computed with the adapters that *scales* name.
+        *request*, computed with the adapters that *scales* name, as far as they change anything.
+
+        They decide the lot of its rows, and the namespace of its prefixes.
 
         Raises:
             AdapterNotFound: there is none of that name.
         """
-        return adapted(request, self._chosen(scales))
-
-    def _chosen(self, scales: Mapping[str, float]) -> Chosen:
-        """Adapters of *scales* that change anything."""
-        chosen: Chosen = []
+        chosen: list[tuple[KnownAdapter, float]] = []
         with self._lock:
             for name in sorted(scales):
                 if name not in self._named:
                     raise AdapterNotFound(name)
-                as_in_c = struct.pack("f", scales[name])
-                (scale,) = struct.unpack("f", as_in_c)
+                (scale,) = struct.unpack("f", struct.pack("f", scales[name]))  # as in C
                 if scale:
                     chosen.append((self._named[name], scale))
-        return chosen
+        if not chosen:
+            return request
+        names = ", ".join(f"{each.name}={scale:g}" for each, scale in chosen)
+        numbers = tuple(sorted((each.number, scale) for each, scale in chosen))
+        namespace = request.namespace
+        if not isinstance(namespace, Private):
+            assert not isinstance(namespace, Adapted)
+            facts = sorted((each.digest, scale) for each, scale in chosen)
+            digest = sha256(json.dumps(facts).encode()).hexdigest()
+            namespace = Adapted(digest, namespace)
+        lot = Lot(f"tokens with {names}", adapters=numbers)
+        return replace(request, lot=lot, namespace=namespace)
 
     def pin(self, requests: Iterable[Request]) -> list[tuple[KnownAdapter, ...]]:
         """
@@ -180,18 +199,9 @@ class Adapters:
                 if not (entry.is_named or entry.n_users):
                     self._free(entry)
 
-    def _loaded(
-        self, host: AdapterHost, name: str, path: str, n_bytes: int
-    ) -> KnownAdapter:
-        adapter: LoadedAdapter = host.load_adapter(path)
-        number = next(self._numbers)
-        try:
-            self.post(partial(host.add_adapter, number, adapter)).result()
-        except BaseException:
-            adapter.close()
-            raise
-        moment = next(self._moments)
-        return KnownAdapter(name, path, n_bytes, number, adapter.digest, used=moment)
+    def _give_back(self, n_bytes: int) -> None:
+        with self._lock:
+            self._n_bytes -= n_bytes
 
     def _reserve(self, n_bytes: int) -> None:
         """Count *n_bytes*, and wait until what gives way for them is freed."""
@@ -219,12 +229,5 @@ class Adapters:
     def _free(self, entry: KnownAdapter) -> Future[None]:
         assert self._host is not None
         del self._all[entry.number]
-        self._n_bytes -= entry.n_bytes
+        self._give_back(entry.n_bytes)
         return self.post(partial(self._host.remove_adapter, entry.number))
-
-
-def _size(path: str) -> int:
-    try:
-        return Path(path).stat().st_size
-    except (OSError, ValueError) as error:
-        raise AdapterLoadFailed(path, str(error)) from None

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,44 +19,36 @@ from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.build_embedder import text_contexts
 from pyllama_raw.engine.capabilities import Capabilities, Operation
 from pyllama_raw.engine.constraint import Constraints
-from pyllama_raw.engine.describer import describer
+from pyllama_raw.engine.describer import describer, tell_changes
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.fingerprint import fingerprint
 from pyllama_raw.engine.kept import KeptMemory
-from pyllama_raw.engine.lanes import Lanes
+from pyllama_raw.engine.lanes import Lanes, refusal
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
-from pyllama_raw.engine.placement import refusal
-from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.engine.probe import expected_kind
-from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.shared_models import ModelUse
-from pyllama_raw.engine.sizes import tell_changes
-from pyllama_raw.engine.sources import (
-    checked_config,
-    decoder_start,
-    slot_cost,
-)
+from pyllama_raw.engine.sources import checked_config, decoder_start, slot_cost
 from pyllama_raw.engine.span_keys import SpanKeys
-from pyllama_raw.engine.state_file import ENTRY_BYTES, INDEX_BYTES
-from pyllama_raw.engine.state_parts import head_bytes, n_parts_of
+from pyllama_raw.engine.state_file import (
+    ENTRY_BYTES,
+    INDEX_BYTES,
+    head_bytes,
+    n_parts_of,
+)
+from pyllama_raw.engine.telling import PolicyLog
 from pyllama_raw.engine.whole_memory import restored
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import SamplerChain
-from pyllama_raw.options.config import (
-    CacheConfig,
-    ContextConfig,
-    EngineConfig,
-)
+from pyllama_raw.options.config import CacheConfig, ContextConfig, EngineConfig
 from pyllama_raw.policy import make_policy
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.disk_store import DiskStore
-    from pyllama_raw.engine.media_desk import MediaDesk
 
 MAX_SEQS = 256  # llama.cpp: LLAMA_MAX_SEQ
 MAX_FILES = 2**20
@@ -78,7 +69,7 @@ def assemble(
         memory: of an earlier context, for one that is the same.
 
     Raises:
-        ContextFailed: nothing is left behind but *use*.
+        ContextFailed: *use* may be closed already.
         Unsupported: the model does not generate text token by token.
     """
     model, config = use.model, checked_config(capabilities.model, config)
@@ -103,20 +94,19 @@ def assemble(
             **fields,
         )
 
-    waits, n_slots, texts = config.scheduler, config.scheduler.n_slots, None
+    waits, texts = config.scheduler, None
     if Operation.EMBED in capabilities.operations:
         texts = text_contexts(model, config)
     executor = NativeExecutor(
         make_context,
-        model.vocab.eog_tokens,
-        flag=flag,
-        lanes=Lanes(model.vocab, n_slots, off=refusal(model, config)),
+        lanes=Lanes(model.vocab, waits.n_slots, off=refusal(model, config)),
         kind=layout.kind,
         scratch=layout.scratch,
         disk=writer,
         texts=texts,
     )
     opened = ExitStack()  # all of it is closed, whatever fails
+    opened.callback(use.close)
     opened.callback(executor.shutdown)
     if writer is not None:
         opened.callback(writer.close)
@@ -126,63 +116,38 @@ def assemble(
         scheduler = _make_scheduler(
             executor.context, config, layout, store, keys, texts=limits
         )
-        scheduler = _scheduler_of(memory, executor.context) or scheduler
-        media = _open_media(use, config, keys)
-        if media is not None:
+        if memory is not None:
+            scheduler = memory.scheduler
+            if not restored(executor.context, memory.state):
+                scheduler.lose_slots()
+        media = None
+        if config.media.mmproj is not None:
+            from pyllama_raw.engine.media_desk import MediaDesk  # takes time
+
+            media = MediaDesk(use, config, keys)
             opened.callback(media.close)
         return EngineParts(
             scheduler,
             executor,
             model.vocab,
             model.chat_template() if start is None else None,
-            partial(_release, opened, use),
-            Admission(n_slots, waits.max_waiting, waits.max_waiting_tokens),
+            opened.close,
+            Admission(waits.n_slots, waits.max_waiting, waits.max_waiting_tokens),
             describer(executor.context, config, scheduler.limits),
             capabilities,
             config.cache.scope,
             writer,
             make_rules=Constraints(model.vocab).rules,
-            metadata=model.meta,
-            labels=model.labels,
             texts=texts,
             span_keys=keys,
             media=media,
             adapter_host=executor if start is None else None,
             max_adapter_bytes=config.max_adapter_bytes,
             decoder_start=start,
-            restarts=Restarts(config.max_restarts),
-            model_files=use.files,
         )
     except BaseException:
         opened.close()
         raise
-
-
-def _release(opened: ExitStack, use: ModelUse) -> None:
-    try:
-        opened.close()
-    finally:
-        use.close()
-
-
-def _scheduler_of(memory: KeptMemory | None, context: Context) -> Scheduler | None:
-    """The scheduler of *memory*, which *context* gets; None: there is none."""
-    if memory is None:
-        return None
-    if not restored(context, memory.state):
-        memory.scheduler.lose_slots()
-    return memory.scheduler
-
-
-def _open_media(
-    use: ModelUse, config: EngineConfig, keys: SpanKeys
-) -> MediaDesk | None:
-    """Import what reads images, which takes time, only where there is a projector."""
-    if config.media.mmproj is None:
-        return None
-    from pyllama_raw.engine.media_desk import MediaDesk
-
-    return MediaDesk.open(use, config, keys)
 
 
 def _make_scheduler(
@@ -256,7 +221,11 @@ def layout_of(model: Model, config: EngineConfig) -> SequenceLayout:
     """
     cache, n_slots = config.cache, config.scheduler.n_slots
     kind = expected_kind(model, config.resolved_context)
-    if kind is SnapshotKind.EXACT and _can_chain(model, config):
+    # Points are kept without the positions before them, but those in files are whole, and a
+    # purely recurrent state has no positions.
+    in_host = cache.mode == "snapshots" and cache.directory is None
+    has_positions = config.resolved_context.kv_unified and not model.is_recurrent
+    if kind is SnapshotKind.EXACT and in_host and has_positions:
         kind = SnapshotKind.CHAIN
     per_slot = {SnapshotKind.RANGE: 2, SnapshotKind.EXACT: 1}
     n_parked = per_slot.get(kind, 0) * n_slots if cache.mode == "live" else 0
@@ -275,17 +244,6 @@ def layout_of(model: Model, config: EngineConfig) -> SequenceLayout:
             f"at most {MAX_SEQS - n_scratch}, or CacheConfig(mode='live')"
         )
     return SequenceLayout(kind, n_slots, min(n_parked, n_left), n_scratch)
-
-
-def _can_chain(model: Model, config: EngineConfig) -> bool:
-    """
-    Whether points of memory that cannot be cut are kept without the positions before them.
-
-    Points that go to files are whole, and a purely recurrent state has no positions.
-    """
-    cache, unified = config.cache, config.resolved_context.kv_unified
-    keeps = cache.mode == "snapshots" and cache.directory is None
-    return unified and keeps and not model.is_recurrent
 
 
 def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,9 @@ from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.describer import describer
-from pyllama_raw.engine.embed_executor import EmbedExecutor, probe
+from pyllama_raw.engine.embed_executor import EmbedExecutor, compute
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.parts import EngineParts
-from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
@@ -39,12 +39,9 @@ def assemble_embedder(
     assert context is not None
     limits = replace(executor.limits, n_cells=context.n_ctx)
 
-    def release() -> None:
-        try:
-            executor.shutdown()
-        finally:
-            use.close()
-
+    opened = ExitStack()  # all of it is closed, whatever fails
+    opened.callback(use.close)
+    opened.callback(executor.shutdown)
     return EngineParts(
         Scheduler(
             limits,
@@ -55,15 +52,11 @@ def assemble_embedder(
         executor,
         model.vocab,
         model.chat_template(),
-        release,
+        opened.close,
         Admission(config.scheduler.n_slots, config.scheduler.max_waiting),
         describer(context, config, limits),
         capabilities,
-        metadata=model.meta,
-        labels=model.labels,
         texts=executor,
-        restarts=Restarts(config.max_restarts),
-        model_files=use.files,
     )
 
 
@@ -74,7 +67,8 @@ def text_contexts(model: Model, config: EngineConfig) -> EmbedExecutor:
     def make_context(pooling: Pooling) -> Context:
         context = Context(model, abort=AbortFlag(), pooling=pooling.value, **fields)
         try:
-            probe(context)
+            with context.one_thread():  # where a failed assertion is an error
+                compute(context, 2)
         except BaseException:
             context.close()
             raise

@@ -9,36 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pyllama_raw.core.step import Work
 from pyllama_raw.engine.guidance import MaskState
-from pyllama_raw.native.arrays import Array
-from pyllama_raw.native.cut import RowRun
 from pyllama_raw.native.logprobs import RowLogprobs
 from pyllama_raw.native.sampler import RowSampler
 from pyllama_raw.options.sampling import SamplingParams
 
-
-class SpanRows(Protocol):
-    """
-    The payload of a span of a request.
-
-    It is there when the request is opened. Its rows are there, and never change, once the
-    scheduler has the request; they stay until the request is closed, because a sequence that
-    is preempted is computed again.
-
-    Thread:
-        The engine thread reads.
-    """
-
-    @property
-    def run(self) -> RowRun:
-        """The number of rows, their positions, and whether they see each other."""
-
-    @property
-    def rows(self) -> Array:
-        """Floats of 32 bits, run.n_cells times the width of the model; all are finite."""
+if TYPE_CHECKING:
+    from pyllama_raw.engine.media_desk import MediaRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +30,7 @@ class BuiltSampler:
     mask: MaskState | None  # of a constraint that Python advances after each token
     logprobs: RowLogprobs | None  # of its last token; None: not asked for, or certain
     needs_all: str  # why no lane can serve it; empty: one can
-    spans: tuple[SpanRows, ...] = ()
-
-    @property
-    def is_scored(self) -> bool:
-        """Whether log-probabilities are asked for."""
-        params = self.params
-        return params.logprobs is not None or params.prompt_logprobs is not None
+    spans: tuple[MediaRows, ...] = ()
 
 
 class BuiltSamplers:
@@ -91,6 +65,8 @@ class BuiltSamplers:
         )
 
     def _count(self, opened: BuiltSampler, change: int) -> None:
+        params = opened.params
+        is_scored = params.logprobs is not None or params.prompt_logprobs is not None
         self.n_masked += change * (opened.mask is not None)
-        self.n_scored += change * opened.is_scored
+        self.n_scored += change * is_scored
         self.n_needing_all += change * bool(opened.needs_all)

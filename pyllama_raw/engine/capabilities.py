@@ -12,8 +12,6 @@ from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling, model_
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.native.gguf_header import NO_OVERRIDES, Scalar, read_header
 
-LOOKS_AHEAD = "its tokens see those after them: give a model with causal attention"
-
 
 class Operation(StrEnum):
     """A kind of work that an engine can be asked for."""
@@ -80,36 +78,28 @@ def probe(
 
 
 def _refusals(info: ModelInfo) -> dict[Operation, str]:
-    match info.model_class:
-        case ModelClass.ENCODER_DECODER if info.architecture == "t5":
-            reason = f"{info.architecture!r} has an encoder beside its decoder"
-            refused = f"{reason}, and makes no vectors: give an encoder model"
-            vectors = {Operation.EMBED: refused, Operation.RANK: refused}
-            return (
-                vectors
-                if info.is_causal
-                else {Operation.GENERATE: LOOKS_AHEAD} | vectors
-            )
-        case ModelClass.ENCODER_DECODER:
-            reason = f"{info.architecture!r} has an encoder beside its decoder"
-        case ModelClass.DIFFUSION:
-            reason = f"{info.architecture!r} is a diffusion model"
-        case _:
-            return dict(_refused_of_one_part(info))
-    return dict.fromkeys(Operation, f"{reason}: give a decoder-only or encoder model")
-
-
-def _refused_of_one_part(info: ModelInfo) -> list[tuple[Operation, str]]:
-    refused = []
-    if info.model_class is ModelClass.ENCODER_ONLY:
-        reason = f"{info.architecture!r} is an encoder: give a decoder-only model"
-        refused.append((Operation.GENERATE, reason))
+    kind, name = info.model_class, repr(info.architecture)
+    is_pair = kind is ModelClass.ENCODER_DECODER
+    if kind is ModelClass.DIFFUSION or (is_pair and info.architecture != "t5"):
+        is_what = (
+            "has an encoder beside its decoder" if is_pair else "is a diffusion model"
+        )
+        reason = f"{name} {is_what}: give a decoder-only or encoder model"
+        return dict.fromkeys(Operation, reason)
+    refused = {}
+    if kind is ModelClass.ENCODER_ONLY:
+        refused[Operation.GENERATE] = f"{name} is an encoder: give a decoder-only model"
     elif not info.is_causal:
-        refused.append((Operation.GENERATE, LOOKS_AHEAD))
-    if info.pooling is not Pooling.RANK:
+        reason = "its tokens see those after them: give a model with causal attention"
+        refused[Operation.GENERATE] = reason
+    if is_pair:
+        reason = f"{name} has an encoder beside its decoder, and makes no vectors"
+        refused[Operation.EMBED] = f"{reason}: give an encoder model"
+        refused[Operation.RANK] = refused[Operation.EMBED]
+    elif info.pooling is not Pooling.RANK:
         reason = "the model is no reranker: its file states no pooling 'rank'"
-        refused.append((Operation.RANK, reason))
+        refused[Operation.RANK] = reason
     elif not info.has_rank_head:
         reason = "the file lacks the tensor 'cls.output.weight', which makes scores"
-        refused.append((Operation.RANK, reason))
+        refused[Operation.RANK] = reason
     return refused

@@ -10,11 +10,12 @@ vocabulary is read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
-from pyllama_raw.engine.guidance import Guidance, MaskConstraint
+from pyllama_raw.engine.guidance import Guidance, MaskState
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.engine.sampling import NamedTokens, dry_stage
 from pyllama_raw.errors import BadGrammar, Unsupported
@@ -24,11 +25,15 @@ from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.sampling import SamplingParams
 
+# Makes the state of one output, because states are never shared. A grammar is asked by the
+# sampler about each token that it drew.
+Start = Callable[[], Grammar | MaskState]
+
 
 class OutputRules(NamedTuple):
     """Rules that are the same for all outputs of a request."""
 
-    constraint: GrammarConstraint | MaskConstraint | None
+    start: Start | None  # the constraint of one output, if there is any
     named: NamedTokens
 
 
@@ -61,10 +66,8 @@ class Constraints:
             dry.prepare(vocab)
         return NamedTokens.of(params, vocab)
 
-    def make(
-        self, params: SamplingParams, reading: Reading = at_once
-    ) -> GrammarConstraint | MaskConstraint | None:
-        """The language of *params*; None if they name none. Raises like rules()."""
+    def make(self, params: SamplingParams, reading: Reading = at_once) -> Start | None:
+        """Starts the language of *params*; None if they name none. Raises like rules()."""
         match params.constraint:
             case None:
                 return None
@@ -101,7 +104,7 @@ class Grammars:
             pieces[token] = b"\xff" + pieces[token]  # in no text
         self._tokenizer = MaskTokenizer(pieces, sorted(vocab.eog_tokens), None)
 
-    def compile(self, params: SamplingParams, reading: Reading) -> Matcher:
+    def make(self, params: SamplingParams, reading: Reading) -> partial[Grammar]:
         """Compile the grammar of *params*, with its first mask. Raises BadGrammar."""
         from pyllama_raw.options.grammar import to_lark  # few engines see any
 
@@ -112,15 +115,11 @@ class Grammars:
         matcher.compute_mask()
         if matcher.error:
             raise BadGrammar(matcher.error.partition("\n")[0], None)
-        return matcher
-
-    def make(self, params: SamplingParams, reading: Reading) -> GrammarConstraint:
-        """Raises BadGrammar: it cannot be used."""
         triggers = Triggers(
             [t for t in params.grammar_triggers if isinstance(t, str)],
             [t for t in params.grammar_triggers if isinstance(t, int)],
         )
-        return GrammarConstraint(self.compile(params, reading), self._vocab, triggers)
+        return partial(Grammar, matcher, self._vocab, triggers)
 
     def _find_token(self, reading: Reading, name: int | str) -> int | None:
         vocab = self._vocab
@@ -130,15 +129,3 @@ class Grammars:
             lambda: vocab.tokenize(f"<{name}>", add_special=False, parse_special=True)
         )
         return tokens[0] if len(tokens) == 1 else None
-
-
-class GrammarConstraint(NamedTuple):
-    """GBNF: the sampler asks about each token that it drew."""
-
-    matcher: Matcher  # at its beginning
-    vocab: Vocab
-    triggers: Triggers
-
-    def start(self) -> Grammar:
-        """One at its beginning: grammars have a state and are never shared."""
-        return Grammar(self.matcher, self.vocab, self.triggers)

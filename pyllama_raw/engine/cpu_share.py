@@ -40,9 +40,19 @@ class CpuShare:
             return
         self.latest, self._before = cpu_s / wall_s, times
         is_small = self.latest < LEAST
-        self._tell(is_small, wall_s / max(cpu_s, 1e-9))
+        if is_small and not self._is_told:
+            _log.info(
+                "decodes take %.1f times their CPU time: other programs compute on the same "
+                "CPUs, fewer CPUs are granted than n_threads, or libgomp may not spin",
+                wall_s / max(cpu_s, 1e-9),
+            )
+        self._is_told = is_small
         if self._left_s is None:
-            self._note_long(is_small)
+            if is_small:
+                more_s = 2 * self._hold_s if self._tries else FIRST_S
+                self._left_s = self._hold_s = min(more_s, LONGEST_S)
+                self._spins.begin()
+            self._tries = False
         else:
             self._left_s -= wall_s
             if self._left_s <= 0:
@@ -54,19 +64,3 @@ class CpuShare:
         if self._left_s is not None:
             self._left_s = None
             self._spins.end()
-
-    def _note_long(self, is_small: bool) -> None:
-        if is_small:
-            more_s = 2 * self._hold_s if self._tries else FIRST_S
-            self._left_s = self._hold_s = min(more_s, LONGEST_S)
-            self._spins.begin()
-        self._tries = False
-
-    def _tell(self, is_small: bool, times: float) -> None:
-        if is_small and not self._is_told:
-            _log.info(
-                "decodes take %.1f times their CPU time: other programs compute on the same "
-                "CPUs, fewer CPUs are granted than n_threads, or libgomp may not spin",
-                times,
-            )
-        self._is_told = is_small

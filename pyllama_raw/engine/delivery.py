@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 from pyllama_raw.core.request import Event, Finished
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
-from pyllama_raw.engine.stream import NOBODYS, Refused, Stream
-from pyllama_raw.engine.wakeup import wake
+from pyllama_raw.engine.stream import NOBODYS, Refused, Stream, wake
 from pyllama_raw.errors import PyllamaError
 
 

@@ -40,8 +40,8 @@ from pyllama_raw.engine.state_file import (
     make_key,
     namespace_of,
     no_rest,
+    opened,
     read_state,
-    read_tokens,
     write_file,
 )
 
@@ -68,8 +68,8 @@ class DiskStore:
         wait_s: float = sql.WAIT_S,
     ) -> None:
         self.max_bytes = max(max_bytes - INDEX_BYTES, 0)
-        self._index = sql.open_index(directory, wait_s)
-        self._root = self._index.path.parent
+        self._index = sql.StateIndex(directory, wait_s)
+        self._root = self._index.root
         self._fingerprint = fingerprint
         # Changes that wait for the lock; one that is forgotten costs room until it is evicted.
         self._later = deque[tuple[str, bytes]](maxlen=MAX_LATER)
@@ -162,7 +162,8 @@ class DiskStore:
         name, said, state_at, n_bytes, digest = row
         path = self._path_of(name)
         try:
-            data = read_tokens(path, state_at, n_bytes)
+            with opened(path, n_bytes) as stream:
+                data = stream.read(state_at)
             tokens, namespace = from_file(array("i", data), keys), namespace_of(said)
         except (BadFile, FileNotFoundError, ValueError, RecursionError):
             self._forget(name)

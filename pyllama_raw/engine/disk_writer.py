@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 
 from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.core.step import Fetched, Saved, Written
-from pyllama_raw.engine.state_file import State, StoredFile
-from pyllama_raw.engine.state_parts import FileState
+from pyllama_raw.engine.state_file import FileState, State, StoredFile
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.disk_store import DiskStore
@@ -46,10 +45,15 @@ class DiskWorker:
 
     def put(self, job: Callable[[], None]) -> None:
         """Have *job* done after those before; here and now if there is no thread."""
-        if self._thread is None and not self._start():
-            self._do(job)
-        else:
-            self._jobs.put(job)
+        if self._thread is None:
+            thread = Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has none to give
+                self._do(job)
+                return
+            self._thread = thread
+        self._jobs.put(job)
 
     def drain(self) -> None:
         """Wait until all is done."""
@@ -60,16 +64,6 @@ class DiskWorker:
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
-
-    def _start(self) -> bool:
-        """Start the thread; False if the system has none to give."""
-        thread = Thread(target=self._run, name=self._name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            return False
-        self._thread = thread
-        return True
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -95,7 +89,7 @@ class DiskWriter:
     """
 
     def __init__(self, store: DiskStore) -> None:
-        self.report: Report = _ignore
+        self.report: Report = lambda _: None  # until somebody wants to know
         self.others_compute = False  # as of the latest step; set by the engine thread
         self._store = store
         self._writes = DiskWorker("pyllama-disk")
@@ -157,7 +151,3 @@ class DiskWriter:
     def _rest(self, worked_s: float) -> None:
         if self.others_compute:
             time.sleep(REST * worked_s)
-
-
-def _ignore(_report: Written | Fetched) -> None:
-    """Until somebody wants to know."""

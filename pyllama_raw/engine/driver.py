@@ -17,8 +17,7 @@ from pyllama_raw.core.scheduling.slot_change import SlotChange
 from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.step_log import step_record
-from pyllama_raw.engine.watcher import Watcher
-from pyllama_raw.engine.watchers import Watchers
+from pyllama_raw.engine.watcher import Watcher, Watchers
 from pyllama_raw.errors import PyllamaError
 
 _log = getLogger(__name__)
@@ -51,9 +50,7 @@ class Driver:
         self.opened = OpenRequests() if opened is None else opened
         self.watchers = Watchers(watchers)
         self.last_step_at: float | None = None  # when its result was taken in
-        self._begun: StepPlan | None = (
-            None  # given to the executor, which has not returned
-        )
+        self._begun: StepPlan | None = None  # the executor has not returned from it
         self._tell = tell
         self._n_preempted = 0  # since the last step
         scheduler.watch(self._changed)

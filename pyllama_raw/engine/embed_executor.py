@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from itertools import accumulate
 from threading import Lock
 
 from pyllama_raw.core.memory.limits import ContextLimits
@@ -125,13 +126,7 @@ class EmbedExecutor:
     def warm_up(self) -> bool:
         """Compute a step of one text in each context, for nothing. Raises NativeError."""
         for context in self._contexts.values():
-            n_tokens = min(self._batch.capacity, context.max_tokens)
-            self._batch.clear()
-            token = context.model.vocab.bos or 0
-            self._batch.add_scored(array("i", [token] * n_tokens), 0, 0)
-            context.decode(self._batch)
-            if context.has_memory:
-                context.clear()
+            compute(context, min(self._batch.capacity, context.max_tokens))
         return True
 
     def open(self, request: Request) -> None:
@@ -167,7 +162,7 @@ class EmbedExecutor:
             self.gate.enter(works, context.abort)
             return self._run(works, context, pooling)
         except DecodeAborted:
-            self._clear(pooling)
+            _clear(self._contexts[pooling])
             return StepResult(DecodeStatus.ABORTED)
         except NativeError as error:
             self._drop(pooling)
@@ -178,15 +173,24 @@ class EmbedExecutor:
     def _run(
         self, works: list[Encode], context: Context, pooling: Pooling
     ) -> StepResult:
-        self._fill(context, works)
-        outcome = context.step(self._batch, self._no_samplers)
+        batch = self._batch
+        batch.clear()
+        for work in works:
+            if context.has_memory and not work.pos:
+                context.seq_rm(work.slot)  # its text may have been given up
+            batch.add_scored(work.tokens, work.pos, work.slot)
+        outcome = context.step(batch, self._no_samplers)
         self._decode_ns += outcome.decode_ns
         self._cpu_ns += outcome.cpu_ns
         check_decode(outcome.code, last_error() if outcome.code else "")
-        outputs = self._outputs(context, works, pooling)
+        rows = accumulate((len(work.tokens) for work in works), initial=0)
+        outputs = tuple(
+            _output(context, work, pooling, row)
+            for work, row in zip(works, rows, strict=False)
+        )
         failed = [output for output in outputs if isinstance(output, RowFailed)]
         if failed:
-            self._clear(pooling)
+            _clear(context)
         if failed and len(works) > 1:
             return StepResult(DecodeStatus.INVALID, error=failed[0].error)
         if context.has_memory:
@@ -194,28 +198,6 @@ class EmbedExecutor:
                 if work.is_last:
                     context.seq_rm(work.slot)
         return StepResult(outputs=outputs, decode_s=outcome.decode_ns / 1e9)
-
-    def _fill(self, context: Context, works: list[Encode]) -> None:
-        batch = self._batch
-        batch.clear()
-        for work in works:
-            if context.has_memory and not work.pos:
-                context.seq_rm(work.slot)  # its text may have been given up
-            batch.add_scored(work.tokens, work.pos, work.slot)
-
-    def _outputs(
-        self, context: Context, works: list[Encode], pooling: Pooling
-    ) -> tuple[Output, ...]:
-        outputs: list[Output] = []
-        row = 0
-        for work in works:
-            end = row + len(work.tokens)
-            if not work.is_last:
-                outputs.append(Computed())
-            else:
-                outputs.append(_output(context, work, pooling, row))
-            row = end
-        return tuple(outputs)
 
     def _context_for(self, pooling: Pooling) -> Context:
         """The context that is used now; too many others are closed. Thread: the engine's."""
@@ -231,11 +213,6 @@ class EmbedExecutor:
         self._used = pooling
         return context
 
-    def _clear(self, pooling: Pooling) -> None:
-        context = self._contexts[pooling]
-        if context.has_memory:
-            context.clear()
-
     def _drop(self, pooling: Pooling) -> None:
         """Have the context made anew by the next step."""
         self._used = None
@@ -245,37 +222,33 @@ class EmbedExecutor:
                 context.close()
 
 
-def _output(
-    context: Context, work: Encode, pooling: Pooling, row: int
-) -> Vector | RowFailed:
+def _output(context: Context, work: Encode, pooling: Pooling, row: int) -> Output:
     """The vector of *work*, whose first token was in *row*; libllama may have none."""
-    try:
-        if pooling is Pooling.NONE:
-            return _checked(context.token_vectors(row, row + len(work.tokens)))
-        return _checked(context.vector(work.slot))
-    except InvalidRequest as error:
-        return RowFailed(NativeError("llama_get_embeddings", None, str(error)))
-
-
-def _checked(values: bytes) -> Vector | RowFailed:
     import numpy as np
 
+    if not work.is_last:
+        return Computed()
+    try:
+        if pooling is Pooling.NONE:
+            values = context.token_vectors(row, row + len(work.tokens))
+        else:
+            values = context.vector(work.slot)
+    except InvalidRequest as error:
+        return RowFailed(NativeError("llama_get_embeddings", None, str(error)))
     if np.isfinite(np.frombuffer(values, np.float32)).all():
         return Vector(values)
     return RowFailed(EmbeddingFailed())
 
 
-def probe(context: Context) -> None:
-    """
-    Compute two tokens in one thread, where a failed assertion is an error.
-
-    Raises:
-        NativeError: libllama cannot compute the model.
-    """
-    batch = Batch(2)
+def compute(context: Context, n_tokens: int) -> None:
+    """Compute a text of so many tokens, for nothing. Raises NativeError: it cannot be done."""
+    batch = Batch(n_tokens)
     token = context.model.vocab.bos or 0
-    batch.add_scored(array("i", [token, token]), 0, 0)
-    with context.one_thread():
-        context.decode(batch)
+    batch.add_scored(array("i", [token] * n_tokens), 0, 0)
+    context.decode(batch)
+    _clear(context)
+
+
+def _clear(context: Context) -> None:
     if context.has_memory:
         context.clear()

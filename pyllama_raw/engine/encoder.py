@@ -15,7 +15,7 @@ from threading import Condition, Thread
 from time import monotonic
 from typing import Protocol, TypeAlias
 
-from pyllama_raw.core.encodes import Encodes, RowKey, Wanted
+from pyllama_raw.core.encodes import Encodes, Wanted
 from pyllama_raw.core.stats import MediaStats
 from pyllama_raw.errors import BadMedia, EngineFault, PyllamaError
 
@@ -93,7 +93,7 @@ class Encoder:
                     self._encodes.add(each, [task.wanted for task in each.tasks])
             except BaseException:
                 for each in requests:
-                    self._leave(each)
+                    self.leave(each)
                 raise
             self._changed.notify_all()
 
@@ -110,7 +110,8 @@ class Encoder:
     def leave(self, encodes: RequestEncodes) -> None:
         """Forget *encodes*, because their request has ended; can be repeated."""
         with self._changed:
-            self._leave(encodes)
+            if self._encodes.leave(encodes):
+                self._cancel()
 
     def clear(self, salt: str | None) -> int:
         """Drop the rows of *salt*, None: all; returns the bytes freed at once."""
@@ -139,10 +140,6 @@ class Encoder:
             self._changed.notify_all()
         self._thread.join()
 
-    def _leave(self, encodes: RequestEncodes) -> None:
-        if self._encodes.leave(encodes):
-            self._cancel()
-
     def _cancel(self) -> None:
         if self._control is not None:
             self._control.cancel()
@@ -165,11 +162,21 @@ class Encoder:
             self._fail(task, _fault(caught))
             return
         start = monotonic()
+        rows: Rows | None = None
+        error: PyllamaError | None = None
         self._changed.release()
-        rows, error = _attempt(task, control)
+        try:
+            rows = task.encode(control)
+        except PyllamaError as caught:
+            error = _own(caught)
+        except BaseException as caught:  # noqa: BLE001 - the reader is told
+            error = _fault(caught)
         self._changed.acquire()
         self._control = None
-        self._note_time(task.wanted.key, monotonic() - start)
+        seconds = monotonic() - start
+        self._encode_s += seconds
+        for encodes in self._encodes.users(task.wanted.key):
+            encodes.seconds += seconds
         if error is not None:
             self._fail(task, error)
         elif rows is None:
@@ -186,11 +193,6 @@ class Encoder:
             failed.error = _own(error, keys.index(task.wanted.key))
             self.report(failed.request_id)
 
-    def _note_time(self, key: RowKey, seconds: float) -> None:
-        self._encode_s += seconds
-        for encodes in self._encodes.users(key):
-            encodes.seconds += seconds
-
 
 def _own(error: PyllamaError, index: int | None = None) -> PyllamaError:
     """
@@ -199,18 +201,6 @@ def _own(error: PyllamaError, index: int | None = None) -> PyllamaError:
     It has no traceback and no cause, because their frames hold what was decoded.
     """
     return BadMedia(error.reason, index) if type(error) is BadMedia else copy(error)
-
-
-def _attempt(
-    task: Task, control: Cancellable
-) -> tuple[Rows | None, PyllamaError | None]:
-    """Run *task*; an exception of it is about nothing else."""
-    try:
-        return task.encode(control), None
-    except PyllamaError as error:
-        return None, _own(error)
-    except BaseException as error:  # noqa: BLE001 - the reader is told
-        return None, _fault(error)
 
 
 def _fault(error: BaseException) -> EngineFault:

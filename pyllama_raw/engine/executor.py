@@ -14,9 +14,9 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse
@@ -36,16 +36,16 @@ from pyllama_raw.core.step import (
     StepResult,
     Work,
 )
-from pyllama_raw.engine.abort import AbortGate, PolledFlag
+from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.engine.adapter_sets import AdapterSets
-from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers, SpanRows
+from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
 from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.native_log import pass_on_lines
-from pyllama_raw.engine.operations import Done, SlotOperations
+from pyllama_raw.engine.operations import SlotOperations
 from pyllama_raw.engine.rows import Rows
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.engine.scores import watch
@@ -58,6 +58,9 @@ from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.options.sampling import SamplingParams
 
+if TYPE_CHECKING:
+    from pyllama_raw.engine.media_desk import MediaRows
+
 log = logging.getLogger("pyllama_raw")
 
 
@@ -66,11 +69,9 @@ class NativeExecutor:
     One context, and a sampler for each open request.
 
     Args:
-        flag: aborts a decode of these contexts.
-        make_context: makes an empty context with the given lanes; called again when one
-            has failed.
+        make_context: makes an empty context with the given lanes and one flag for all, that
+            aborts a decode; called again when one has failed.
         lanes: of all its contexts.
-        eog_tokens: what ignore_eos forbids.
         kind: whether the memory can forget the last tokens of a slot, and how it is
             captured.
         scratch: a slot no sequence uses.
@@ -81,9 +82,7 @@ class NativeExecutor:
     def __init__(
         self,
         make_context: Callable[[Sequence[SamplerChain]], Context],
-        eog_tokens: Iterable[int],
         *,
-        flag: PolledFlag,
         lanes: Lanes,
         kind: SnapshotKind,
         scratch: int,
@@ -92,24 +91,18 @@ class NativeExecutor:
     ) -> None:
         self._texts = texts
         self._gate = AbortGate() if texts is None else texts.gate
-        self._flag = flag
         self._make_context = make_context
-        self._eog_tokens = frozenset(eog_tokens)
-        self._kind = kind
-        self._scratch = scratch
         self._disk = disk
         self.lanes = lanes
         self.adapters = AdapterSets()
-        self._use(make_context(lanes.fresh()))
+        self.context = make_context(lanes.fresh())
+        self._operations = SlotOperations(self.context, kind, scratch, disk)
         self._advanced: tuple[Work, ...] = ()  # whose next tokens are in the batch
         self._lost = frozenset[int]()  # slots that were emptied between two steps
-        self._refuses_cuts = False  # learned from the memory, or known by its kind:
-        self._can_drop = kind.can_cut
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
         self._open = BuiltSamplers()
         self._rows = Rows(self._open, self.context.max_tokens, self.context.n_seq_max)
         self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
-        self._capture_s = self._restore_s = 0.0
 
     @property
     def times(self) -> StepTimes:
@@ -119,8 +112,8 @@ class NativeExecutor:
         return StepTimes(
             self._decode_ns / 1e9 + texts.decode_s,
             self._sample_ns / 1e9,
-            self._capture_s,
-            self._restore_s,
+            self._operations.capture_s,
+            self._operations.restore_s,
             self._n_dropped,
             self.lanes.n_fallbacks,
             self.adapters.n_switches,
@@ -143,22 +136,22 @@ class NativeExecutor:
         self.adapters.remove(number, self.context)
 
     def open(self, request: Request) -> None:
-        """Build the sampler of *request*, if it has one; its payloads are SpanRows."""
+        """Build the sampler of *request*, if it has one; its payloads are MediaRows."""
         if request.lot.makes_vectors:
             return
         assert len(request.payloads) == len(request.spans)
-        params = request.sampling
+        params, rules = request.sampling, request.rules
         assert isinstance(params, SamplingParams)
-        rules = request.rules
+        vocab = self.context.model.vocab
         started = named = None
         if isinstance(rules, OutputRules):
             named = rules.named
-            started = rules.constraint.start() if rules.constraint else None
+            started = rules.start() if rules.start else None
         sampler = open_sampler(
             params,
-            self.context.model.vocab,
+            vocab,
             text_of(request.tokens, request.spans),
-            request.stop_token_ids | self._eog_tokens,
+            request.stop_token_ids | vocab.eog_tokens,
             started,
             named=named,
         )
@@ -168,7 +161,7 @@ class NativeExecutor:
             started if isinstance(started, MaskState) else None,
             watch(params, sampler),
             self.lanes.missing(params, sampler),
-            cast(tuple[SpanRows, ...], request.payloads),
+            cast("tuple[MediaRows, ...]", request.payloads),
         )
         self._open.add(request.request_id, opened)
 
@@ -231,7 +224,9 @@ class NativeExecutor:
         if plan.lot.makes_vectors:
             assert self._texts is not None
             return self._texts.execute(plan)
-        self._gate.enter(plan.works, self._flag)
+        flag = self.context.abort
+        assert flag is not None
+        self._gate.enter(plan.works, flag)
         try:
             return self._execute(plan)
         finally:
@@ -252,7 +247,7 @@ class NativeExecutor:
         lost, self._lost = self._drop() | self._lost, frozenset()
         if not (moves or lost):
             return self._decode(works, plan)
-        saved, lost, restore_s, _ = self._move(moves, lost)
+        saved, lost, restore_s = self._operations.run(moves, lost)
         if not lost:
             result = self._decode(works, plan)
             return result._replace(saved=saved, restore_s=restore_s)
@@ -267,25 +262,19 @@ class NativeExecutor:
             saved=saved,
             restore_s=restore_s,
             not_restored=lost,
-            refuses_cuts=self._refuses_cuts,
+            refuses_cuts=self._operations.refuses_cuts,
         )
 
     def _filled(self, moves: tuple[Move, ...], result: StepResult) -> StepResult:
         """Do *moves* after a decode that they do not concern."""
         if result.status is DecodeStatus.FAILED:
             moves = tuple(move for move in moves if not isinstance(move, Load))
-        _, lost, restore_s, _ = self._move(moves)
+        _, lost, restore_s = self._operations.run(moves)
         return result._replace(
-            not_restored=lost, refuses_cuts=self._refuses_cuts, restore_s=restore_s
+            not_restored=lost,
+            refuses_cuts=self._operations.refuses_cuts,
+            restore_s=restore_s,
         )
-
-    def _move(self, moves: Iterable[Move], lost: Iterable[int] = ()) -> Done:
-        done = self._operations.run(moves, lost)
-        self._capture_s += done.capture_s
-        self._restore_s += sum(done.restore_s.values())
-        if self._operations.refuses_cuts:
-            self._note_refusal()
-        return done
 
     def _continues(self, works: tuple[Work, ...]) -> bool:
         """Whether the batch holds just the tokens of *works*, perhaps computed already."""
@@ -325,9 +314,6 @@ class NativeExecutor:
             return self._rows.compute_spans(works, self.context)
         if type(works[0]) is ReadSource:
             return self._rows.read_sources(works, self.context)
-        return self._compute(works, ahead=plan.steady and self._can_drop)
-
-    def _compute(self, works: tuple[Work, ...], *, ahead: bool) -> StepOutcome:
         if self._open.n_masked:
             self._rows.prepare_masks(works)
         if not self._advanced:
@@ -336,6 +322,7 @@ class NativeExecutor:
             self._rows.fill(works)
         self._advanced = ()
         batch, samplers = self._rows.batch, self._rows.samplers
+        ahead = plan.steady and self._operations.can_cut
         outcome = self.context.step(batch, samplers, ahead=ahead)
         if outcome.code == 0 and batch.is_rows_only:
             self._advanced = works
@@ -356,12 +343,8 @@ class NativeExecutor:
             if not self.context.cut(work.slot, work.pos + len(work.tokens)):
                 lost.add(work.slot)
         if lost:
-            self._note_refusal()
+            self._operations.note_refusal()
         return frozenset(lost)
-
-    def _note_refusal(self) -> None:
-        """The memory has refused a cut: from now on it is asked for none."""
-        self._refuses_cuts, self._can_drop = True, False
 
     def _failed(self, works: tuple[Work, ...], code: int) -> StepResult:
         reads = type(works[0]) is ReadSource
@@ -373,7 +356,7 @@ class NativeExecutor:
                 return StepResult(
                     DecodeStatus.ABORTED,
                     outputs=tuple(map(self._left, works)),
-                    refuses_cuts=self._refuses_cuts,
+                    refuses_cuts=self._operations.refuses_cuts,
                 )
             case -1:
                 return self._refused(decode_error(code, last_error(), function))
@@ -404,7 +387,7 @@ class NativeExecutor:
     def _left(self, work: Work) -> Held | Lost:
         """Part of *work* that an aborted decode left, without a token to be sampled from."""
         slot, n_tokens = work.slot, len(work.tokens)
-        if not self._kind.can_cut or self._refuses_cuts:
+        if not self._operations.can_cut:
             self.context.seq_rm(slot)
             return Lost()
         if type(work) is PrefillSpan:
@@ -416,7 +399,7 @@ class NativeExecutor:
         if work.samples and n_held == n_tokens:
             n_held -= 1
             if not self.context.cut(slot, work.pos + n_held):
-                self._note_refusal()
+                self._operations.note_refusal()
                 return Lost()
         return Held(n_held)
 
@@ -435,11 +418,8 @@ class NativeExecutor:
         return None
 
     def _use(self, context: Context) -> None:
-        self.context = context
+        self.context = self._operations.context = context
         self.adapters.renew()
-        self._operations = SlotOperations(
-            context, self._kind, self._scratch, self._disk
-        )
 
 
 def _are_beside(moves: tuple[Move, ...], works: tuple[Work, ...]) -> bool:

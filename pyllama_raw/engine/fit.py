@@ -12,7 +12,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable
 from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
@@ -60,16 +61,14 @@ def fitted(
         chosen = _fitted(path, config, room, has_weights)
     except (NativeError, Unsupported):
         return config
-    if chosen is not config:
-        _log.warning("memory is short: %s", ", ".join(_changes(config, chosen)))
-    return chosen
-
-
-def _changes(config: EngineConfig, chosen: EngineConfig) -> Iterator[str]:
+    changes = []
     if chosen.context != config.context:
-        yield f"n_ctx={chosen.context.n_ctx}"
+        changes.append(f"n_ctx={chosen.context.n_ctx}")
     if chosen.model != config.model:
-        yield f"n_gpu_layers={chosen.model.n_gpu_layers}"
+        changes.append(f"n_gpu_layers={chosen.model.n_gpu_layers}")
+    if changes:
+        _log.warning("memory is short: %s", ", ".join(changes))
+    return chosen
 
 
 def _fitted(
@@ -140,14 +139,8 @@ def _most(least: int, wanted: int, fits: Callable[[int], bool]) -> int:
     low, high = least, min(max(2 * least, 1), wanted)
     while low < high and fits(high):
         low, high = high, min(2 * high, wanted)
-    high = max(high - 1, low)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    between = range(low + 1, high)
+    return low + bisect_right(between, False, key=lambda n: not fits(n))
 
 
 def _is_plenty(path: Path, config: EngineConfig, room: Room) -> bool:

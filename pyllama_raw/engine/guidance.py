@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
@@ -46,14 +46,11 @@ class Guidance:
         if vocab.kind == "none" or not vocab.eog_tokens:
             raise Unsupported("a constraint", "the vocabulary has no end token")
 
-        def tokenize(text: bytes) -> Sequence[int]:
-            def read() -> Sequence[int]:
-                return vocab.tokenize(
-                    text.decode(), add_special=False, parse_special=False
-                )
+        read = partial(vocab.tokenize, add_special=False, parse_special=False)
 
+        def tokenize(text: bytes) -> Sequence[int]:
             try:
-                return reading(read)
+                return reading(partial(read, text.decode()))
             except ClosedError:  # what is being compiled will never be used
                 return ()
 
@@ -68,9 +65,9 @@ class Guidance:
         # Concurrent callers may compile the same grammar twice.
         self._compile = lru_cache(MAX_MADE)(partial(_compiled, pieces, tokenizers))
 
-    def make(self, kind: Kind, value: Any) -> MaskConstraint:
+    def make(self, kind: Kind, value: Any) -> partial[MaskState]:
         """
-        Compile *value*, or find it among the latest.
+        Compile *value*, or find it among the latest; gives states at its beginning.
 
         A token that a Lark grammar names by its number has no text there, so it is only where
         the grammar names it.
@@ -81,7 +78,7 @@ class Guidance:
         text = _as_json(value) if kind == "json_schema" else value
         if kind == "regex":
             text = with_ascii_classes(text)
-        made: MaskConstraint = self._compile(kind, text)
+        made: partial[MaskState] = self._compile(kind, text)
         return made
 
 
@@ -108,7 +105,7 @@ def _compiled(
     tokenizers: Callable[[frozenset[int]], MaskTokenizer],
     kind: Kind,
     text: str,
-) -> MaskConstraint:
+) -> partial[MaskState]:
     numbers = map(int, NUMBER.findall(text) if kind == "lark" else ())
     found = {token for token in numbers if token < len(pieces)}
     named = frozenset(token for token in found if pieces[token][0] != 0xFF)
@@ -134,13 +131,13 @@ def _bytes() -> MaskTokenizer:
     return MaskTokenizer(pieces, [256], None)
 
 
-def _compile(tokenizer: MaskTokenizer, kind: Kind, text: str) -> MaskConstraint:
+def _compile(tokenizer: MaskTokenizer, kind: Kind, text: str) -> partial[MaskState]:
     """With its first mask, which shows mistakes that compiling does not."""
     matcher = Matcher.compile(tokenizer, kind, text)
     matcher.compute_mask()
     if matcher.error:
         raise BadSchema(kind, matcher.error)
-    return MaskConstraint(matcher)
+    return partial(MaskState, matcher)
 
 
 def _as_json(schema: object) -> str:
@@ -175,16 +172,6 @@ def _check_count(count: int, what: str, most: int) -> None:
     if count > most:
         text = f"it has {count} or more {what}, at most {most} are allowed"
         raise BadSchema("json_schema", text)
-
-
-class MaskConstraint(NamedTuple):
-    """A compiled constraint without a state."""
-
-    matcher: Matcher
-
-    def start(self) -> MaskState:
-        """For one request, at its beginning."""
-        return MaskState(self.matcher)
 
 
 class MaskState:

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from logging import getLogger
 from typing import TYPE_CHECKING
 
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.logs import Logs
 from pyllama_raw.engine.model_files import ModelFile
-from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.span_keys import SpanKeys
 
 if TYPE_CHECKING:
     from pyllama_raw.options.config import EngineConfig, LogConfig
+
+WINDOW_S = 60.0
+RETRY_S = 1.0  # between two tries of one restart
+
+_log = getLogger(__name__)
+
+
+class Restarts:
+    """
+    A budget of restarts: so many in a minute, then no more, whatever had to be made anew.
+
+    Each is told in the log.
+    """
+
+    def __init__(self, most: int = 0) -> None:
+        self.most = most  # in WINDOW_S
+        self._moments = deque[float]()
+
+    def take(self, now: float, error: BaseException) -> bool:
+        """Whether the engine may restart after *error*, which is noted."""
+        while self._moments and self._moments[0] <= now - WINDOW_S:
+            self._moments.popleft()
+        if len(self._moments) >= self.most:
+            return False
+        self._moments.append(now)
+        text = "the engine failed, restart %d of at most %d in %g s: %r"
+        _log.error(text, len(self._moments), self.most, WINDOW_S, error)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +71,3 @@ class Kept:
     log_config: LogConfig | None
     memory: KeptMemory | None = None
     restarts: Restarts | None = None  # that count for the next parts, too
-
-    def logs_for(self, config: LogConfig) -> Logs | None:
-        """Logs for parts that want *config*; None: they need others."""
-        return self.logs.share() if config == self.log_config else None

@@ -17,7 +17,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,13 +39,8 @@ class Lease:
     """Slots that are held until release()."""
 
     def __init__(self) -> None:
-        self._files: dict[Path, int] = {}  # descriptors, whose locks are ours
+        self.files: dict[Path, int] = {}  # descriptors, whose locks are ours
         _leases.add(self)
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Files of the slots."""
-        return tuple(self._files)
 
     def take(self, place: Place, config: LeaseConfig, directory: Path) -> None:
         """Hold a slot of *place*, too. Raises LeaseRefused."""
@@ -57,23 +52,21 @@ class Lease:
             path = directory / f"gpu-{place.key}-slot-{slot}.lock"
             file = _locked(path)
             if file is not None:
-                self._files[path] = file
-                _write(file, place.key, slot)
+                self.files[path] = file
+                said = {"pid": os.getpid(), "device": place.key, "slot": slot}
+                said["created_at_unix_ms"] = time.time_ns() // 10**6
+                os.ftruncate(file, 0)  # what it says is for people
+                os.pwrite(file, json.dumps(said).encode(), 0)
                 return
         reason = f"already has {config.max_models} models, which max_models allows"
         raise LeaseRefused(place.key, f"{reason}: close one, or raise max_models")
 
     def release(self) -> None:
         """Give the slots back; can be repeated."""
-        while self._files:
-            path, file = self._files.popitem()
+        while self.files:
+            path, file = self.files.popitem()
             path.unlink(missing_ok=True)
             os.close(file)
-
-    def forget(self) -> None:
-        """Leave the slots to the parent process."""
-        while self._files:
-            os.close(self._files.popitem()[1])
 
 
 _leases = WeakSet[Lease]()
@@ -103,38 +96,29 @@ def take_lease(
         directory = _directory(config)
         for place in places:
             lease.take(place, config, directory)
-    except OSError as error:
+    except BaseException as error:
         lease.release()
+        if not isinstance(error, OSError):
+            raise
         raise LeaseRefused(places[0].key, f"has no slots: {error}") from error
-    except BaseException:
-        lease.release()
-        raise
     return lease
 
 
 def places_of(options: Mapping[str, Any], found: Iterable[Device]) -> list[Place]:
     """Devices among *found* that compute a model of *options*, by their keys."""
     names = options.get("devices")
-    used = [
-        Place(_key(index, device), _free(device))
-        for index, device in enumerate(found)
-        if device.kind in ("gpu", "igpu") and (names is None or device.name in names)
-    ]
+    used: list[Place] = []
+    for index, device in enumerate(found):
+        if device.kind in ("gpu", "igpu") and (names is None or device.name in names):
+            name = device.stable_id or device.name or f"gpu-{index}"
+            key = re.sub(r"[^A-Za-z0-9_-]", "_", name)  # that a file may be named by
+            free = device.memory_free_bytes if device.memory_total_bytes else None
+            used.append(Place(key, free))
     if options.get("split_mode") == "none":
         main_gpu = options.get("main_gpu", 0)
         used = used[main_gpu : main_gpu + 1]
     by_key = {place.key: place for place in reversed(used)}
     return [by_key[key] for key in sorted(by_key)]
-
-
-def _key(index: int, device: Device) -> str:
-    """Letters that a file may be named by."""
-    name = device.stable_id or device.name or f"gpu-{index}"
-    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
-
-
-def _free(device: Device) -> int | None:
-    return device.memory_free_bytes if device.memory_total_bytes else None
 
 
 def _directory(config: LeaseConfig) -> Path:
@@ -153,37 +137,23 @@ def _locked(path: Path) -> int | None:
     """The file at *path*, made if need be, with its lock; None: another one has the lock."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     while True:
-        file = os.open(path, flags, 0o600)
-        try:
-            flock(file, LOCK_EX | LOCK_NB)
-            if _is_at(path, file):
-                return file
-        except BlockingIOError:
-            os.close(file)
-            return None
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)  # its last owner has just deleted it
-
-
-def _is_at(path: Path, file: int) -> bool:
-    with suppress(FileNotFoundError):
-        return os.path.samestat(path.stat(), os.fstat(file))
-    return False
-
-
-def _write(file: int, device: str, slot: int) -> None:
-    """Say for people who has the slot."""
-    said = {"pid": os.getpid(), "device": device, "slot": slot}
-    said["created_at_unix_ms"] = time.time_ns() // 10**6
-    os.ftruncate(file, 0)
-    os.pwrite(file, json.dumps(said).encode(), 0)
+        with ExitStack() as opened:
+            opened.callback(os.close, file := os.open(path, flags, 0o600))
+            try:
+                flock(file, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                return None
+            with suppress(FileNotFoundError):  # its last owner may have deleted it
+                if os.path.samestat(path.stat(), os.fstat(file)):
+                    opened.pop_all()
+                    return file
 
 
 def _begin_anew() -> None:
+    """Leave the slots to the parent process."""
     for lease in tuple(_leases):
-        lease.forget()
+        while lease.files:
+            os.close(lease.files.popitem()[1])
 
 
 os.register_at_fork(after_in_child=_begin_anew)

@@ -6,7 +6,7 @@ Rules:
    their deadlines all the same.
 2. The scheduler knows nothing of a sleep: the context holds afterwards what it held before.
 3. An exception of the executor leaves the scheduler as it was, so all requests go on from the
-   tokens that are known. Only so many in a minute are survived (restarts.py).
+   tokens that are known. Only so many in a minute are survived (kept.py).
 4. A context that cannot be made counts as another failure, and is tried again RETRY_S later.
 """
 
@@ -16,8 +16,8 @@ from logging import getLogger
 
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.kept import RETRY_S, Restarts
 from pyllama_raw.engine.parts import EngineExecutor
-from pyllama_raw.engine.restarts import RETRY_S, Restarts
 from pyllama_raw.errors import EngineFault, PyllamaError, SnapshotFailed, WrongUse
 
 _log = getLogger(__name__)

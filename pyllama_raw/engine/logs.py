@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     from pyllama_raw.options.config import LogConfig
 
 
-@dataclass(frozen=True, slots=True)
 class Logs:
-    """Each None if nobody asked for it."""
+    """Each None if nobody asked for it; *close_files* is called by the last one who closes."""
 
-    steps: StepLog | None = None
-    requests: RequestLog | None = None
-    files: tuple[RecordFile, ...] = ()
-    _users: list[int] = field(default_factory=lambda: [1], compare=False)
+    def __init__(
+        self,
+        steps: StepLog | None = None,
+        requests: RequestLog | None = None,
+        close_files: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.steps, self.requests, self._close_files = steps, requests, close_files
+        self._n_users, self._lock = 1, Lock()
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
@@ -33,21 +36,20 @@ class Logs:
 
     def share(self) -> Self | None:
         """The same logs, for parts that go on with them and close them, too; None: too late."""
-        with _lock:
-            is_open = self._users[0] > 0
-            self._users[0] += is_open
+        with self._lock:
+            is_open = self._n_users > 0
+            self._n_users += is_open
         return self if is_open else None
 
     def close(self) -> None:
         """No step of one engine may follow; the last one writes what is to go to files."""
-        with _lock:
-            self._users[0] -= 1
-            is_last = self._users[0] <= 0
-        for file in self.files if is_last else ():
-            file.close()
+        with self._lock:
+            self._n_users -= 1
+            is_last = self._n_users <= 0
+        if is_last:
+            self._close_files()
 
 
-_lock = Lock()
 NO_LOGS = Logs()
 
 
@@ -58,24 +60,23 @@ def open_logs(config: LogConfig) -> Logs:
     Raises:
         ConfigError: a file cannot be written.
     """
-    files: list[RecordFile] = []
     with ExitStack() as opened:
 
         def put(path: str | Path | None, kind: type[NamedTuple]) -> Any:
             """Open a file, if one is asked for."""
             if path is None:
                 return None
-            files.append(RecordFile(Path(path), kind))
-            opened.callback(files[-1].close)
-            return files[-1].put
+            file = RecordFile(Path(path), kind)
+            opened.callback(file.close)
+            return file.put
 
         put_step = put(config.step_log, StepRecord)
         put_request = put(config.request_log, RequestRecord)
-        opened.pop_all()
+        close_files = opened.pop_all().close
     keeps_steps = config.max_steps or put_step
     keeps_requests = config.max_requests or put_request
     return Logs(
         StepLog(config.max_steps, put_step) if keeps_steps else None,
         RequestLog(config.max_requests, put_request) if keeps_requests else None,
-        tuple(files),
+        close_files,
     )

@@ -18,23 +18,13 @@ from pyllama_raw.core.request import Event, Finished, FinishReason
 from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.cpu_share import CpuShare
 from pyllama_raw.engine.delivery import Delivery, refuse
-from pyllama_raw.engine.door import Door
+from pyllama_raw.engine.door import Door, Pace
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.life import Life
-from pyllama_raw.engine.mailbox import (
-    Cancel,
-    Close,
-    Command,
-    Encoded,
-    Errand,
-    Mailbox,
-    Submit,
-)
-from pyllama_raw.engine.pace import Pace
+from pyllama_raw.engine.mailbox import Command, Errand, Mailbox
 from pyllama_raw.engine.parts import EngineParts
-from pyllama_raw.engine.requests import OpenRequest
-from pyllama_raw.engine.room import WaitingRoom
+from pyllama_raw.engine.requests import OpenRequest, WaitingRoom
 from pyllama_raw.engine.stream import Stream
 from pyllama_raw.engine.telling import Teller
 from pyllama_raw.engine.watcher import Watcher
@@ -59,7 +49,7 @@ class EngineLoop:
         self._door = door
         self._room = WaitingRoom(door.opened)
         self._files, self._media = parts.files, parts.media
-        self.pace = Pace()
+        self.pace = Pace(door.opened, parts.scheduler.limits.n_slots)
         self.driver = Driver(
             parts.scheduler,
             parts.executor,
@@ -75,7 +65,7 @@ class EngineLoop:
         self._teller = Teller()
         self._executor = parts.executor
         self.cpu_share = CpuShare()
-        self._close: Close | None = None  # the last one that was obeyed
+        self._drains: bool | None = None  # as close_after() said last; None: it goes on
         self.life = Life(self.driver, parts.executor, parts.restarts)
         self._told_state = EngineState.READY
         self._quiet: list[Future[None]] = []  # wait until there is no request
@@ -94,8 +84,9 @@ class EngineLoop:
                 timeout_s = 0.0 if self._step() else self._idle_s()
                 self._tell_state()
         self._end_all()
-        if self.life.hindrance is None:
-            self._write_idle()
+        if self.life.hindrance is None and self._files is not None:
+            for _ in self.driver.last_steps():  # keep what slots hold: nobody waits
+                self._files.drain()
 
     def close(self) -> None:
         """Change nothing of the process any more."""
@@ -111,7 +102,7 @@ class EngineLoop:
     @property
     def state(self) -> EngineState:
         """The state as long as the thread runs. Thread: any."""
-        if self._close is not None:
+        if self._drains is not None:
             return EngineState.CLOSING
         if (hindrance := self.life.hindrance) is not None:
             return hindrance
@@ -138,42 +129,38 @@ class EngineLoop:
 
     @property
     def _is_done(self) -> bool:
-        close = self._close
-        if close is None:
-            return False
-        if not close.drains or self.life.is_asleep:
-            return True
-        return not (self._room or self.driver.scheduler.has_work)
+        if self._drains and not self.life.is_asleep:
+            return not (self._room or self.driver.scheduler.has_work)
+        return self._drains is not None
 
     def _obey(self, command: Command) -> None:
-        """Do what *command* says; whatever it raises is about nothing else."""
+        """Run *command*; whatever it raises is about nothing else."""
         try:
-            match command:
-                case Submit():
-                    self._submit(command)
-                case Cancel(request_id):
-                    self._cancel(request_id)
-                case Errand():
-                    try:  # first: whoever has the answer may ask what was before it
-                        self.driver.tell_rest()
-                    finally:
-                        _answer(command)
-                case Encoded(request_id):
-                    self._note_encoded(request_id)
-                case Written() | Fetched():
-                    self.driver.scheduler.take_report(command)
-                case Close():
-                    self._close = command
+            try:
+                if isinstance(command, Errand):  # its caller may ask what was before it
+                    self.driver.tell_rest()
+            finally:
+                command()
         except BaseException:  # noqa: BLE001 - it is told in the log
-            _log.exception("%s failed; the engine goes on", type(command).__name__)
+            _log.exception("a command failed; the engine goes on")
 
-    def _submit(self, command: Submit) -> None:
-        opened = command.opened
+    # Commands.
+
+    def close_after(self, *, drains: bool) -> None:
+        """End every request, with *drains* once it is done; then the thread."""
+        self._drains = drains
+
+    def take_report(self, report: Written | Fetched) -> None:
+        """Hear what became of a file."""
+        self.driver.scheduler.take_report(report)
+
+    def submit(self, opened: Sequence[OpenRequest]) -> None:
+        """Queue requests of one stream, all or none."""
         try:
             if opened[0].encodes is not None:
                 self._await_rows(opened)
                 for each in opened:
-                    self._note_encoded(each.request.request_id)
+                    self.note_encoded(each.request.request_id)
             else:
                 self.driver.take_on(opened)
         except BaseException as error:  # noqa: BLE001 - the reader is told
@@ -182,18 +169,23 @@ class EngineLoop:
     def _refuse(self, opened: Sequence[OpenRequest], error: BaseException) -> None:
         """Take on none of *opened*, which have one stream."""
         stream = opened[0].stream
-        self.delivery.disown(stream)
         try:
             for each in opened:
-                self._withdraw(each)
+                self._room.take(each.request.request_id)
+                if not self.driver.withdraw(each.request.request_id):
+                    self.leave(each)
         finally:
-            refuse(stream, _told(error, "the request could not be taken"))
+            self._give_up(stream, error, "taken")
 
-    def _withdraw(self, opened: OpenRequest) -> None:
-        """Free what was made for a request that was not taken."""
-        self._room.take(opened.request.request_id)
-        if not self.driver.withdraw(opened.request.request_id):
-            self.leave(opened)
+    def _give_up(self, stream: Stream, error: BaseException, what: str) -> None:
+        """End *stream*, whose requests could not be *what*; drop what still comes of them."""
+        if not isinstance(error, PyllamaError):
+            said = f"the request could not be {what}, the engine goes on: {error!r}"
+            fault = EngineFault(said)
+            fault.__cause__ = error
+            error = fault
+        self.delivery.disown(stream)
+        refuse(stream, error)
 
     def _await_rows(self, opened: Sequence[OpenRequest]) -> None:
         """Have requests wait until their images and sounds are encoded."""
@@ -202,7 +194,7 @@ class EngineLoop:
         first.context.run(self.driver.watchers.came, requests, first.submitted)
         self._room.put(opened)
 
-    def _note_encoded(self, request_id: int) -> None:
+    def note_encoded(self, request_id: int) -> None:
         """Have a request whose rows are there, or never will be, leave the waiting room."""
         opened = self._opened.get(request_id)
         if opened is None or self._media is None or opened.encodes is None:
@@ -233,15 +225,14 @@ class EngineLoop:
         self._leave_room(request_id)
         self.driver.cancel(request_id, reason)
 
-    def _cancel(self, request_id: int) -> None:
+    def cancel(self, request_id: int) -> None:
+        """End a request; unknown ids are ignored."""
         try:
             self._end(request_id)
         except BaseException as error:
             opened = self._opened.get(request_id)
             if opened is not None:
-                stream = opened.stream
-                self.delivery.disown(stream)
-                refuse(stream, _told(error, "the request could not be cancelled"))
+                self._give_up(opened.stream, error, "cancelled")
             raise
 
     def _deliver(self, events: list[Event], ended: bool) -> None:
@@ -282,7 +273,7 @@ class EngineLoop:
 
     def _lose(self, loop: object) -> None:
         """*loop* is closed: its requests end before the next step."""
-        self._mailbox.post(Errand(partial(self._abandon, loop)))
+        self._mailbox.post(partial(self._abandon, loop))
 
     def _abandon(self, loop: object) -> None:
         """Nobody can read the streams of a closed event loop."""
@@ -297,7 +288,7 @@ class EngineLoop:
         for opened in self._opened.all():
             if opened.stream is stream:
                 fail = partial(self.driver.fail, opened.request.request_id, error)
-                self._mailbox.post(Errand(fail))
+                self._mailbox.post(fail)
 
     def _idle_s(self) -> float | None:
         moments = (
@@ -313,30 +304,3 @@ class EngineLoop:
             self._end(request_id, FinishReason.CLOSED)
         self.stats = self.driver.scheduler.stats()
         self.driver.tell_rest()
-
-    def _write_idle(self) -> None:
-        """Keep in files what slots hold, one after the other: nobody waits any more."""
-        if self._files is not None:
-            for _ in self.driver.last_steps():
-                self._files.drain()
-
-
-def _answer(call: Errand) -> None:
-    answer = call.answer
-    if not answer.set_running_or_notify_cancel():
-        return
-    try:
-        result = call.function()
-    except BaseException as error:  # noqa: BLE001 - it is the caller's
-        answer.set_exception(error)
-    else:
-        answer.set_result(result)
-
-
-def _told(error: BaseException, what: str) -> PyllamaError:
-    """*error* as the reader of a stream gets it."""
-    if isinstance(error, PyllamaError):
-        return error
-    fault = EngineFault(f"{what}, the engine goes on: {error!r}")
-    fault.__cause__ = error
-    return fault

@@ -1,4 +1,9 @@
-"""Commands from any thread to the engine thread, in the order they were posted."""
+"""
+Commands from any thread to the engine thread: functions, in the order they were posted.
+
+The threads that engines run in must not wait for an engine. Hooks of policies, watchers and step
+logs run there. What they wait for comes when they have returned, or when another such thread has.
+"""
 
 from __future__ import annotations
 
@@ -7,60 +12,52 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Lock, Thread, current_thread
 from typing import Any
 
-from pyllama_raw.core.step import Fetched, Written
-from pyllama_raw.engine.requests import OpenRequest
+from pyllama_raw.errors import WrongUse
+
+LINGER_S = 5e-4  # silence that ends a burst
+BURST_S = 1e-2  # longest wait for its end
+
+Command = Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Queue requests of one stream, all or none."""
-
-    opened: tuple[OpenRequest, ...]
+class OwnThread(Thread):
+    """Runs an engine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """End a request; unknown ids are ignored."""
-
-    request_id: int
+def check_may_wait() -> None:
+    """Raise WrongUse in the thread of an engine."""
+    if isinstance(current_thread(), OwnThread):
+        raise WrongUse(
+            "a hook, a watcher or a step log called an engine, which would wait for its "
+            "return for ever: let another thread call"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """Run a function between two steps."""
+    """A function whose answer somebody waits for."""
 
     function: Callable[[], Any]
     answer: Future[Any] = field(default_factory=Future)
 
+    def __call__(self) -> None:
+        """Run the function, unless whoever asked has left."""
+        if not self.answer.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.function()
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(result)
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """All rows of a request are there, or an encode of it has failed."""
-
-    request_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """End every request, with *drains* once it is done; then free everything."""
-
-    drains: bool
-
-
-Command = Submit | Cancel | Errand | Encoded | Written | Fetched | Close
-
-
-def fail(answer: Future[Any], error: BaseException) -> None:
-    """Answer by *error*, unless whoever asked has left."""
-    if answer.set_running_or_notify_cancel():
-        answer.set_exception(error)
-
-
-LINGER_S = 5e-4  # silence that ends a burst
-BURST_S = 1e-2  # longest wait for its end
+    def refuse(self, error: BaseException) -> None:
+        """Answer by *error*, unless there is an answer or nobody waits for it."""
+        if not self.answer.done() and self.answer.set_running_or_notify_cancel():
+            self.answer.set_exception(error)
 
 
 class Mailbox:

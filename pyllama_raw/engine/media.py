@@ -44,11 +44,6 @@ class MediaReader:
         """Parts with equal ones have equal rows, and share them in *namespace* only."""
         return RowKey(sha256(self._identity + part.digest).digest(), namespace)
 
-    def n_row_bytes(self, layout: MediaLayout) -> int:
-        """Bytes of all rows of a part."""
-        n_rows = sum(run.n_cells for run in layout.runs if isinstance(run, RowRun))
-        return 4 * n_rows * self._projector.n_embd
-
     def layout(self, part: Media) -> MediaLayout:
         """
         The layout of *part*, from its size.

@@ -5,21 +5,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
 from pyllama_raw.core.encodes import Encodes, Wanted
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.request import Request
 from pyllama_raw.core.spans import Span
-from pyllama_raw.core.stats import MediaStats
 from pyllama_raw.engine.encoder import Cancellable, Encoder, RequestEncodes, Rows
 from pyllama_raw.engine.fingerprint import fingerprint
 from pyllama_raw.engine.media import MediaLayout, MediaReader
 from pyllama_raw.engine.model_files import model_files
 from pyllama_raw.engine.requests import OpenRequest
-from pyllama_raw.engine.shared_models import ModelUse
-from pyllama_raw.engine.shared_projectors import close_projector, open_projector
+from pyllama_raw.engine.shared_models import ModelUse, Shared
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.errors import BadMedia
 from pyllama_raw.media import pictures, sounds
@@ -29,7 +27,7 @@ from pyllama_raw.media.limits import Media, MediaLimits
 from pyllama_raw.native.cut import RowRun
 from pyllama_raw.native.encode import EncodeCall
 from pyllama_raw.native.projector import Projector
-from pyllama_raw.options.config import EngineConfig, MediaConfig
+from pyllama_raw.options.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,13 @@ class MediaTask:
 
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """The payload of a span; see built_samplers.SpanRows."""
+    """
+    The payload of a span of a request.
+
+    It is there when the request is opened. Its rows are there, and never change, once the
+    scheduler has the request; they stay until the request is closed, because a sequence that
+    is preempted is computed again. All are finite. The engine thread reads.
+    """
 
     run: RowRun
     task: MediaTask
@@ -84,55 +88,44 @@ class MediaDesk:
 
     Thread:
         Any, until close().
+
+    Raises:
+        ModelLoadFailed, ProjectorLoadFailed, Unsupported: as Projector.load(), of the projector
+            that *config* names.
     """
 
-    def __init__(
-        self,
-        projector: Projector,
-        identity: bytes,
-        config: MediaConfig,
-        keys: SpanKeys,
-    ) -> None:
-        self.projector = projector
-        self.limits = MediaLimits(
-            max_parts=config.max_parts,
-            max_bytes=config.max_upload_bytes,
-            max_pixels=config.max_pixels,
-            max_seconds=config.max_seconds,
+    def __init__(self, use: ModelUse, config: EngineConfig, keys: SpanKeys) -> None:
+        wanted, path = config.media, config.media.mmproj
+        assert path is not None
+        files = model_files(Path(path))
+        options: dict[str, Any] = {
+            "n_threads": config.context.n_threads_batch or config.context.threads,
+            "use_gpu": config.model.n_gpu_layers != 0,
+            "min_tokens": wanted.image_min_tokens,
+            "max_tokens": wanted.image_max_tokens,
+        }
+        self.projector = _projectors.enter(
+            (id(use.model), files or str(path), *options.values()),
+            partial(Projector.load, path, use.model, **options),
         )
-        self._reader = MediaReader(projector, identity)
-        self._keys = keys
-        self.encoder = Encoder(Encodes(config.max_open_bytes, config.max_kept_bytes))
-
-    @classmethod
-    def open(cls, use: ModelUse, config: EngineConfig, keys: SpanKeys) -> Self:
-        """
-        Load the projector that *config* names.
-
-        Raises:
-            ModelLoadFailed, ProjectorLoadFailed, Unsupported: as Projector.load().
-        """
-        wanted = config.media
-        assert wanted.mmproj is not None
-        projector = open_projector(
-            wanted.mmproj,
-            use.model,
-            n_threads=config.context.n_threads_batch or config.context.threads,
-            use_gpu=config.model.n_gpu_layers != 0,
-            min_tokens=wanted.image_min_tokens,
-            max_tokens=wanted.image_max_tokens,
-        )
-        limits = {"min": wanted.image_min_tokens, "max": wanted.image_max_tokens}
         try:
-            name = fingerprint(model_files(Path(wanted.mmproj)), 0, limits, {})
-            return cls(projector, name.encode(), wanted, keys)
+            limits = {"min": wanted.image_min_tokens, "max": wanted.image_max_tokens}
+            identity = fingerprint(files, 0, limits, {}).encode()
+            self._reader = MediaReader(self.projector, identity)
+            encodes = Encodes[RequestEncodes](
+                wanted.max_open_bytes, wanted.max_kept_bytes
+            )
+            self.encoder = Encoder(encodes)
         except BaseException:
-            close_projector(projector)
+            _close(self.projector)
             raise
-
-    @property
-    def stats(self) -> MediaStats:
-        return self.encoder.stats
+        self._keys = keys
+        self.limits = MediaLimits(
+            max_parts=wanted.max_parts,
+            max_bytes=wanted.max_upload_bytes,
+            max_pixels=wanted.max_pixels,
+            max_seconds=wanted.max_seconds,
+        )
 
     def take_list(
         self, prompt: Sequence[object]
@@ -164,7 +157,8 @@ class MediaDesk:
             layout = self._reader.layout(part)
         except BadMedia as error:
             raise BadMedia(error.reason, index) from error
-        n_bytes = len(part.content) + self._reader.n_row_bytes(layout)
+        n_rows = sum(run.n_cells for run in layout.runs if isinstance(run, RowRun))
+        n_bytes = len(part.content) + 4 * n_rows * self.projector.n_embd
         wanted = Wanted(self._reader.key(part, namespace), n_bytes)
         task = MediaTask(part, layout, wanted, self._reader)
         tokens, spans, payloads, n_floats = array("i"), [], [], 0
@@ -190,8 +184,8 @@ class MediaDesk:
         """
         encodes = []
         for each in opened:
-            if each.request.payloads:
-                tasks = _tasks(each.request)
+            payloads = cast(Sequence[MediaRows], each.request.payloads)
+            if tasks := list({id(rows.task): rows.task for rows in payloads}.values()):
                 each.encodes = RequestEncodes(each.request.request_id, tasks)
                 encodes.append(each.encodes)
         if encodes:
@@ -202,10 +196,12 @@ class MediaDesk:
         try:
             self.encoder.close()
         finally:
-            close_projector(self.projector)
+            _close(self.projector)
 
 
-def _tasks(request: Request) -> list[MediaTask]:
-    """One for each part of the prompt."""
-    payloads = cast(Sequence[MediaRows], request.payloads)
-    return list({id(rows.task): rows.task for rows in payloads}.values())
+_projectors = Shared[Projector]()  # engines share one for a model
+
+
+def _close(projector: Projector) -> None:
+    if _projectors.leave(projector):
+        projector.close()

@@ -27,16 +27,11 @@ class ModelFile(NamedTuple):
 
 def model_files(path: Path) -> tuple[ModelFile, ...]:
     """The file at *path*, or all parts of a split model; () if it cannot be found."""
-    try:
-        return tuple(_look_at(part) for part in _parts(path))
+    try:  # libllama, too, finds the other parts by their names
+        parts = list(takewhile(Path.exists, map(Path, split_names(str(path)))))
+        return tuple(map(_look_at, parts if path in parts else [path]))
     except (OSError, ValueError):  # NUL in the path: whoever loads it says so
         return ()
-
-
-def _parts(path: Path) -> list[Path]:
-    """libllama, too, finds the other parts by their names."""
-    parts = list(takewhile(Path.exists, map(Path, split_names(str(path)))))
-    return parts if path in parts else [path]
 
 
 def _look_at(path: Path) -> ModelFile:

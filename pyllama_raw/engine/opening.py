@@ -8,7 +8,7 @@ the engine is imported, so a thread does that.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib import import_module
 from logging import getLogger
@@ -60,17 +60,22 @@ def build(
     """
     libllama.load()  # first: this, too, needs the interpreter, and C is to begin soon
     overrides = NO_OVERRIDES if config is None else config.model.kv_overrides
+    options: dict[str, Any] = {}
     capabilities = probe(path, overrides)
     capabilities.check(*_wanted(needs))
     if config is not None:
         from pyllama_raw.engine.sources import checked_config
 
         checked_config(capabilities.model, config)
-    config = fitted(path, config)
+        if config.fit_ctx:
+            from pyllama_raw.engine.fit import fitted
+
+            config = fitted(path, config)
+        options = config.resolved_model.model_dump(exclude_defaults=True)
     importing = Thread(target=_import_all, name="pyllama-import")
     importing.start()
     try:
-        use = open_model(path, model_options(config), report)
+        use = open_model(path, options, report)
         return build_on(use, config, needs, kept)
     finally:
         importing.join()
@@ -83,12 +88,14 @@ def build_on(
     kept: Kept | None = None,
 ) -> EngineParts:
     """Like build(), of a model that is loaded; *use* is closed with the parts."""
-    try:
+    with ExitStack() as undo:
+        undo.callback(pass_on_lines)
+        undo.callback(use.close)
         from pyllama_raw.options.config import EngineConfig
 
-        config = config or EngineConfig()
-        capabilities = capabilities_of(model_info(use.model.path, use.model.header))
-        if use.model.is_recurrent or use.model.is_hybrid:
+        config, model = config or EngineConfig(), use.model
+        capabilities = capabilities_of(model_info(model.path, model.header))
+        if model.is_recurrent or model.is_hybrid:
             capabilities = capabilities.without(
                 "the model keeps a recurrent state of its texts",
                 Operation.EMBED,
@@ -104,51 +111,32 @@ def build_on(
             from pyllama_raw.engine.build_embedder import assemble_embedder
 
             parts = assemble_embedder(use, config, capabilities)
-    except BaseException:
-        use.close()
-        pass_on_lines()
-        raise
-    try:
-        pass_on_lines()
+        undo.callback(parts.release)
+        from pyllama_raw.engine.kept import Restarts
         from pyllama_raw.engine.logs import open_logs
 
-        logs = None if kept is None else kept.logs_for(config.log)
-        opened = replace(parts, logs=logs or open_logs(config.log))
-        if kept is not None and kept.restarts is not None:
-            opened = replace(opened, restarts=kept.restarts)
-    except BaseException:
-        parts.release()
-        raise
-    limits = parts.scheduler.limits
-    _log.info(
-        "opened %s: %d slots, %d cells",
-        use.model.path,
-        limits.n_slots,
-        limits.n_cells,
-    )
+        logs = restarts = None
+        if kept is not None:
+            restarts = kept.restarts
+            logs = kept.logs.share() if kept.log_config == config.log else None
+        opened = replace(
+            parts,
+            metadata=model.meta,
+            labels=model.labels,
+            model_files=use.files,
+            logs=logs or open_logs(config.log),
+            restarts=restarts or Restarts(config.max_restarts),
+        )
+        undo.pop_all()
+    pass_on_lines()
+    limits = opened.scheduler.limits
+    text = "opened %s: %d slots, %d cells"
+    _log.info(text, model.path, limits.n_slots, limits.n_cells)
     return opened
-
-
-def fitted(
-    path: Path, config: EngineConfig | None, *, has_weights: bool = False
-) -> EngineConfig | None:
-    """Options that fit the memory, if somebody wants that."""
-    if config is None or not config.fit_ctx:
-        return config
-    from pyllama_raw.engine.fit import fitted as fit
-
-    return fit(path, config, has_weights=has_weights)
 
 
 def _wanted(needs: str | None) -> Iterable[Operation]:
     return Operation if needs is None else (Operation(needs),)
-
-
-def model_options(config: EngineConfig | None) -> dict[str, Any]:
-    """Options of the model that are not the default."""
-    if config is None:
-        return {}
-    return config.resolved_model.model_dump(exclude_defaults=True)
 
 
 def _import_all() -> None:

@@ -37,10 +37,12 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.span_records import to_file
-from pyllama_raw.engine.state_file import ENTRY_BYTES, State, StoredFile
-from pyllama_raw.engine.state_parts import (
+from pyllama_raw.engine.state_file import (
+    ENTRY_BYTES,
     PART_TOKENS,
     FileState,
+    State,
+    StoredFile,
     head_bytes,
     make_head,
     parts_of,
@@ -56,11 +58,14 @@ class Done(NamedTuple):
     saved: Mapping[int, Saved]  # by save_id, in host memory
     lost: frozenset[int]  # slots that could not be filled or cut, and are empty
     restore_s: Mapping[int, float]  # by slot
-    capture_s: float
 
 
 class SlotOperations:
-    """Does moves in order; a state that cannot be saved or loaded is a miss, no error."""
+    """
+    Does moves in order; a state that cannot be saved or loaded is a miss, no error.
+
+    It outlives the context: `context` may be set to another one.
+    """
 
     def __init__(
         self,
@@ -74,28 +79,31 @@ class SlotOperations:
             scratch: a slot of the context that no sequence uses.
             disk: None: plans have no moves of files.
         """
-        self._context = context
+        self.context = context
         self._disk = disk
         self._kind = kind
         self._scratch = scratch
-        self._shares_cells = context.kv_unified or context.model.is_recurrent
         self._saved: dict[int, Saved] = {}
         self._lost: set[int] = set()
         self._restore_s: dict[int, float] = {}
-        self._capture_s = 0.0
-        self.refuses_cuts = False  # the memory has refused to forget a part of a slot
+        self.capture_s = self.restore_s = 0.0  # in all
+        self.refuses_cuts = False  # learned from the memory, or known by its kind:
+        self.can_cut = kind.can_cut
 
     def run(self, moves: Iterable[Move], lost: Iterable[int] = ()) -> Done:
         """Do all, in order; the slots *lost* are empty, against what the plan says."""
         self._saved, self._lost = {}, set(lost)
-        self._restore_s, self._capture_s = {}, 0.0
+        self._restore_s = {}
         for move in moves:
             self._do(move)
-        lost = frozenset(self._lost)
-        return Done(self._saved, lost, self._restore_s, self._capture_s)
+        return Done(self._saved, frozenset(self._lost), self._restore_s)
+
+    def note_refusal(self) -> None:
+        """The memory has refused to forget a part of a slot; from now on nobody asks it."""
+        self.refuses_cuts, self.can_cut = True, False
 
     def _do(self, move: Move) -> None:
-        context = self._context
+        context = self.context
         match move:
             case Release(slot):
                 context.seq_rm(slot)
@@ -114,13 +122,11 @@ class SlotOperations:
                 self._do_with_files(move)
 
     def _do_with_files(self, move: FileMove) -> None:
-        match move:
-            case Fetch(fetch_id, payload):
-                assert isinstance(payload, StoredFile)
-                self._files.fetch(fetch_id, payload)
-            case Delete(payloads):
-                files = (file for file in payloads if isinstance(file, StoredFile))
-                self._files.delete(files)
+        if isinstance(move, Fetch):
+            assert isinstance(move.payload, StoredFile)
+            self._files.fetch(move.fetch_id, move.payload)
+        else:
+            self._files.delete(f for f in move.payloads if isinstance(f, StoredFile))
 
     @property
     def _files(self) -> DiskWriter:
@@ -148,7 +154,7 @@ class SlotOperations:
     def _capture(self, save: Save, slot: int) -> State | None:
         """Copy what *slot* holds of the range, by way of scratch if it is a part."""
         started = time.perf_counter()
-        context, scratch = self._context, self._scratch
+        context, scratch = self.context, self._scratch
         if save.tier is CacheTier.DISK:
             max_bytes = save.max_bytes - ENTRY_BYTES
             if self._kind is SnapshotKind.RANGE:
@@ -161,59 +167,56 @@ class SlotOperations:
             context.seq_cp(slot, scratch, save.start, save.stop)
             state = self._saved_state(scratch, save.max_bytes)
             context.seq_rm(scratch)
-        self._capture_s += time.perf_counter() - started
+        self.capture_s += time.perf_counter() - started
         return state
 
     def _miss(self, slot: int) -> None:
-        self._context.seq_rm(slot)
+        self.context.seq_rm(slot)
         self._lost.add(slot)
 
     def _trim(self, slot: int, n_pos: int) -> None:
         if n_pos == 0:
-            self._context.seq_rm(slot)
-        elif not self._kind.can_cut or self._context.cut(slot, n_pos):
-            return
-        else:
+            self.context.seq_rm(slot)
+        elif self._kind.can_cut and not self.context.cut(slot, n_pos):
             self._refuse(slot)
 
     def _shift(self, slot: int, start: int, end: int) -> None:
         """Forget [start, end), close the gap."""
-        if self._context.seq_rm(slot, start, end):
-            self._context.seq_add(slot, end, -1, start - end)
+        if self.context.seq_rm(slot, start, end):
+            self.context.seq_add(slot, end, -1, start - end)
         else:
-            self._context.seq_rm(slot)
+            self.context.seq_rm(slot)
             self._refuse(slot)
 
     def _refuse(self, slot: int) -> None:
         self._lost.add(slot)
-        self.refuses_cuts = True
+        self.note_refusal()
 
     def _copy(self, src: int, dst: int, n_pos: int) -> None:
         if src in self._lost:
             self._lost.add(dst)
         elif self._kind is SnapshotKind.RANGE:
-            self._context.seq_cp(src, dst, 0, n_pos)
-        elif self._shares_cells:
-            self._context.seq_cp(src, dst)
+            self.context.seq_cp(src, dst, 0, n_pos)
+        elif self.context.kv_unified or self.context.model.is_recurrent:
+            self.context.seq_cp(src, dst)
             self._trim(dst, n_pos)
         else:
             self._copy_state(src, dst, n_pos)
 
     def _copy_state(self, src: int, dst: int, n_pos: int) -> None:
-        context = self._context
+        context = self.context
         try:
             state = new_bytes(context.state_bytes(src))
             context.capture(src, state)
             context.restore(dst, state)
         except (SnapshotFailed, MemoryError):
-            context.seq_rm(dst)
-            self._lost.add(dst)
+            self._miss(dst)
         else:
             self._trim(dst, n_pos)
 
     def _saved_parts(self, slot: int, n_pos: int, max_bytes: int) -> State | None:
         """All of *slot* in parts; None if that is not possible in *max_bytes*."""
-        context, scratch = self._context, self._scratch
+        context, scratch = self.context, self._scratch
         starts = range(0, n_pos, PART_TOKENS)
         ranges = [(start, min(start + PART_TOKENS, n_pos)) for start in starts]
         sizes = []
@@ -246,11 +249,11 @@ class SlotOperations:
     def _saved_state(self, slot: int, max_bytes: int) -> State | None:
         """All of *slot*; None if that is not possible in *max_bytes*."""
         try:
-            n_bytes = self._context.state_bytes(slot)
+            n_bytes = self.context.state_bytes(slot)
             if n_bytes > max_bytes:
                 return None
             payload = new_bytes(n_bytes)
-            self._context.capture(slot, payload)
+            self.context.capture(slot, payload)
         except (SnapshotFailed, MemoryError):
             return None
         return payload
@@ -260,20 +263,22 @@ class SlotOperations:
         try:
             for piece in load.pieces:
                 self._load_piece(load.slot, piece)
-            highest = self._context.seq_pos_max(load.slot)
+            highest = self.context.seq_pos_max(load.slot)
             if highest is None or not load.last_pos <= highest < load.pieces[-1].stop:
                 self._miss(load.slot)  # a forged file: of fewer tokens than it says
         except (SnapshotFailed, MemoryError):
             self._miss(load.slot)
         finally:
-            self._restore_s[load.slot] = time.perf_counter() - started
+            took_s = time.perf_counter() - started
+            self._restore_s[load.slot] = took_s
+            self.restore_s += took_s
 
     def _load_piece(self, slot: int, piece: Piece) -> None:
         payload = piece.payload
         data = payload.data if isinstance(payload, FileState) else payload
         assert isinstance(data, memoryview)
         if not self._kind.is_part:
-            self._context.restore(slot, data)
+            self.context.restore(slot, data)
             self._trim(slot, piece.stop)
         elif isinstance(payload, FileState):
             for start, stop, state in parts_of(data):
@@ -286,7 +291,7 @@ class SlotOperations:
 
     def _load_range(self, slot: int, state: State, start: int, stop: int) -> None:
         """Have [start, stop) of *state* in *slot*, by way of scratch."""
-        context = self._context
+        context = self.context
         try:
             context.restore(self._scratch, state)
             context.seq_cp(self._scratch, slot, start, stop)

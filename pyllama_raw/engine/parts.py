@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
-from pyllama_raw.core.step import Executor, Fetched, Written
+from pyllama_raw.core.step import Executor
 from pyllama_raw.engine.adapters import AdapterHost
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.info import EngineInfo
+from pyllama_raw.engine.kept import Restarts
 from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.model_files import ModelFile
-from pyllama_raw.engine.model_info import Pooling
-from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.options.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from pyllama_raw.engine.disk_writer import DiskWriter
+    from pyllama_raw.engine.embed_executor import EmbedExecutor
     from pyllama_raw.engine.media_desk import MediaDesk
 
 T = TypeVar("T")
@@ -38,10 +38,6 @@ class Reading(Protocol):
 def at_once(function: Callable[[], T], /) -> T:
     """A Reading where nobody frees the vocabulary."""
     return function()
-
-
-def _no_rules(params: SamplingParams, reading: Reading) -> object:  # noqa: ARG001
-    return None
 
 
 class EngineExecutor(Executor, Protocol):
@@ -115,27 +111,6 @@ class TextVocab(Protocol):
         """Bytes of *token*; control tokens have some only if *special*."""
 
 
-class FileWriter(Protocol):
-    """Writes and reads what an executor asks it for, while steps go on."""
-
-    report: Callable[[Written | Fetched], None]  # is told what came of it
-
-    def drain(self) -> None:
-        """Wait until all is written and reported."""
-
-
-class TextContexts(Protocol):
-    """Contexts that make vectors, one for each way of pooling. Thread: any."""
-
-    limits: ContextLimits  # of each
-
-    def is_ready(self, pooling: Pooling) -> bool:
-        """Whether nobody need make the one that pools like this."""
-
-    def prepare(self, pooling: Pooling) -> object:
-        """Make it, unless there is one. Raises ContextFailed, NativeError, ClosedError."""
-
-
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """One scheduler and one executor that fit each other, and what they stand on."""
@@ -149,12 +124,12 @@ class EngineParts:
     describe: Callable[[], EngineInfo]  # also after the release
     capabilities: Capabilities
     cache_scope: str = "shared"  # "salt": only requests with a salt share prefixes
-    files: FileWriter | None = None  # of the executor; None: nothing is kept in files
+    files: DiskWriter | None = None  # of the executor; None: nothing is kept in files
     logs: Logs = NO_LOGS  # of steps and requests
-    make_rules: Callable[[SamplingParams, Reading], object] = _no_rules  # may take long
+    make_rules: Callable[[SamplingParams, Reading], object] = lambda *_: None
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the model file
     labels: tuple[str, ...] = ()  # of the scores that the model gives
-    texts: TextContexts | None = None  # None: texts do not become vectors
+    texts: EmbedExecutor | None = None  # None: texts do not become vectors
     span_keys: SpanKeys = field(default_factory=SpanKeys)  # of prompts and of files
     media: MediaDesk | None = None  # None: prompts are text
     adapter_host: AdapterHost | None = None  # None: the engine takes no adapters

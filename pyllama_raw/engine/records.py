@@ -1,20 +1,22 @@
-"""Records as JSON lines: read, written at once, or written while an engine runs."""
+"""Records: kept in memory, and as JSON lines, written at once or while an engine runs."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fcntl import LOCK_EX, LOCK_NB, flock
 from logging import getLogger
 from pathlib import Path
 from stat import S_ISREG
 from threading import Event, Thread
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, Generic, NamedTuple, TypeVar
 
+from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import ConfigError
 
+MAX_RECORDS = 2**14  # kept by default
 MAX_WAITING = 2**16  # records that wait for the disk; then the oldest are lost
 WRITE_S = 1.0  # between two looks at them
 
@@ -45,10 +47,8 @@ def read_records(path: Path, make: Callable[..., R]) -> list[R]:
     with path.open() as file:
         for number, line in enumerate(file, 1):
             try:
-                values: Any = json.loads(line)
-                found.append(
-                    make(**{name: _fixed(value) for name, value in values.items()})
-                )
+                values = json.loads(line).items()
+                found.append(make(**{name: _fixed(value) for name, value in values}))
             except (AttributeError, TypeError, ValueError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
     return found
@@ -56,6 +56,30 @@ def read_records(path: Path, make: Callable[..., R]) -> list[R]:
 
 def _fixed(value: Any) -> Any:
     return tuple(map(_fixed, value)) if isinstance(value, list) else value
+
+
+class RecordLog(Watcher, Generic[R]):
+    """
+    The last records of one driver, the oldest first. Any thread may read.
+
+    Args:
+        put: gets each record, too.
+    """
+
+    def __init__(
+        self, max_records: int = MAX_RECORDS, put: Callable[[R], None] | None = None
+    ) -> None:
+        self._records: deque[R] = deque(maxlen=max_records)
+        self._put = put
+
+    def __iter__(self) -> Iterator[R]:
+        return iter(tuple(self._records))
+
+    def keep(self, record: R) -> None:
+        """Keep *record* in place of the oldest."""
+        self._records.append(record)
+        if self._put is not None:
+            self._put(record)
 
 
 class RecordFile:
@@ -109,19 +133,16 @@ class RecordFile:
     def _run(self, file: IO[str]) -> None:
         try:
             with file:
-                while not self._closes.wait(WRITE_S):
-                    self._write(file)
-                self._write(file)
+                is_last = False
+                while not is_last:
+                    is_last = self._closes.wait(WRITE_S)
+                    while self._waiting:  # each is gone once it is written
+                        file.write(line_of(self._waiting.popleft()))
+                    file.flush()
         except Exception as error:  # noqa: BLE001 - it is told in the log
             _log.error("%s is not written any more: %s", self._path, error)
         if self.n_lost:
             _log.error("%s lacks %d records", self._path, self.n_lost)
-
-    def _write(self, file: IO[str]) -> None:
-        """All that waits; each is gone once it is written."""
-        while self._waiting:
-            file.write(line_of(self._waiting.popleft()))
-        file.flush()
 
 
 def _open_alone(path: Path, start: bytes) -> IO[str]:
@@ -139,9 +160,8 @@ def _open_alone(path: Path, start: bytes) -> IO[str]:
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8")
     try:
-        _check_kind(file.fileno(), path)
         flock(file, LOCK_EX | LOCK_NB)
-        _check_start(file.fileno(), path, start)
+        _check(file.fileno(), path, start)
         file.truncate(0)
     except BaseException:
         file.close()
@@ -149,12 +169,9 @@ def _open_alone(path: Path, start: bytes) -> IO[str]:
     return file
 
 
-def _check_kind(file: int, path: Path) -> None:
+def _check(file: int, path: Path, start: bytes) -> None:
     if not S_ISREG(os.fstat(file).st_mode):
         raise ConfigError(f"{path} is no regular file: name a file for the log")
-
-
-def _check_start(file: int, path: Path, start: bytes) -> None:
     found = os.pread(file, len(start), 0)
     if found != start[: len(found)]:
         raise ConfigError(

@@ -8,17 +8,26 @@ of prefixes can be replayed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import NamedTuple
 
-from pyllama_raw.core.namespace import Adapted, Private
+from pyllama_raw.core.namespace import Private
 from pyllama_raw.core.request import Finished, Request, Value
-from pyllama_raw.engine.record_log import MAX_RECORDS, RecordLog
-from pyllama_raw.engine.warm_up import warms_up
+from pyllama_raw.engine.records import RecordLog
 
 BLOCK = 16  # tokens of a hash_id
 ID_BYTES = 6  # every JSON reader keeps so many exactly
+# As policy_data: a request that only warms an engine up. Logs have it, and what is fitted or
+# replayed leaves it out.
+WARM_UP: Mapping[str, Value] = MappingProxyType({"warm_up": True})
+
+
+def warms_up(policy_data: Mapping[str, Value] | None) -> bool:
+    """Whether the request that has *policy_data* does not count."""
+    return policy_data is not None and policy_data.get("warm_up") is True
 
 
 class RequestRecord(NamedTuple):
@@ -50,55 +59,37 @@ class RequestRecord(NamedTuple):
         return warms_up(self.policy_data)
 
 
-class BlockIds:
+def block_ids(request: Request, key: bytes) -> tuple[int, ...]:
     """
-    Numbers for the blocks of prompts.
+    A number for each block of the prompt of *request*.
 
     Two prompts have equal numbers as far as their blocks are equal from the start, and the
-    same callers may use them. A key that is drawn once keeps texts from being guessed.
+    same callers may use them. A *key* that is drawn once keeps texts from being guessed.
     """
-
-    def __init__(self, key: bytes | None = None) -> None:
-        self._key = os.urandom(16) if key is None else key
-
-    def of(self, request: Request) -> tuple[int, ...]:
-        """A number for each block of the prompt."""
-        namespace = request.namespace
-        hashed = blake2b(key=self._key, digest_size=ID_BYTES)
-        if isinstance(namespace, Private):
-            hashed.update(b"request %d\0" % request.request_id)
-        elif isinstance(namespace, Adapted):
-            hashed.update(b"adapters " + repr(namespace).encode() + b"\0")
-        elif namespace is not None:
-            hashed.update(b"salt " + namespace.encode("utf-8", "surrogatepass") + b"\0")
-        data, n_bytes = request.tokens.tobytes(), request.tokens.itemsize * BLOCK
-        found = []
-        for start in range(0, len(data), n_bytes):
-            hashed.update(data[start : start + n_bytes])
-            found.append(int.from_bytes(hashed.digest()))
-        return tuple(found)
+    namespace = request.namespace
+    owner = request.request_id if isinstance(namespace, Private) else namespace
+    hashed = blake2b(f"{owner!r}\0".encode(), key=key, digest_size=ID_BYTES)
+    data, n_bytes = request.tokens.tobytes(), request.tokens.itemsize * BLOCK
+    found = []
+    for start in range(0, len(data), n_bytes):
+        hashed.update(data[start : start + n_bytes])
+        found.append(int.from_bytes(hashed.digest()))
+    return tuple(found)
 
 
 class RequestLog(RecordLog[RequestRecord]):
     """The last requests of one driver that have ended."""
 
-    def __init__(
-        self,
-        max_records: int = MAX_RECORDS,
-        put: Callable[[RequestRecord], None] | None = None,
-    ) -> None:
-        super().__init__(max_records, put)
-        self._block_ids = BlockIds()
+    @cached_property
+    def _key(self) -> bytes:
+        return os.urandom(16)
 
     def ended(self, request: Request, end: Finished) -> None:
         """Make a record."""
-        self.keep(self._record(request, end))
-
-    def _record(self, request: Request, end: Finished) -> RequestRecord:
         times, deadline = end.timings, request.deadline
         data = request.policy_data
         shares = not request.lot.makes_vectors and request.source is None
-        return RequestRecord(
+        record = RequestRecord(
             request_id=end.request_id,
             submitted_s=times.submitted,
             admitted_s=times.admitted,
@@ -116,8 +107,9 @@ class RequestLog(RecordLog[RequestRecord]):
             client=request.client,
             policy_data=None if data is None else dict(data),
             block=BLOCK,
-            hash_ids=self._block_ids.of(request) if shares else (),
+            hash_ids=block_ids(request, self._key) if shares else (),
         )
+        self.keep(record)
 
 
 def why(end: Finished) -> str:

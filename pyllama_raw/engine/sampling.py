@@ -63,7 +63,16 @@ def open_sampler(
     grammar = constraint if isinstance(constraint, Grammar) else None
     mask = constraint.mask if isinstance(constraint, MaskState) else None
     suppress, bias = named or NamedTokens.of(params, vocab)
-    chain, n_first = _chain(params, vocab, prompt)
+    n_ctx = min(vocab.n_ctx_train, stages.HISTORY_MAX)
+    reach = Reach(min(len(prompt) + params.max_tokens, stages.HISTORY_MAX), n_ctx)
+    chain: SamplerChain | None = None
+    n_first = 0  # the size of the top-k that it begins with
+    if wanted := stages_of(params, reach):
+        chain = SamplerChain.build(wanted, vocab)
+        if n_history := params.n_history(reach.n_most):
+            chain.accept(prompt[-n_history:])
+        if isinstance(wanted[0], stages.TopK) and wanted[0].k <= FIRST_MAX:
+            n_first = wanted[0].k
     return RowSampler(
         chain,
         suppress,
@@ -74,27 +83,6 @@ def open_sampler(
         mask=mask,
         n_first=n_first,
     )
-
-
-def _chain(
-    params: SamplingParams, vocab: Vocab, prompt: array[int]
-) -> tuple[SamplerChain | None, int]:
-    """The chain, and the size of the top-k it begins with; 0: it does not."""
-    n_ctx = min(vocab.n_ctx_train, stages.HISTORY_MAX)
-    reach = Reach(min(len(prompt) + params.max_tokens, stages.HISTORY_MAX), n_ctx)
-    wanted = stages_of(params, reach)
-    if not wanted:
-        return None, 0
-    chain = SamplerChain.build(wanted, vocab)
-    n_history = params.n_history(reach.n_most)
-    if n_history:
-        chain.accept(prompt[-n_history:])
-    return chain, _n_first(wanted[0])
-
-
-def _n_first(stage: Stage) -> int:
-    k = stage.k if isinstance(stage, stages.TopK) else 0
-    return k if k <= FIRST_MAX else 0
 
 
 class Reach(NamedTuple):
@@ -108,24 +96,23 @@ def stages_of(params: SamplingParams, reach: Reach) -> list[Stage]:
     """
     The chain for *params*; empty where it would be the largest logit.
     """
-    assert params.seed is not None
-    if params.mirostat and not params.greedy:
-        return [
-            *_temperature(params, reach),
-            stages.Mirostat(
-                params.mirostat, params.mirostat_tau, params.mirostat_eta, params.seed
-            ),
-        ]
-    names: Sequence[str] = params.stages if not params.mirostat else ()
+    seed = params.seed
+    assert seed is not None
+    names: Sequence[str] = params.stages
     if params.greedy:
         names = _before_greedy(params)
-    found = [stage for name in names for stage in _STAGES[name](params, reach)]
+    elif params.mirostat:
+        names = ("temperature",)
+    found = [stage for name in names if (stage := _STAGES[name](params, reach))]
     if params.greedy:
         return [*found, stages.Greedy()] if found else []
+    if params.mirostat:
+        tau, eta = params.mirostat_tau, params.mirostat_eta
+        return [*found, stages.Mirostat(params.mirostat, tau, eta, seed)]
     if params.adaptive_target is not None:
         target, decay = params.adaptive_target, params.adaptive_decay
-        return [*found, stages.AdaptiveP(target, decay, params.seed)]
-    return [*found, stages.Draw(params.seed)]
+        return [*found, stages.AdaptiveP(target, decay, seed)]
+    return [*found, stages.Draw(seed)]
 
 
 def _before_greedy(params: SamplingParams) -> Sequence[str]:
@@ -145,18 +132,15 @@ def _before_greedy(params: SamplingParams) -> Sequence[str]:
     return [name for name in names if name in ("penalties", "dry")]
 
 
-def _penalties(params: SamplingParams, reach: Reach) -> list[Stage]:
+def _penalties(params: SamplingParams, reach: Reach) -> Stage | None:
     if not params.penalizes:
-        return []
-    last_n = _history(params.penalty_last_n, reach.n_most)
-    return [
-        stages.Penalties(
-            last_n,
-            params.repeat_penalty,
-            params.frequency_penalty,
-            params.presence_penalty,
-        )
-    ]
+        return None
+    return stages.Penalties(
+        _history(params.penalty_last_n, reach.n_most),
+        params.repeat_penalty,
+        params.frequency_penalty,
+        params.presence_penalty,
+    )
 
 
 def dry_stage(params: SamplingParams, n_ctx: int) -> stages.Dry | None:
@@ -176,39 +160,38 @@ def _history(limit: int | None, n_most: int) -> int:
     return n_most if limit is None else min(limit, n_most)
 
 
-def _xtc(params: SamplingParams, reach: Reach) -> list[Stage]:  # noqa: ARG001
+def _xtc(params: SamplingParams, reach: Reach) -> Stage | None:  # noqa: ARG001
     probability, threshold = params.xtc_probability, params.xtc_threshold
     if probability == 0 or threshold > 0.5:
-        return []
+        return None
     assert params.seed is not None
-    return [stages.Xtc(probability, threshold, params.seed, params.min_keep)]
+    return stages.Xtc(probability, threshold, params.seed, params.min_keep)
 
 
-def _temperature(params: SamplingParams, reach: Reach) -> list[Stage]:  # noqa: ARG001
+def _temperature(params: SamplingParams, reach: Reach) -> Stage | None:  # noqa: ARG001
     spread = 0.0 if params.mirostat else params.dynatemp_range
     if params.temperature == 1 and spread == 0:
-        return []
-    exponent = params.dynatemp_exponent
-    return [stages.Temperature(params.temperature, spread, exponent)]
+        return None
+    return stages.Temperature(params.temperature, spread, params.dynatemp_exponent)
 
 
-_STAGES: dict[str, Callable[[SamplingParams, Reach], list[Stage]]] = {
+_STAGES: dict[str, Callable[[SamplingParams, Reach], Stage | None]] = {
     "penalties": _penalties,
-    "dry": lambda p, reach: [dry] if (dry := dry_stage(p, reach.n_ctx)) else [],
+    "dry": lambda p, reach: dry_stage(p, reach.n_ctx),
     "top_n_sigma": lambda p, _: (
-        [stages.TopNSigma(p.top_n_sigma)] if p.top_n_sigma else []
+        stages.TopNSigma(p.top_n_sigma) if p.top_n_sigma else None
     ),
-    "top_k": lambda p, _: [stages.TopK(p.top_k)] if p.top_k else [],
+    "top_k": lambda p, _: stages.TopK(p.top_k) if p.top_k else None,
     "typical": lambda p, _: (
-        [stages.Nucleus("typical", p.typical_p, p.min_keep)] if p.typical_p < 1 else []
+        stages.Nucleus("typical", p.typical_p, p.min_keep) if p.typical_p < 1 else None
     ),
     "top_p": lambda p, _: (
-        [stages.Nucleus("top_p", p.top_p, p.min_keep)] if p.top_p < 1 else []
+        stages.Nucleus("top_p", p.top_p, p.min_keep) if p.top_p < 1 else None
     ),
     "min_p": lambda p, _: (
-        [stages.Nucleus("min_p", p.min_p, p.min_keep)] if p.min_p else []
+        stages.Nucleus("min_p", p.min_p, p.min_keep) if p.min_p else None
     ),
     "xtc": _xtc,
     "temperature": _temperature,
-    "infill": lambda p, _: [stages.Infill(p.top_k)],
+    "infill": lambda p, _: stages.Infill(p.top_k),
 }

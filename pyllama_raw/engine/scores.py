@@ -85,12 +85,10 @@ def _of_targets(
     rows = array("i", range(start, start + len(targets)))
     chosen, ids, values = context.score(rows, array("i", targets), n_top)
     tops = [slice(n_top * i, n_top * (i + 1)) for i in range(len(targets))]
-    return tuple(
-        TokenLogprobs(token, logprob, _pairs(ids[top], values[top]))
-        for token, logprob, top in zip(targets, chosen, tops, strict=True)
-    )
-
-
-def _pairs(ids: array[int], values: array[float]) -> tuple[tuple[int, float], ...]:
-    pairs = zip(ids, values, strict=True)
-    return tuple((token, value) for token, value in pairs if token >= 0)
+    found = []
+    for token, logprob, top in zip(targets, chosen, tops, strict=True):
+        pairs = zip(ids[top], values[top], strict=True)
+        found.append(
+            TokenLogprobs(token, logprob, tuple(p for p in pairs if p[0] >= 0))
+        )
+    return tuple(found)

@@ -12,11 +12,13 @@ Rules:
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import partial
 from pathlib import Path
 from threading import Event, RLock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.errors import ClosedError, ModelLoadFailed
@@ -25,18 +27,66 @@ from pyllama_raw.native.model import LoadProgress, Model
 if TYPE_CHECKING:
     from pyllama_raw.engine.lease import Lease
 
+T = TypeVar("T")
 Report = Callable[[float], bool]  # gets the loaded fraction; False: do not go on
 
 POLL_S = 0.05  # between two reports
 
 
-class ModelUse:
-    """One user of a shared model, until close()."""
+class Shared(Generic[T]):
+    """
+    Values that a process makes once for all who want the same, by their keys. Thread: any.
 
-    def __init__(self, shared: _Shared) -> None:
-        """With the lock."""
-        shared.n_users += 1
-        self._shared: _Shared | None = shared
+    A fork finds none of them, because no thread of its own loads or encodes, and nobody there
+    lets go of a lock.
+    """
+
+    def __init__(self) -> None:
+        self._users = Counter[T]()
+        self._begin_anew()
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self.lock = RLock()  # a finaliser can leave where it is held
+        self._found: dict[object, T] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def enter(self, key: object, make: Callable[[], T]) -> T:
+        """Use the value of *key*, which *make* makes while others wait, if there is none."""
+        with self.lock:
+            value = self._found[key] if key in self._found else make()
+            self._found[key] = value
+            self._users[value] += 1
+            return value
+
+    def share(self, value: T) -> None:
+        """Another one uses *value*."""
+        with self.lock:
+            self._users[value] += 1
+
+    def leave(self, value: T) -> bool:
+        """One user leaves; True: the last one, who is to free *value*."""
+        with self.lock:
+            self._users[value] -= 1
+            if self._users[value] > 0:
+                return False
+            del self._users[value]
+            self.forget(value)
+            return True
+
+    def forget(self, value: T) -> None:
+        """Whoever comes from now on makes another one."""
+        with self.lock:
+            self._found = {k: v for k, v in self._found.items() if v is not value}
+
+
+class ModelUse:
+    """One user of a model, who is counted already, until close()."""
+
+    def __init__(self, loading: _Loading) -> None:
+        self._loading: _Loading | None = loading
 
     @property
     def model(self) -> Model:
@@ -50,46 +100,36 @@ class ModelUse:
 
     @property
     def closed(self) -> bool:
-        return self._shared is None
+        return self._loading is None
 
     def share(self) -> ModelUse:
         """Another user of the same model. Raises ClosedError after close()."""
-        with _lock:
-            return ModelUse(self._open)
+        with _models.lock:
+            loading = self._open
+            _models.share(loading)
+            return ModelUse(loading)
 
     def close(self) -> None:
         """Leave; the last one frees the model. Idempotent."""
-        with _lock:
-            shared, self._shared = self._shared, None
-            if shared is None:
-                return
-            shared.n_users -= 1
-            is_last = shared.n_users == 0
-            if is_last and shared in _models:
-                _models.remove(shared)
-        if is_last:
-            shared.end()
+        with _models.lock:
+            loading, self._loading = self._loading, None
+        if loading is not None and _models.leave(loading):
+            loading.end()
 
     @property
-    def _open(self) -> _Shared:
-        if self._shared is None:
+    def _open(self) -> _Loading:
+        if self._loading is None:
             raise ClosedError("the model is closed: open it again")
-        return self._shared
+        return self._loading
 
 
-class _Shared:
+class _Loading:
     """A model that is loaded, or being loaded by a thread of its own."""
 
     def __init__(
-        self,
-        key: object,
-        path: Path,
-        files: tuple[ModelFile, ...],
-        options: Mapping[str, Any],
+        self, path: Path, files: tuple[ModelFile, ...], options: Mapping[str, Any]
     ) -> None:
-        self.key = key
         self.files = files
-        self.n_users = 0
         self._path, self._options = path, options
         self._lease: Lease | None = None
         self._progress = LoadProgress()
@@ -140,14 +180,11 @@ class _Shared:
         except BaseException as error:  # noqa: BLE001 - raised by wait()
             self._give_back()
             self._error = error
-            with _lock:
-                if self in _models:  # the next one tries again
-                    _models.remove(self)
+            _models.forget(self)  # the next one tries again
         self._done.set()
 
 
-_lock = RLock()  # a finaliser can close where the lock is held
-_models: list[_Shared] = []
+_models = Shared[_Loading]()
 
 
 def open_model(
@@ -166,25 +203,11 @@ def open_model(
     """
     files = model_files(path)
     key = files or str(path), repr(sorted(options.items()))  # repr: True is not 1
-    with _lock:
-        found = next((model for model in tuple(_models) if model.key == key), None)
-        shared = found or _Shared(key, path, files, options)
-        use = ModelUse(shared)
-        if found is None:
-            _models.append(shared)
+    loading = _models.enter(key, partial(_Loading, path, files, options))
+    use = ModelUse(loading)
     try:
-        shared.wait(report)
+        loading.wait(report)
     except BaseException:
         use.close()
         raise
     return use
-
-
-def _begin_anew() -> None:
-    """A fork has no thread that loads, and nobody who lets go of a lock."""
-    global _lock  # noqa: PLW0603 - one a process
-    _lock = RLock()
-    _models.clear()
-
-
-os.register_at_fork(after_in_child=_begin_anew)

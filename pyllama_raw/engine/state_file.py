@@ -3,21 +3,29 @@ The bytes of a file that holds the state of one slot: the token ids as C ints, t
 
 What the state is of, its key, and a digest of both stand in the index. The key is made of
 the tokens that were found, so a state is only ever given for what it was written for.
+
+Memory of which a range can be saved has a state in parts of some tokens, so that it is loaded
+a part at a time: a load keeps the running streams waiting, and a long state takes longer than a
+step may.
+
+    count, then bytes and tokens of each part, then the parts
 """
 
 from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
 
 from pyllama_raw.core.namespace import Adapted
+from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.arrays import new_bytes
 
 LAYOUT = 0x504C5203  # "PLR"; the last byte is the version of files and index
@@ -25,6 +33,8 @@ ENTRY_BYTES = 4096  # a file counts as so many more, for its row in the index
 INDEX_BYTES = 2**16  # of an index of few rows, and of its journal
 TOKEN_BYTES = array("i").itemsize
 SLICE_BYTES = 2**18
+PART_TOKENS = 128
+_COUNT, _ENTRY = struct.Struct("<I"), struct.Struct("<QI")
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 State = memoryview
@@ -112,17 +122,6 @@ def write_file(path: Path, tokens: bytes, state: State, rest: Rest) -> None:
         raise
 
 
-def read_tokens(path: Path, n_bytes: int, file_bytes: int) -> bytes:
-    """
-    The first *n_bytes* of a file of *file_bytes*.
-
-    Raises:
-        BadFile: it has another size.
-    """
-    with _opened(path, file_bytes) as stream:
-        return stream.read(n_bytes)
-
-
 def read_state(file: StoredFile, rest: Rest) -> State:
     """
     Read what follows the tokens, to the end of *file*.
@@ -130,7 +129,7 @@ def read_state(file: StoredFile, rest: Rest) -> State:
     Raises:
         BadFile: it is not what was written.
     """
-    with _opened(file.path, file.n_bytes) as stream:
+    with opened(file.path, file.n_bytes) as stream:
         stream.seek(file.state_at)
         state, digest = new_bytes(file.n_bytes - file.state_at), sha256(file.key)
         for part in slices(state, rest):
@@ -142,10 +141,66 @@ def read_state(file: StoredFile, rest: Rest) -> State:
     return state
 
 
-def _opened(path: Path, n_bytes: int) -> FileIO:
-    """The file at *path*; a pipe is not waited for, and no link is followed."""
+def opened(path: Path, n_bytes: int) -> FileIO:
+    """
+    The file at *path*; a pipe is not waited for, and no link is followed.
+
+    Raises:
+        BadFile: it has not *n_bytes*.
+    """
     stream = FileIO(os.open(path, os.O_RDONLY | _SAFELY))
     if os.fstat(stream.fileno()).st_size != n_bytes:
         stream.close()
         raise BadFile("a wrong size")
     return stream
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class FileState:
+    """A state that was read from a file."""
+
+    data: State
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory that it takes."""
+        return self.data.nbytes
+
+
+def head_bytes(n_parts: int) -> int:
+    """Bytes in front of the parts."""
+    return _COUNT.size + n_parts * _ENTRY.size
+
+
+def n_parts_of(n_tokens: int) -> int:
+    """Parts of a state of *n_tokens*."""
+    return -(-n_tokens // PART_TOKENS)
+
+
+def make_head(sizes: Sequence[tuple[int, int]]) -> bytes:
+    """Head of a file with parts of so many bytes and tokens each."""
+    return _COUNT.pack(len(sizes)) + b"".join(_ENTRY.pack(*size) for size in sizes)
+
+
+def parts_of(data: State) -> list[tuple[int, int, State]]:
+    """
+    The parts of *data*, which anybody may have written: start and stop of positions, and their
+    state, which is empty if no row has these.
+
+    Raises:
+        SnapshotFailed: it is no state in parts.
+    """
+    try:
+        (count,) = _COUNT.unpack_from(data)
+        at = head_bytes(count)
+        sizes = list(_ENTRY.iter_unpack(data[_COUNT.size : at]))
+    except struct.error as error:
+        raise SnapshotFailed("parts_of", 0, str(error)) from error
+    parts: list[tuple[int, int, State]] = []
+    n_tokens = 0
+    for n_bytes, n_more in sizes:
+        parts.append((n_tokens, n_tokens + n_more, data[at : at + n_bytes]))
+        at, n_tokens = at + n_bytes, n_tokens + n_more
+    if at != len(data) or len(parts) != count:
+        raise SnapshotFailed("parts_of", 0, "a state of another size")
+    return parts

@@ -51,22 +51,36 @@ Found = tuple[bytes, bytes, int, int, bytes]  # a row as FIND gives it
 
 class StateIndex:
     """
-    The database at *path*, which prepare() makes.
+    The database in *directory*; both are made if they are not there.
 
     Raises:
-        sqlite3.Error: by each call; the database is damaged, not ours, or cannot be used now.
+        ConfigError: that cannot be, or something else is there.
+        sqlite3.Error: by each method; the database is damaged, or cannot be used now.
     """
 
-    def __init__(self, path: Path, wait_s: float = WAIT_S) -> None:
-        self.path = path
+    def __init__(self, directory: Path, wait_s: float = WAIT_S) -> None:
         self._wait_s = self._max_wait_s = wait_s
-
-    def prepare(self) -> None:
-        """Make the database if there is none."""
-        if self.path.is_symlink():
-            raise sqlite3.DatabaseError("a link leads elsewhere")
-        with self._opened("rwc", self._max_wait_s):
-            pass
+        try:
+            self.root = directory.expanduser().absolute()
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            is_older = (self.root / ".plrlock").exists()
+        # RuntimeError: of `~` without a home; ValueError: NUL, or a character without bytes.
+        except (OSError, RuntimeError, ValueError) as error:
+            problem = f"it is no directory and cannot be made one: {error}"
+            advice = "give a directory that you may write to"
+            raise _refusal(directory, problem, advice) from error
+        if is_older:
+            raise _refusal(directory, "an earlier version has written it", "delete it")
+        path = self._path = self.root / "plrstates.sqlite"
+        try:
+            with self._opened("rwc", wait_s):
+                pass
+        except (OSError, sqlite3.OperationalError) as error:
+            problem, advice = f"{path}: {error}", "see that you may write to it"
+            raise _refusal(directory, problem, advice) from error
+        except sqlite3.Error as error:
+            problem, advice = f"{path} is no index of ours: {error}", "delete that file"
+            raise _refusal(directory, problem, advice) from error
 
     def rows(self, fingerprint: str) -> list[Found]:
         """Rows that FIND finds, from the file used longest ago to the latest."""
@@ -91,53 +105,19 @@ class StateIndex:
 
     @contextmanager
     def _opened(self, mode: str, wait_s: float) -> Iterator[sqlite3.Connection]:
-        uri = f"{self.path.as_uri()}?mode={mode}"
+        if mode == "rwc" and self._path.is_symlink():
+            raise sqlite3.DatabaseError("a link leads elsewhere")
+        uri = f"{self._path.as_uri()}?mode={mode}"
         database = sqlite3.connect(uri, wait_s, isolation_level=None, uri=True)
         try:
             with closing(database):
                 if mode == "rwc" and not _fact(database, "page_count"):
-                    self.path.chmod(0o600)
+                    self._path.chmod(0o600)
                     _make_table(database)
                 _check(database)
                 yield database
         except UnicodeDecodeError as error:  # of a message with names that are damaged
             raise sqlite3.DatabaseError("its names are damaged") from error
-
-
-def open_index(directory: Path, wait_s: float = WAIT_S) -> StateIndex:
-    """
-    The index in *directory*; both are made if they are not there.
-
-    Raises:
-        ConfigError: that cannot be, or something else is there.
-    """
-    path = _made(directory) / "plrstates.sqlite"
-    index = StateIndex(path, wait_s)
-    try:
-        index.prepare()
-    except (OSError, sqlite3.OperationalError) as error:
-        problem, advice = f"{path}: {error}", "see that you may write to it"
-        raise _refusal(directory, problem, advice) from error
-    except sqlite3.Error as error:
-        problem, advice = f"{path} is no index of ours: {error}", "delete that file"
-        raise _refusal(directory, problem, advice) from error
-    return index
-
-
-def _made(directory: Path) -> Path:
-    try:
-        root = directory.expanduser().absolute()
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_older = (root / ".plrlock").exists()
-    # RuntimeError: of `~` without a home; ValueError: NUL, or a character without bytes.
-    except (OSError, RuntimeError, ValueError) as error:
-        problem = f"it is no directory and cannot be made one: {error}"
-        raise _refusal(
-            directory, problem, "give a directory that you may write to"
-        ) from error
-    if is_older:
-        raise _refusal(directory, "an earlier version has written it", "delete it")
-    return root
 
 
 def _refusal(directory: Path, problem: str, advice: str) -> ConfigError:

@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pyllama_raw.core.stats import Occupancy
-from pyllama_raw.core.step import (
-    Copy,
-    Decode,
-    Load,
-    Save,
-    StepPlan,
-    StepResult,
-)
-from pyllama_raw.engine.record_log import RecordLog
+from pyllama_raw.core.step import Copy, Decode, Load, Save, StepPlan, StepResult
+from pyllama_raw.engine.records import RecordLog
 from pyllama_raw.engine.watcher import StepRecord
 
 

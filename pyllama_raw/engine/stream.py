@@ -4,6 +4,9 @@ Events of one request, on their way from the engine thread to its reader.
 The engine thread appends and never waits; `deque.append` is atomic. The reader's event
 loop is woken once a step for all its streams. A slow reader finds everything that
 happened since in one piece, unless an output that outgrows its slot is not read at all.
+
+To wake a loop is a system call, in which the engine thread gives the GIL away. Usually the
+next step is being computed meanwhile (ARCHITECTURE.md, Steps ahead).
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import sys
 from asyncio import AbstractEventLoop, Future
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled, current_token
@@ -80,6 +85,27 @@ class Stream:
             arrival.set()
         elif arrival is not None and not arrival.done():
             arrival.set_result(None)
+
+
+def wake(loop: Any, streams: Iterable[Stream]) -> bool:
+    """
+    Notify *streams* inside *loop*; False if that loop is closed.
+
+    Args:
+        loop: an asyncio event loop or a TrioToken.
+        streams: all of that loop that have new events; must not change afterwards.
+    """
+    post = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
+    try:
+        post(_notify, streams)
+    except Exception:  # noqa: BLE001 - RuntimeError if it is closed; others await theirs
+        return False
+    return True
+
+
+def _notify(streams: Iterable[Stream]) -> None:
+    for stream in streams:
+        stream.notify()
 
 
 class _Nobody:

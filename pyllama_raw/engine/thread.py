@@ -7,19 +7,24 @@ Rules:
 3. Every stream it was given ends: with `Finished` events, or, if the thread is gone,
    with a `Refused`. The flag `_ended` is set before the last look into the mailbox and
    read after every post, so that no command is lost between the two.
+4. One that was never closed ends before the interpreter does: a daemon thread inside C while
+   Python is taken down can crash the process, and a thread that is joined too early can hang
+   it; `atexit` runs between the two.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from functools import partial
 from logging import getLogger
 from threading import current_thread
 from typing import TypeVar
+from weakref import WeakSet
 
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.stats import SchedulerStats
@@ -27,20 +32,14 @@ from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.delivery import refuse
 from pyllama_raw.engine.door import Door
 from pyllama_raw.engine.engine_state import EngineState
-from pyllama_raw.engine.life import Life
-from pyllama_raw.engine.lifetime import close_at_exit
 from pyllama_raw.engine.loop import EngineLoop
 from pyllama_raw.engine.mailbox import (
-    Cancel,
-    Close,
     Command,
-    Encoded,
     Errand,
     Mailbox,
-    Submit,
-    fail,
+    OwnThread,
+    check_may_wait,
 )
-from pyllama_raw.engine.own_thread import OwnThread, check_may_wait
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.stream import Stream
 from pyllama_raw.engine.watcher import Watcher
@@ -48,6 +47,7 @@ from pyllama_raw.errors import ClosedError, EngineStopped, PyllamaError
 
 T = TypeVar("T")
 
+JOIN_S = 30.0  # longer than any step that cannot be aborted should take
 MAX_UNREAD = 2**16  # events of outputs that can outgrow their slots, or what slots hold
 
 _log = getLogger(__name__)
@@ -71,17 +71,24 @@ class EngineThread:
         self._parts = parts
         self.clock = clock  # seconds, as deadlines count them
         self._before_release = before_release
-        if parts.media is not None:
-            parts.media.encoder.report = lambda id_: self._post(Encoded(id_))
-        if parts.files is not None:
-            parts.files.report = self._post
         self.adapters = Adapters(parts.adapter_host, parts.max_adapter_bytes)
         self.adapters.post = self._post_call
         n_slots = parts.scheduler.limits.n_slots
         self._mailbox = Mailbox(n_slots, clock)
+        # Around the making of requests: an idle engine begins with all that come.
+        self.coming = self._mailbox.coming
         self._door = Door(parts.admission, self.adapters)
         self.opened = self._door.opened  # requests that have not ended
-        self._loop = EngineLoop(parts, self._mailbox, self._door, clock)
+        # The one thing of it that other threads may change is `is_replaced`.
+        self.loop = EngineLoop(parts, self._mailbox, self._door, clock)
+        if parts.media is not None:
+            parts.media.encoder.report = lambda id_: self._post(
+                partial(self.loop.note_encoded, id_)
+            )
+        if parts.files is not None:
+            parts.files.report = lambda report: self._post(
+                partial(self.loop.take_report, report)
+            )
         self.has_begun = False  # to take commands
         self.error: BaseException | None = None  # has ended it, or came at the end
         self.gone: Future[None] = Future()  # answered when everything is freed
@@ -92,23 +99,15 @@ class EngineThread:
         self._pid = os.getpid()
         self._thread = OwnThread(target=self._run, name="pyllama-engine", daemon=True)
         self._thread.start()
-        close_at_exit(self)
+        # The newest is called first: before the finalisers of what the thread uses.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+        _threads.add(self)
 
     @property
     def stats(self) -> SchedulerStats:
         """Exact when a request has ended."""
-        return self._loop.stats
-
-    @property
-    def queue_s(self) -> float | None:
-        """Seconds until a request that comes now has a slot; None: not known."""
-        n_slots = self._parts.scheduler.limits.n_slots
-        return self._loop.pace.queue_s(self.opened, n_slots)
-
-    @property
-    def cpu_share(self) -> float | None:
-        """Part of their time for which the latest decodes had a CPU; None: not known."""
-        return self._loop.cpu_share.latest
+        return self.loop.stats
 
     @property
     def alive(self) -> bool:
@@ -119,27 +118,18 @@ class EngineThread:
     def state(self) -> EngineState:
         """What the engine does now."""
         if self._is_running:
-            return EngineState.CLOSING if self._refuses else self._loop.state
+            return EngineState.CLOSING if self._refuses else self.loop.state
         return EngineState.CLOSED if self.error is None else EngineState.ERROR
-
-    @property
-    def life(self) -> Life:
-        """For functions that call() runs."""
-        return self._loop.life
 
     def quiet(self) -> Future[None]:
         """Answered when no request runs."""
         quiet = Future[None]()
-        self.call(partial(self._loop.when_quiet, quiet))
+        self.call(partial(self.loop.when_quiet, quiet))
         return quiet
 
     @property
     def _is_running(self) -> bool:
         return not self._ended and self.is_ours
-
-    def coming(self) -> AbstractContextManager[None]:
-        """Around the making of requests: an idle engine begins with all that come."""
-        return self._mailbox.coming()
 
     def submit_all(
         self, requests: tuple[Request, ...], stream: Stream, waited_s: float = 0.0
@@ -171,22 +161,22 @@ class EngineThread:
                 for request in requests:  # before anything is encoded
                     self._parts.scheduler.limits.check(request)
                 self._parts.media.enter(opened)
-            self._post(Submit(opened))
+            self._post(partial(self.loop.submit, opened))
         except BaseException:
             for each in opened:
-                self._loop.leave(each)
+                self.loop.leave(each)
             raise
 
     def cancel(self, request_id: int) -> None:
         """End a request within the running step; safe to call twice or too late."""
         if self._is_running:
-            self._loop.driver.executor.stop(request_id)
-            self._post(Cancel(request_id))
+            self.loop.driver.executor.stop(request_id)
+            self._post(partial(self.loop.cancel, request_id))
 
     def forget(self, request_id: int) -> None:
         """Like cancel(), without a lock: for finalisers."""
         if self._is_running:
-            self._mailbox.post(Cancel(request_id))
+            self._mailbox.post(partial(self.loop.cancel, request_id))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run *function* between two steps, in the engine thread; any other may call."""
@@ -195,23 +185,12 @@ class EngineThread:
 
     def watch(self, watcher: Watcher) -> Future[None]:
         """Tell *watcher* what happens from the next command on; of the end in any case."""
-        return self.call(partial(self._loop.watch, watcher))
+        return self.call(partial(self.loop.watch, watcher))
 
     def unwatch(self, watcher: Watcher) -> None:
         """Tell it nothing any more, soon; can be repeated."""
         if self._is_running:
-            discard = partial(self._loop.driver.watchers.discard, watcher)
-            self._mailbox.post(Errand(discard))
-
-    @property
-    def last_step_at(self) -> float | None:
-        """Moment at which the result of the last step was taken in; None: there was no step."""
-        return self._loop.driver.last_step_at
-
-    @property
-    def n_watcher_faults(self) -> int:
-        """Watchers that raised, and the step log; they are told nothing more."""
-        return self._loop.driver.watchers.n_faults
+            self._mailbox.post(partial(self.loop.driver.watchers.discard, watcher))
 
     def close(self, *, drains: bool = False) -> None:
         """
@@ -224,12 +203,8 @@ class EngineThread:
             return
         self._refuses = True
         if not drains:
-            self._loop.driver.executor.stop()
-        self._post(Close(drains))
-
-    def replace(self) -> None:
-        """Tell watchers no state of the engine any more: another thread is the engine now."""
-        self._loop.is_replaced = True
+            self.loop.driver.executor.stop()
+        self._post(partial(self.loop.close_after, drains=drains))
 
     @property
     def is_ours(self) -> bool:
@@ -278,8 +253,8 @@ class EngineThread:
         """Answer what nobody will obey."""
         self._refuse_streams()
         for command in self._mailbox.rest():
-            if isinstance(command, Errand) and not command.answer.done():
-                fail(command.answer, self._why_ended())
+            if isinstance(command, Errand):
+                command.refuse(self._why_ended())
 
     def _refuse_streams(self) -> None:
         for stream in self._door.take_streams():
@@ -288,14 +263,14 @@ class EngineThread:
     def _run(self) -> None:
         self.has_begun = True
         try:
-            self._loop.run()
+            self.loop.run()
         except BaseException as error:  # noqa: BLE001 - readers are told why
             self.error = error
-            self._loop.is_replaced |= self.is_survived(error)
+            self.loop.is_replaced |= self.is_survived(error)
         self._ended = True
-        self._loop.close()
+        self.loop.close()
         self._refuse_streams()
-        self._loop.tell_watchers(self.state)
+        self.loop.tell_watchers(self.state)
         self._refuse_rest()
         try:
             with closing(self._parts.logs):
@@ -304,3 +279,14 @@ class EngineThread:
         except BaseException as error:  # noqa: BLE001 - the next caller is told
             self.error = self.error or error
         self.gone.set_result(None)
+
+
+_threads = WeakSet[EngineThread]()
+
+
+def _close_all() -> None:
+    threads = list(_threads)
+    for thread in threads:
+        thread.close()
+    for thread in threads:
+        thread.join(JOIN_S)

@@ -68,14 +68,11 @@ def warm_up(context: Context) -> bool:
     try:
         _compute(context, {0: min(context.n_ubatch, context.n_ctx_seq)})
         context.clear()
-        _compute(context, dict.fromkeys(range(_n_streams(context)), 1))
+        most = min(context.n_seq_max, context.n_outputs_max, context.max_tokens)
+        _compute(context, dict.fromkeys(range(most), 1))
     finally:
         context.clear()
     return restored(context, copies)
-
-
-def _n_streams(context: Context) -> int:
-    return min(context.n_seq_max, context.n_outputs_max, context.max_tokens)
 
 
 def _compute(context: Context, n_tokens: dict[int, int]) -> None:

@@ -6,7 +6,7 @@ from array import array
 from typing import Any
 
 from pyllama_raw.errors import InvalidBatch
-from pyllama_raw.native.arrays import FLOAT32, INT32, Array, pointer
+from pyllama_raw.native.arrays import FLOAT32, INT32, Array, Buffer, pointer
 from pyllama_raw.native.libllama import ffi, lib
 
 
@@ -31,7 +31,7 @@ class RowBatch:
         self._positions = tuple(array(INT32) for _ in range(n_sections))
         self._slots = array(INT32)
 
-    def add(self, rows: Array, positions: Array, slot: int) -> None:
+    def add(self, rows: Buffer, positions: Array, slot: int) -> None:
         """
         Append rows of *slot*.
 

@@ -18,6 +18,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.engine import shared_models
+from pyllama_raw.engine.shared_models import Shared
 from pyllama_raw.errors import ClosedError, ModelLoadFailed
 from tests.loops import anyio_backend  # noqa: F401
 from tests.native.support import run_python
@@ -38,10 +39,10 @@ def path():
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch):
     """The models that this test has loaded; none is left behind."""
-    models: list[object] = []
+    models = Shared[object]()
     monkeypatch.setattr(shared_models, "_models", models)
     yield models
-    assert models == []
+    assert len(models) == 0
 
 
 @pytest.mark.anyio
@@ -52,7 +53,7 @@ async def test_engines_share_a_model(path, loaded):
     """
     async with AsyncEngine.open(path, CONFIG) as engine:
         alone = await engine.complete("Once", PARAMS)
-    assert loaded == []
+    assert len(loaded) == 0
     async with Model.open(path) as model:
         async with (
             AsyncEngine.open(model, CONFIG) as one,
@@ -83,7 +84,7 @@ async def test_engines_keep_a_model_that_is_closed(path, loaded):
     engine = await AsyncEngine.open(model, CONFIG)
     await model.aclose()
     result = await engine.complete("Once", PARAMS)
-    native = loaded[0].loaded
+    (native,) = (each.loaded for each in loaded._users)
     with pytest.raises(ClosedError, match="open the model again"):
         await AsyncEngine.open(model, CONFIG)
     assert not native.closed

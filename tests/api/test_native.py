@@ -98,8 +98,8 @@ async def test_leaving_during_prefill_stops_libllama(model_path):
     async with AsyncEngine.open(model_path, config) as engine:
         before = await engine.complete(CAPITAL, GREEDY)
         executor, entered = engine._parts.executor, threading.Event()
-        compute = executor._compute
-        executor._compute = lambda *args, **how: entered.set() or compute(*args, **how)
+        compute = executor._outcome
+        executor._outcome = lambda *args: entered.set() or compute(*args)
         async with engine.generate([5] * 2000, GREEDY):
             await anyio.to_thread.run_sync(entered.wait, HANG_S)
         after = await engine.complete(CAPITAL, GREEDY)

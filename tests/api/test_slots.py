@@ -5,7 +5,7 @@ import pytest
 
 from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.core.request import Finished, FinishReason, Moments
-from pyllama_raw.engine.pace import Pace
+from pyllama_raw.engine.door import Pace
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.core.support import make_request
@@ -80,16 +80,19 @@ def test_the_queue_goes_on_as_slots_were_held():
     A request waits for those before it and itself, each as long as the mean of the last,
     divided by those that run.
     """
-    pace = Pace()
-    unknown = [pace.queue_s(opened(*counts), 4) for counts in ((3, 0), (4, 0))]
-    for end in (ended(1.0, 5.0), ended(2.0, 10.0), ended(None, 99.0)):
-        pace.ended(make_request(0), end)
+    ends = ended(1.0, 5.0), ended(2.0, 10.0), ended(None, 99.0)
 
-    assert unknown == [0.0, None]
-    assert pace.queue_s(opened(3, 0), 4) == 0.0
-    assert pace.queue_s(opened(4, 0), 4) == 1.5  # 6 s each, 4 at a time
-    assert pace.queue_s(opened(4, 3), 4) == 6.0
-    assert pace.queue_s(opened(2, 3), 4) == 12.0  # cells are scarce
+    def queue_s(n_running: int, n_waiting: int, ends=ends) -> float | None:
+        pace = Pace(opened(n_running, n_waiting), 4)
+        for end in ends:
+            pace.ended(make_request(0), end)
+        return pace.queue_s
+
+    assert [queue_s(3, 0, ()), queue_s(4, 0, ())] == [0.0, None]
+    assert queue_s(3, 0) == 0.0
+    assert queue_s(4, 0) == 1.5  # 6 s each, 4 at a time
+    assert queue_s(4, 3) == 6.0
+    assert queue_s(2, 3) == 12.0  # cells are scarce
 
 
 async def test_statistics_tell_when_a_slot_is_free():

@@ -7,7 +7,12 @@ import pytest
 
 from pyllama_raw import AsyncEngine, EngineConfig, LogConfig, SamplingParams
 from pyllama_raw.api.life import Opener
-from pyllama_raw.errors import ClosedError, EngineStopped, ModelLoadFailed
+from pyllama_raw.errors import (
+    ClosedError,
+    DeadlineExceeded,
+    EngineStopped,
+    ModelLoadFailed,
+)
 from tests.api.test_reload import CONFIG, GREEDY, HANG_S, PROMPT, alone, n_weights
 from tests.loops import anyio_backend  # noqa: F401
 from tests.tiny import tiny_adapter, tiny_model
@@ -92,7 +97,7 @@ async def test_an_engine_that_has_ended_is_opened_again(tmp_path, caplog):
     assert n_logged == 3
     assert states.count("loading") == 1
     assert "error" not in states
-    told = [r.getMessage() for r in caplog.records if r.name.endswith("restarts")]
+    told = [r.getMessage() for r in caplog.records if r.name.endswith("engine.kept")]
     assert [each.split(" in ")[0] for each in told] == [
         "the engine failed, restart 1 of at most 3"
     ]
@@ -139,6 +144,33 @@ async def test_a_model_that_cannot_be_had_again_ends_it(monkeypatch):
             result = await engine.complete(PROMPT, GREEDY)
 
     assert (state, result.token_ids) == ("error", await alone("llama"))
+
+
+async def test_a_caller_that_waits_too_long_hears_what_for(monkeypatch):
+    """
+    The engine did not sleep: it had ended by itself.
+    """
+    goes_on = threading.Event()
+    with anyio.fail_after(HANG_S):
+        async with opened() as engine:
+            parts_of = Opener.parts
+
+            def held(self, report, *, kept=None):
+                goes_on.wait(HANG_S)
+                return parts_of(self, report, kept=kept)
+
+            monkeypatch.setattr(Opener, "parts", held)
+            break_scheduler(engine)
+            with pytest.raises(EngineStopped):
+                await engine.complete(PROMPT, GREEDY)
+            try:
+                with pytest.raises(DeadlineExceeded, match="had ended by itself"):
+                    await engine.complete(PROMPT, GREEDY, deadline_s=0.02)
+            finally:
+                goes_on.set()
+            result = await engine.complete(PROMPT, GREEDY)
+
+    assert result.token_ids == await alone("llama")
 
 
 async def test_an_engine_can_be_closed_while_it_is_opened_again(monkeypatch):

@@ -1,13 +1,14 @@
 """Exceptions in commands of the engine thread: who is told, and who goes on."""
 
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
 from pyllama_raw.core.request import Finished, FinishReason
 from pyllama_raw.core.step import Written
 from pyllama_raw.engine import loop as module
-from pyllama_raw.engine.mailbox import Cancel, Errand, Submit
+from pyllama_raw.engine.mailbox import Errand
 from pyllama_raw.engine.stream import Refused
 from pyllama_raw.errors import EngineFault, EngineStopped
 from pyllama_raw.testing import FakeExecutor, fake_limits
@@ -61,13 +62,16 @@ class Burst:
 
     @property
     def scheduler(self):
-        return self.thread._loop.driver.scheduler
+        return self.thread.loop.driver.scheduler
 
     def submit(self, *request_ids, max_tokens=3):
         stream = PlainStream(self.loop)
         requests = tuple(make_request(i, max_tokens=max_tokens) for i in request_ids)
         self.thread.submit_all(requests, stream)
         return stream
+
+    def report(self, report):
+        self.thread._post(partial(self.thread.loop.take_report, report))
 
     def go_on(self):
         self.held.allow(1000)
@@ -221,7 +225,7 @@ def test_a_report_of_a_file_that_raises_is_only_logged(burst, position, caplog):
 
     streams = []
     for i in range(N_BURST):
-        burst.thread._post(Written(i, None))
+        burst.report(Written(i, None))
         streams.append(burst.submit(i + 1))
     burst.go_on()
 
@@ -245,22 +249,26 @@ def test_a_death_at_a_command_answers_all_that_was_taken(
             raise death
         return obey(command)
 
-    obey = burst.thread._loop._obey
+    engine_loop = burst.thread.loop
+    obey = engine_loop._obey
     streams = [PlainStream(loop) for _ in range(N_BURST // 4)]
     answers = [Future() for _ in streams]
     commands = []
     for i, (stream, answer) in enumerate(zip(streams, answers, strict=True)):
         commands += [
-            Submit(burst.thread._door.enter((make_request(i + 1),), stream, 0.0)),
+            partial(
+                engine_loop.submit,
+                burst.thread._door.enter((make_request(i + 1),), stream, 0.0),
+            ),
             Errand(lambda: None, answer),
-            Cancel(i),
-            Written(i, None),
+            partial(engine_loop.cancel, i),
+            partial(engine_loop.take_report, Written(i, None)),
         ]
     doomed = commands[position]
     for command in commands:
         burst.thread._mailbox.post(command)
     burst.scheduler.take_report = lambda *_: None
-    monkeypatch.setattr(burst.thread._loop, "_obey", die)
+    monkeypatch.setattr(burst.thread.loop, "_obey", die)
     burst.go_on()
 
     ends = [stream.read_to_end()[-1] for stream in streams]
@@ -288,7 +296,7 @@ def test_a_log_that_raises_ends_the_thread_and_nobody_hangs(burst, monkeypatch):
 
     monkeypatch.setattr(module, "_log", Log())
     burst.scheduler.take_report = Saboteur(None, lambda *_: True, KeyError())
-    burst.thread._post(Written(1, None))
+    burst.report(Written(1, None))
     streams = [burst.submit(i) for i in range(1, N_BURST)]
     burst.go_on()
 

@@ -9,7 +9,6 @@ from pyllama_raw import EngineConfig, SamplingParams
 from pyllama_raw.core.request import Finished, Request, SamplerUse
 from pyllama_raw.core.step import DecodeStatus, StepResult
 from pyllama_raw.engine import lanes as rules
-from pyllama_raw.engine import placement
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import NativeError
@@ -307,10 +306,10 @@ def test_the_placement_follows_configuration_and_device(
     """
     Lanes where they are asked for, and in "auto" where another device computes.
     """
-    monkeypatch.setattr(placement, "devices", lambda: found)
+    monkeypatch.setattr(rules, "devices", lambda: found)
     model = SimpleNamespace(n_layer=4, reads_sources=False)
 
-    why = placement.refusal(model, EngineConfig(**options))
+    why = rules.refusal(model, EngineConfig(**options))
 
     assert words in why
     assert bool(why) == bool(words)
@@ -321,8 +320,8 @@ def test_auto_follows_the_device(make_parts, monkeypatch, found, used):
     """
     Host where the CPU computes, backend where another device has the output layer.
     """
-    monkeypatch.setattr(placement, "devices", lambda: found)
+    monkeypatch.setattr(rules, "devices", lambda: found)
     _, told = run(make_parts(sampler_placement="auto"), request(1, LANES))
 
-    why = "" if found else placement.CPU
+    why = "" if found else rules.CPU
     assert told[1] == SamplerUse(used, why)

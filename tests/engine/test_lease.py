@@ -59,7 +59,7 @@ def test_a_full_device_is_refused(tmp_path: Path):
     held[0].release()
     again = take(tmp_path, max_models=2)
 
-    assert [path.name for path in again.paths] == [FILE]
+    assert [path.name for path in again.files] == [FILE]
     for lease in (held[1], again):
         lease.release()
 
@@ -132,7 +132,7 @@ def test_a_lease_is_of_all_devices_or_of_none(tmp_path: Path):
     with pytest.raises(LeaseRefused, match="device 1 already"):
         take(tmp_path, GPU, second)
 
-    assert list(tmp_path.iterdir()) == [*other.paths]
+    assert list(tmp_path.iterdir()) == [*other.files]
     other.release()
 
 
@@ -196,7 +196,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 try:
     lease = take(Path(sys.argv[1]), max_models=int(sys.argv[2]))
-    print(*[path.name for path in lease.paths], flush=True)
+    print(*[path.name for path in lease.files], flush=True)
 except LeaseRefused:
     print("refused", flush=True)
 sys.stdin.readline()
@@ -230,7 +230,7 @@ def test_of_many_processes_one_has_each_slot_and_the_killed_have_none(tmp_path: 
 
     slots = [FILE.replace("0.lock", f"{n}.lock") for n in range(3)]
     assert sorted(said) == sorted([*slots, *["refused"] * 5])
-    assert [path.name for path in lease.paths] == [FILE]
+    assert [path.name for path in lease.files] == [FILE]
     lease.release()
 
 
@@ -253,7 +253,7 @@ try:
 except LeaseRefused:
     print("refused")
 lease.release()
-print(*[path.name for path in take(directory).paths])
+print(*[path.name for path in take(directory).files])
 os.close(write)
 os.wait()
 """

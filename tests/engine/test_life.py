@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.engine.engine_state import EngineState
-from pyllama_raw.engine.restarts import WINDOW_S, Restarts
+from pyllama_raw.engine.kept import WINDOW_S, Restarts
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import ContextFailed, EngineStopped, WrongUse
@@ -167,7 +167,7 @@ def test_a_failure_of_the_scheduler_ends_the_engine():
     def fail(*_):
         raise cause
 
-    thread._loop.driver.scheduler.apply = fail
+    thread.loop.driver.scheduler.apply = fail
     events = submit(thread).read_to_end()
     assert thread.join(HANG_S)
 
@@ -181,7 +181,7 @@ def test_nothing_is_computed_while_it_sleeps():
     clock = Clock()
     executor = FakeExecutor(fake_limits())
     thread = start(executor, clock=clock)
-    thread.call(thread.life.sleep).result(HANG_S)
+    thread.call(thread.loop.life.sleep).result(HANG_S)
     n_before, streams = executor.n_steps, []
     for i, deadline in enumerate((None, clock.now + 1.0, None)):
         streams.append(PlainStream(PlainLoop()))
@@ -193,8 +193,8 @@ def test_nothing_is_computed_while_it_sleeps():
     thread.call(lambda: None).result(HANG_S)
     late = streams[1].read_to_end()[-1]
     n_asleep, state = executor.n_steps, thread.state
-    thread.call(thread.life.sleep).result(HANG_S)
-    thread.call(thread.life.wake).result(HANG_S)
+    thread.call(thread.loop.life.sleep).result(HANG_S)
+    thread.call(thread.loop.life.wake).result(HANG_S)
     first = streams[0].read_to_end()[-1]
     end(thread)
 
@@ -211,7 +211,7 @@ def test_who_drains_an_engine_that_sleeps_does_not_wait():
     No step could end the requests, so they end as closed.
     """
     thread = start(FakeExecutor(fake_limits()))
-    thread.call(thread.life.sleep).result(HANG_S)
+    thread.call(thread.loop.life.sleep).result(HANG_S)
     stream = submit(thread)
     thread.close(drains=True)
     assert thread.join(HANG_S)
@@ -232,13 +232,13 @@ def test_a_context_is_made_anew_between_two_steps():
         steps.wait_for_one()
         steps.allow()
     steps.wait_for_one()
-    thread.call(lambda: thread.life.rebuild("as told"))
+    thread.call(lambda: thread.loop.life.rebuild("as told"))
     steps.allow(20)
     events = stream.read_to_end()
     n_rebuilds = thread.stats.rebuilds
-    thread.call(thread.life.warm_up).result(HANG_S)
-    thread.call(thread.life.sleep).result(HANG_S)
-    for verb in (lambda: thread.life.rebuild("as told"), thread.life.warm_up):
+    thread.call(thread.loop.life.warm_up).result(HANG_S)
+    thread.call(thread.loop.life.sleep).result(HANG_S)
+    for verb in (lambda: thread.loop.life.rebuild("as told"), thread.loop.life.warm_up):
         with pytest.raises(WrongUse, match="sleep"):
             thread.call(verb).result(HANG_S)
     end(thread)

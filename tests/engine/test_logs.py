@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import LogConfig, SamplingParams
-from pyllama_raw.engine.logs import NO_LOGS, Logs, open_logs
+from pyllama_raw.engine.logs import Logs, open_logs
 from pyllama_raw.engine.records import RecordFile, read_records
 from pyllama_raw.engine.request_log import RequestLog, RequestRecord
 from pyllama_raw.engine.step_log import StepLog
@@ -54,7 +54,9 @@ async def test_without_options_nothing_is_kept():
     async with fake_engine() as engine:
         await engine.complete("hello", SamplingParams(max_tokens=2))
 
-    assert open_logs(LogConfig()) == NO_LOGS
+    logs = open_logs(LogConfig())
+
+    assert (logs.steps, logs.requests, logs.watchers) == (None, None, ())
     assert (engine.step_log(), engine.request_log()) == ([], [])
 
 

@@ -1,13 +1,24 @@
 """What the engine thread takes at once."""
 
+from dataclasses import dataclass
 from threading import Thread
 from time import monotonic
 
 from pyllama_raw.engine import mailbox as module
-from pyllama_raw.engine.mailbox import BURST_S, LINGER_S, Cancel, Mailbox
+from pyllama_raw.engine.mailbox import BURST_S, LINGER_S, Mailbox
 from tests.engine.support import HANG_S
 
 N_WAITS = 20_000
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A command that is told from others by a number."""
+
+    number: int
+
+    def __call__(self) -> None:
+        """There is nothing to do."""
 
 
 def test_burst_lasts_while_a_command_is_coming(monkeypatch):
@@ -18,14 +29,14 @@ def test_burst_lasts_while_a_command_is_coming(monkeypatch):
     mailbox, taken = Mailbox(8, monotonic), []
     taker = Thread(target=lambda: taken.extend(mailbox.take(None)))
     with mailbox.coming():
-        mailbox.post(Cancel(1))
+        mailbox.post(Numbered(1))
         taker.start()
         taker.join(4 * LINGER_S)
         assert taker.is_alive()
-        mailbox.post(Cancel(2))
+        mailbox.post(Numbered(2))
     taker.join()
 
-    assert taken == [Cancel(1), Cancel(2)]
+    assert taken == [Numbered(1), Numbered(2)]
 
 
 def test_announced_command_that_fails_ends_the_wait():
@@ -34,9 +45,9 @@ def test_announced_command_that_fails_ends_the_wait():
     """
     mailbox = Mailbox(8, monotonic)
     with mailbox.coming():
-        mailbox.post(Cancel(1))
+        mailbox.post(Numbered(1))
 
-    assert list(mailbox.take(None)) == [Cancel(1)]
+    assert list(mailbox.take(None)) == [Numbered(1)]
 
 
 def test_burst_that_is_large_enough_is_not_waited_for(monkeypatch):
@@ -46,10 +57,10 @@ def test_burst_that_is_large_enough_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(module, "LINGER_S", 60)
     mailbox = Mailbox(2, monotonic)
     with mailbox.coming():
-        mailbox.post(Cancel(1))
-        mailbox.post(Cancel(2))
+        mailbox.post(Numbered(1))
+        mailbox.post(Numbered(2))
 
-        assert list(mailbox.take(None)) == [Cancel(1), Cancel(2)]
+        assert list(mailbox.take(None)) == [Numbered(1), Numbered(2)]
 
 
 def test_a_burst_that_does_not_end_is_waited_for_until_its_time_is_over():
@@ -59,9 +70,9 @@ def test_a_burst_that_does_not_end_is_waited_for_until_its_time_is_over():
     clock = iter([0.0, BURST_S / 2, 2 * BURST_S]).__next__
     mailbox = Mailbox(8, clock)
     with mailbox.coming():
-        mailbox.post(Cancel(1))
+        mailbox.post(Numbered(1))
 
-        assert list(mailbox.take(None)) == [Cancel(1)]
+        assert list(mailbox.take(None)) == [Numbered(1)]
 
 
 def test_a_command_is_taken_though_no_other_one_comes(monkeypatch):
@@ -73,9 +84,9 @@ def test_a_command_is_taken_though_no_other_one_comes(monkeypatch):
 
     def take_all() -> None:
         for number in range(N_WAITS):
-            mailbox.post(Cancel(number))
+            mailbox.post(Numbered(number))
             commands = mailbox.take(None)
-            taken.extend(command.request_id for command in commands)
+            taken.extend(command.number for command in commands)
             commands.clear()
 
     reader = Thread(target=take_all, daemon=True)
@@ -90,14 +101,14 @@ def test_what_was_told_before_is_not_taken_for_news():
     A mailbox that was emptied without a wait is waited at for the next command.
     """
     mailbox = Mailbox(1, monotonic)
-    mailbox.post(Cancel(1))
+    mailbox.post(Numbered(1))
     mailbox.take().clear()
-    poster = Thread(target=mailbox.post, args=[Cancel(2)])
+    poster = Thread(target=mailbox.post, args=[Numbered(2)])
     poster.start()
     taken = list(mailbox.take(None))
     poster.join()
 
-    assert taken == [Cancel(2)]
+    assert taken == [Numbered(2)]
 
 
 def test_nothing_posted_is_lost_between_threads():
@@ -110,12 +121,12 @@ def test_nothing_posted_is_lost_between_threads():
     def read() -> None:
         while len(taken) < n_each * len(writers):
             commands = mailbox.take(None)
-            taken.extend(command.request_id for command in commands)
+            taken.extend(command.number for command in commands)
             commands.clear()
 
     def write(writer: int) -> None:
         for number in range(n_each):
-            mailbox.post(Cancel(writer * n_each + number))
+            mailbox.post(Numbered(writer * n_each + number))
 
     reader = Thread(target=read, daemon=True)
     threads = [reader, *(Thread(target=write, args=[w]) for w in writers)]

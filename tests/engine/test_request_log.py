@@ -13,15 +13,15 @@ from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.records import read_records, write_records
 from pyllama_raw.engine.request_log import (
     BLOCK,
-    BlockIds,
     RequestLog,
     RequestRecord,
+    block_ids,
 )
 from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from tests.core.support import make_request
 
-IDS = BlockIds(b"a key")
+KEY = b"a key"
 
 
 def ended(request_id=1, **changes):
@@ -94,8 +94,11 @@ def test_ids_are_equal_as_far_as_prompts_are(n_shared, rest, n_other):
     one = array("i", [*shared, 1, *rest])
     two = array("i", [*shared, 2] + [3] * n_other)
     (a, b), (other, nobody) = (
-        [IDS.of(asked(tokens=tokens)) for tokens in (one, two)],
-        [IDS.of(asked(tokens=one, namespace=name)) for name in ("salt", Private())],
+        [block_ids(asked(tokens=tokens), KEY) for tokens in (one, two)],
+        [
+            block_ids(asked(tokens=one, namespace=name), KEY)
+            for name in ("salt", Private())
+        ],
     )
     n_equal = n_shared // BLOCK
 
@@ -109,9 +112,10 @@ def test_texts_cannot_be_guessed():
     Two logs number the same prompt differently.
     """
     request = asked()
+    one, other = (record(request, ended()).hash_ids for _ in range(2))
 
-    assert BlockIds().of(request) != BlockIds().of(request)
-    assert IDS.of(request) == BlockIds(b"a key").of(request)
+    assert one != other
+    assert block_ids(request, KEY) == block_ids(request, b"a key")
 
 
 def test_a_log_is_read_as_it_was_written(tmp_path):

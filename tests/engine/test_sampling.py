@@ -91,7 +91,7 @@ def draws(model, n_draws=60, **changes) -> list[int]:
     params = SamplingParams(**(OFF | changes))
     vocab, grammar = model.vocab, None
     if params.grammar is not None:
-        grammar = Constraints(vocab).make(params).start()
+        grammar = Constraints(vocab).make(params)()
     sampler = open_sampler(params, vocab, PROMPT, vocab.eog_tokens, grammar)
     chance = np.random.default_rng(1)
     found = []

@@ -111,7 +111,7 @@ def test_docs_name_the_formats(guidance):
     """
 
     def first(**more: str) -> object:
-        state = guidance.make("json_schema", {"type": "string", **more}).start()
+        state = guidance.make("json_schema", {"type": "string", **more})()
         state.accept(ord('"'))
         state.prepare()
         return state.mask

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw.engine import shared_models
-from pyllama_raw.engine.shared_models import ModelUse, open_model
+from pyllama_raw.engine.shared_models import ModelUse, Shared, open_model
 from pyllama_raw.errors import ClosedError, ModelLoadFailed
 from tests.engine.support import HANG_S
 
@@ -62,9 +62,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loads]:
     fake = Loads()
     monkeypatch.setattr(shared_models, "Model", fake)
     monkeypatch.setattr(shared_models, "LoadProgress", Halfway)
-    monkeypatch.setattr(shared_models, "_models", [])
+    monkeypatch.setattr(shared_models, "_models", Shared())
     yield fake
-    assert shared_models._models == []
+    assert len(shared_models._models) == 0
     assert fake.n_open == 0
 
 
@@ -185,7 +185,7 @@ def test_the_loading_stops_when_all_have_left(loads, path):
 
     assert [type(each) for each in found] == [ModelLoadFailed] * 3
     assert loads.n_open == 0
-    assert shared_models._models == []
+    assert len(shared_models._models) == 0
     loads.go_on.set()
     open_model(path, {}).close()
 

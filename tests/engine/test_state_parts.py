@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyllama_raw.engine.state_parts import (
+from pyllama_raw.engine.state_file import (
     PART_TOKENS,
     make_head,
     n_parts_of,

@@ -14,7 +14,7 @@ from tests.engine.support import HANG_S, PlainStream, make_thread
 HOOKS = ["came", "changed", "stepped", "ended", "engine"]
 ONE = ["came", "running", "step", "ended", "step"]  # what is told of a request
 RAISED = [
-    ("ERROR", "pyllama_raw.engine.watchers", "Raising raised; it is told nothing more")
+    ("ERROR", "pyllama_raw.engine.watcher", "Raising raised; it is told nothing more")
 ]
 
 

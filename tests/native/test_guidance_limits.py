@@ -36,7 +36,7 @@ def test_a_grammar_that_becomes_too_ambiguous_ends(guidance, vocab):
     """
     Nothing may follow where a mask would take longer; the error says why.
     """
-    state = guidance.make("lark", WAYS).start()
+    state = guidance.make("lark", WAYS)()
     (letter,) = vocab.tokenize("a", add_special=False, parse_special=False)
     n_tokens = 0
     while any(state.mask) and n_tokens < 100:

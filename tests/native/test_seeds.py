@@ -113,13 +113,13 @@ def disturbed(engine: AsyncEngine, every: int, code: int) -> Iterator[None]:
     One that finds no room has more than one sequence: alone it would be the end of it.
     """
     executor, n_calls = engine._parts.executor, 0
-    compute = executor._compute
+    compute = executor._outcome
 
-    def compute_or_not(works, *, ahead):
+    def compute_or_not(works, plan):
         nonlocal n_calls
         n_calls += 1
         if n_calls % every:
-            return compute(works, ahead=ahead)
+            return compute(works, plan)
         if code == 1 and len(works) > 1:
             executor._drop()
             return StepOutcome(1, [], [], 0, 0)
@@ -127,14 +127,14 @@ def disturbed(engine: AsyncEngine, every: int, code: int) -> Iterator[None]:
             executor._drop()  # what was begun ahead may have ended already
             for work in works:
                 executor.stop(work.request_id)
-            return compute(works, ahead=False)
-        return compute(works, ahead=ahead)
+            return compute(works, plan._replace(steady=False))
+        return compute(works, plan)
 
-    executor._compute = compute_or_not
+    executor._outcome = compute_or_not
     try:
         yield
     finally:
-        executor._compute = compute
+        executor._outcome = compute
 
 
 async def test_the_stage_lists_differ(anyio_backend):

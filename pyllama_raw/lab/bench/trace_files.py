@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from pyllama_raw.engine.request_log import RequestRecord
-from pyllama_raw.engine.warm_up import warms_up
+from pyllama_raw.engine.request_log import RequestRecord, warms_up
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.call import Call, Prompt
 from pyllama_raw.lab.bench.trace_formats import Arrival, Row, logged, parser_for

@@ -14,7 +14,7 @@ from pyllama_raw.core.policies.checks import PolicyAnswerError
 from pyllama_raw.core.policies.runner import PolicyFault, pass_on_interrupts
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.policy_log import PolicyLog
+from pyllama_raw.engine.telling import PolicyLog
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import PolicyFailed, shown
 from pyllama_raw.lab.checked import Count, check_value

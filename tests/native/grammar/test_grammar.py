@@ -54,7 +54,7 @@ def test_each_output_is_at_the_beginning_of_its_grammar(model):
     params = SamplingParams(grammar='root ::= "ab" "c"')
     constraint = Constraints(model.vocab).make(params)
     for _ in range(2):
-        sampler = RowSampler(grammar=constraint.start())
+        sampler = RowSampler(grammar=constraint())
         assert write(model, sampler, 8) == "abc"
         sampler.close()
 
@@ -123,7 +123,7 @@ import random, sys
 from array import array
 import numpy as np
 from pyllama_raw import PyllamaError, SamplingParams
-from pyllama_raw.engine.constraint import Constraints, GrammarConstraint
+from pyllama_raw.engine.constraint import Constraints
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.native.model import Model
 
@@ -160,7 +160,7 @@ for n in range(1500):
         params = params.model_copy(update={"seed": n})
     try:
         made = constraints.make(params)
-        started = made.start() if isinstance(made, GrammarConstraint) else None
+        started = None if made is None else made()
         prompt = array("i", chance.choices(range(40000), k=chance.randint(1, 80)))
         sampler = open_sampler(params, vocab, prompt, vocab.eog_tokens, started)
         for _ in range(6):
