@@ -20,11 +20,10 @@ from pyllama_raw.prompts.messages import is_sequence, plain_value
 from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
 from pyllama_raw.prompts.rendering.asking import reply_spec
 from pyllama_raw.prompts.rendering.processes import Unreadable
-from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.spec import ReplySpec
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # most requests read no reply
     from pyllama_raw.engine.parts import EngineParts, TextVocab
+    from pyllama_raw.replies.spec import ReplySpec
 
 MAX_SPECS = 16  # that are kept
 MAX_TAIL = 1024  # tokens at the end of a prompt that may begin a reply
@@ -54,6 +53,8 @@ class ReplyPlan(NamedTuple):
         """The form of each output; None: it is plain text."""
         if not self.is_parsed:
             return None
+        from pyllama_raw.replies.parser import ReplyParser
+
         make = partial(
             ReplyParser,
             self.bound.spec,
@@ -86,6 +87,8 @@ class Replies:
             Unsupported: nothing can be found out about the template.
             ClosedError: the engine is closed.
         """
+        from pyllama_raw.replies.spec import ReplySpec
+
         tools = plain_value("tools", options.get("tools")) or []
         choice = _checked_choice(options.get("tool_choice") or "auto", tools)
         reply = options.get("reply")
@@ -188,6 +191,8 @@ def _bound(
 
 def _spec_of(template: str) -> ReplySpec:
     """The specification of *template*; an empty one if a reply is only content."""
+    from pyllama_raw.replies.spec import ReplySpec
+
     try:
         return reply_spec(template) or ReplySpec()
     except (Unreadable, OSError) as error:
