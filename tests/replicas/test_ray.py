@@ -20,7 +20,7 @@ from tests.tiny import tiny_model
 
 pytest.importorskip("ray.serve", reason="needs the extra ray")
 
-from benchmarks.peers.on_ray import ray_cluster, run
+from benchmarks.peers.on_ray import end, ray_cluster, run
 
 pytestmark = [
     pytest.mark.native,
@@ -186,6 +186,7 @@ async def test_another_replica_comes_while_requests_wait(cluster):
         while not {process.pid for process in engine_processes()} - before:
             statuses.append((await http.post("/v1/completions", json=body)).status_code)
 
+    await anyio.to_thread.run_sync(end, "/")  # or Ray keeps the replicas that there are
     async with replicas(cluster, 1, max_replicas=2, n_slots=1) as http:
         before = {process.pid for process in engine_processes()}
         with anyio.fail_after(180):
