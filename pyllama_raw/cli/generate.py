@@ -17,12 +17,18 @@ from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
 from pyllama_raw.cli.flags import AdapterFlag, scales_of
-from pyllama_raw.cli.inputs import Input, InputRequest, from_file, from_prompts
+from pyllama_raw.cli.inputs import (
+    Input,
+    InputRequest,
+    Outcome,
+    from_file,
+    from_prompts,
+)
 from pyllama_raw.cli.options import SAMPLING
 from pyllama_raw.cli.running import output, run
 from pyllama_raw.cli.summary import summarize
 from pyllama_raw.cli.terminal import Terminal
-from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, View, numbered
+from pyllama_raw.cli.views import JsonLines, LiveText, View, numbered
 from pyllama_raw.errors import ConfigError, PyllamaError
 from pyllama_raw.media import Audio, Image
 from pyllama_raw.options.models import resolve_model, with_projector

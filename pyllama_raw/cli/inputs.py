@@ -1,5 +1,5 @@
 """
-Requests from arguments and JSON lines.
+Requests from arguments and JSON lines, and how each of them ends.
 
 A line that is wrong becomes an error with its index; the lines beside it go on.
 """
@@ -23,8 +23,9 @@ from pydantic import (
     model_validator,
 )
 
+from pyllama_raw.api.results import Result
 from pyllama_raw.cli.conversation import Conversation
-from pyllama_raw.cli.views import Outcome
+from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.media import Audio, Image
 from pyllama_raw.options.config import Token
@@ -32,6 +33,29 @@ from pyllama_raw.options.frozen import mistake_of
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.prompts.prompt import Prompt
+
+SUCCESS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one input: a result or an error."""
+
+    index: int
+    result: Result | None = None
+    error: PyllamaError | None = None
+    others: tuple[Result, ...] = ()  # outputs after the first
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """All outputs."""
+        return () if self.result is None else (self.result, *self.others)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the request ran to its own end."""
+        reasons = [result.finish_reason for result in self.results]
+        return bool(reasons) and all(reason in SUCCESS for reason in reasons)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pyllama_raw.api.results import EngineStats, percentile
-from pyllama_raw.cli.views import Outcome
+from pyllama_raw.cli.inputs import Outcome
 
 
 def summarize(

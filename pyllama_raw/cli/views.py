@@ -4,47 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyllama_raw.api.results import Result
+from pyllama_raw.cli.inputs import Input, Outcome
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.core.request import (
     FinishDetail,
-    FinishReason,
     LengthLimit,
     StopString,
     StopToken,
     TokenLogprobs,
 )
-from pyllama_raw.errors import PyllamaError
-
-if TYPE_CHECKING:
-    from pyllama_raw.cli.inputs import Input
-
-SUCCESS = (FinishReason.STOP, FinishReason.LENGTH)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The end of one input: a result or an error."""
-
-    index: int
-    result: Result | None = None
-    error: PyllamaError | None = None
-    others: tuple[Result, ...] = ()  # outputs after the first
-
-    @property
-    def results(self) -> tuple[Result, ...]:
-        """All outputs."""
-        return () if self.result is None else (self.result, *self.others)
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether the request ran to its own end."""
-        reasons = [result.finish_reason for result in self.results]
-        return bool(reasons) and all(reason in SUCCESS for reason in reasons)
 
 
 class JsonLines:

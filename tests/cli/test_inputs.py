@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.cli.inputs import InputRequest, from_file, parse_line
-from pyllama_raw.cli.views import Outcome
+from pyllama_raw.cli.inputs import InputRequest, Outcome, from_file, parse_line
 
 
 def test_line_overrides_the_defaults():
