@@ -181,16 +181,6 @@ class AsyncEngine(LifeVerbs):
             WaitedTooLong: no slot was free within *max_wait_s*.
             NativeError, EngineFault, EngineStalled, EngineStopped.
         """
-        return self._generate(prompt, params, options, is_streamed=True)
-
-    def _generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        options: RequestOptions,
-        *,
-        is_streamed: bool,
-    ) -> Generation:
         from pyllama_raw.api.generation import Generation
         from pyllama_raw.engine.capabilities import Operation
 
@@ -198,8 +188,7 @@ class AsyncEngine(LifeVerbs):
         params, checked = checked_params(params), checked_options(options)
 
         def prepare(session: Session, began: float) -> Awaitable[tuple[Choice, ...]]:
-            made = session.preparation
-            return made.prepare(prompt, params, checked, began, is_streamed=is_streamed)
+            return session.preparation.prepare(prompt, params, checked, began)
 
         return Generation(self._sessions, prepare, checked)
 
@@ -219,8 +208,7 @@ class AsyncEngine(LifeVerbs):
         params = checked_params(params)
         if params.n > 1:
             raise InvalidRequest("n", params.n, "1, or use complete_n()")
-        made = self._generate(prompt, params, options, is_streamed=False)
-        async with made as generation:
+        async with self.generate(prompt, params, **options) as generation:
             result = await generation.collect()
         return whole((result,))[0]
 
@@ -241,8 +229,7 @@ class AsyncEngine(LifeVerbs):
             InvalidRequest: n is above what slots and queue hold together.
             ClosedError: as by complete().
         """
-        made = self._generate(prompt, params, options, is_streamed=False)
-        async with made as generation:
+        async with self.generate(prompt, params, **options) as generation:
             results = await generation.collect_all()
         return whole(results)
 

@@ -84,8 +84,6 @@ class Preparation:
         params: SamplingParams,
         options: RequestOptions,
         started: float,
-        *,
-        is_streamed: bool = True,
     ) -> tuple[Choice, ...]:
         """
         The outputs for *prompt*, with their checked requests.
@@ -93,7 +91,6 @@ class Preparation:
         Args:
             options: as checked_options() gives them.
             started: when the caller began to wait, on the engine clock.
-            is_streamed: the outputs are read as they come.
 
         Raises:
             InvalidRequest, PromptTooLong, BadMedia, Unsupported, ClosedError.
@@ -120,7 +117,6 @@ class Preparation:
             rules=rules,
             stop=stop,
             stop_token_ids=stop_tokens,
-            is_streamed=is_streamed,
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
             max_wait_s=options.get("max_wait_s"),

@@ -108,7 +108,6 @@ class Request:
     namespace: Namespace = None  # of the requests that share cached prefixes
     cache_points: tuple[int, ...] = ()  # positions worth a snapshot
     scores_prompt: bool = False  # log-probabilities of its tokens are wanted
-    is_streamed: bool = True  # somebody reads its output as it comes
     lot: Lot = TOKENS
     client: str | None = None  # the sender; read by policies only
     policy_data: Mapping[str, Value] | None = None  # likewise

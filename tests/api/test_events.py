@@ -200,29 +200,3 @@ async def test_a_program_may_watch():
         await engine.complete("hello", params)
 
     assert (n_watched, watcher.n_tokens) == (6 + 2, 6 + 2)
-
-
-class Streamed(Watcher):
-    """Lists of each request whether its output is read as it comes."""
-
-    def __init__(self):
-        self.are_streamed = []
-
-    def came(self, requests, submitted):
-        self.are_streamed += [request.is_streamed for request in requests]
-
-
-async def test_outputs_that_are_wanted_whole_are_no_streams():
-    """
-    A step may take longer beside them, because nobody waits for their next token.
-    """
-    watcher, params = Streamed(), SamplingParams(max_tokens=3)
-    async with fake_engine() as engine:
-        engine.watch(watcher)
-        await engine.complete("hello", params)
-        await engine.complete_many(["hello"], params)
-        await engine.complete_n("hello", params.model_copy(update={"n": 2}))
-        async with engine.generate("hello", params) as generation:
-            await generation.collect()
-
-    assert watcher.are_streamed == [False, False, False, False, True]

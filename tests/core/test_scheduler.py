@@ -350,21 +350,14 @@ def test_expired_ids_of_ended_requests_are_ignored():
     assert len(finished(scheduler.take_events())) == 1
 
 
-@pytest.mark.parametrize(
-    ("is_streamed", "wanted"),
-    [(True, [64, 128, 128, 128]), (False, [64, 512, 512, 512])],
-)
-def test_the_budget_follows_the_measured_speed(is_streamed, wanted):
+def test_the_budget_follows_the_measured_speed():
     """
     A step with streams holds what the machine computes in target_step_s.
-
-    An output that is read when it is whole is not stalled, so a step may take four times as long.
     """
     scheduler = make_scheduler(
         n_ctx_slot=4096, n_batch=2048, token_budget=None, target_step_s=0.5
     )
-    reader = make_request(0, n_prompt=1, max_tokens=99, is_streamed=is_streamed)
-    scheduler.add(reader, 0.0)
+    scheduler.add(make_request(0, n_prompt=1, max_tokens=99), 0.0)
     scheduler.add(make_request(1, n_prompt=4000, max_tokens=1, priority=1), 0.0)
     sizes = []
     for now in range(4):
@@ -372,7 +365,7 @@ def test_the_budget_follows_the_measured_speed(is_streamed, wanted):
         sizes.append(plan.n_tokens)
         scheduler.apply(plan, answer(plan), now + plan.n_tokens / 256)
 
-    assert sizes == wanted
+    assert sizes == [64, 128, 128, 128]
 
 
 def test_rows_of_images_leave_streams_half_of_the_target():

@@ -34,7 +34,7 @@ class StepBudget:
         Tokens the next step may hold, 1 to max_tokens.
 
         Args:
-            streams: some are decoding whose output is read as it comes.
+            streams: some are decoding.
             n_turns: the steps from one token of a stream to the next; they share the target.
         """
         if self._fixed is not None:

@@ -72,8 +72,7 @@ class Packer:
         n_prefill = 0
         if prompts:
             n_turns = len(groups) if self._roster.n_with_spans else 1
-            stalls = any(running.request.is_streamed for running in streams)
-            decodes, n_prefill = self._division(decodes, stalls, n_turns)
+            decodes, n_prefill = self._division(decodes, len(streams), n_turns)
         works = _replay(decodes) if replays else _decode(decodes)
         if n_prefill:
             if lot not in self._turns:
@@ -174,10 +173,10 @@ class Packer:
     # -- how much ----------------------------------------------------------------
 
     def _division(
-        self, decodes: list[Running], stalls: bool, n_turns: int
+        self, decodes: list[Running], n_streams: int, n_turns: int
     ) -> tuple[list[Running], int]:
         """Divide the step: the *decodes* that go on beside prompts, and the tokens of the prompts."""
-        total = self._budget.limit(streams=stalls, n_turns=n_turns)
+        total = self._budget.limit(streams=n_streams > 0, n_turns=n_turns)
         n_ready = len(decodes)
         mode = "balanced" if self._n_without >= MAX_WITHOUT else self._mode
         if mode != "throughput_first":  # no stream waits
