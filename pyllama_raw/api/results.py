@@ -122,6 +122,13 @@ class Result:
     """The tools that the model calls, if the reply is taken apart."""
 
     @property
+    def calls_tools(self) -> bool:
+        """Whether the model ended its turn with calls, all of which are whole."""
+        calls = self.tool_calls
+        ended = self.finish_reason is FinishReason.STOP
+        return bool(calls) and ended and all(call.is_whole for call in calls)
+
+    @property
     def prefill_tokens_per_s(self) -> float | None:
         """Prompt tokens that were computed, by the time until the first output token."""
         n_computed = self.usage.prompt_tokens - self.usage.cached_tokens
@@ -171,6 +178,11 @@ class EngineStats(MediaStats, StepTimes, SchedulerStats):
     """The state of the engine."""
     watcher_faults: int = 0
     """Watchers that raised, such as logs and metrics; they are told nothing more."""
+    relaxed_schemas: int = 0
+    """
+    Schemas of tools that are not strict of which a part was left out, since no grammar has it; one
+    a request and tool.
+    """
     queue_s: float | None = None
     """
     Seconds until a request that comes now has a slot, an estimate by the latest ones: 0 while

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pyllama_raw.engine.guidance import Guidance, MaskState
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.engine.sampling import NamedTokens, dry_stage
-from pyllama_raw.errors import BadGrammar, Unsupported
+from pyllama_raw.errors import BadGrammar, BadSchema, Unsupported
 from pyllama_raw.native.grammar import Grammar, Triggers
 from pyllama_raw.native.guidance import MaskTokenizer, Matcher
 from pyllama_raw.native.stages import HISTORY_MAX
@@ -129,3 +129,25 @@ class Grammars:
             lambda: vocab.tokenize(f"<{name}>", add_special=False, parse_special=True)
         )
         return tokens[0] if len(tokens) == 1 else None
+
+
+WHITE = frozenset(
+    b"\t\n\v\f\r\x1c\x1d\x1e\x1f \xc2\xe1\xe2\xe3"
+)  # and first bytes of it
+
+
+def may_begin_with_space(rule: str) -> bool:
+    """
+    Whether what *rule*, of a Lark grammar, stands for may begin with white space.
+
+    Also where that cannot be told without the vocabulary, or the rule is wrong.
+    """
+    pieces = [*(bytes([byte]) for byte in range(256)), b"\xff<end>"]
+    try:
+        tokenizer = MaskTokenizer(pieces, [256], None)
+        matcher = Matcher.compile(tokenizer, "lark", f"start: {rule}")
+        matcher.compute_mask()
+    except BadSchema:
+        return True
+    mask = matcher.mask
+    return bool(matcher.error) or any(mask[b // 32] >> b % 32 & 1 for b in WHITE)

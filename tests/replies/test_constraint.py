@@ -28,6 +28,10 @@ def tool(name: str, *required: str, **properties: Any) -> dict[str, Any]:
     return {"name": name, "parameters": parameters}
 
 
+def strict(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "strict": True}
+
+
 TOOLS = [
     tool(
         "get_weather",
@@ -210,7 +214,7 @@ def test_no_name_and_no_schema_breaks_out(family, text):
     """
     A call is what was asked for, or the request is refused and names the tool.
     """
-    hostile = tool(f"f{text}", text, **{text: {"enum": [text, "b"]}})
+    hostile = strict(tool(f"f{text}", text, **{text: {"enum": [text, "b"]}}))
     try:
         masked = Masked(bundled()[family], [hostile], must=True, parallel=False)
     except BadSchema:
@@ -228,10 +232,9 @@ def test_what_cannot_be_kept_is_refused():
     """
     A keyword that no constraint knows, or that the syntax of the model has no place for.
     """
-    unknown = tool(
-        "f", x={"type": "array", "uniqueItems": True, "contains": {"const": 1}}
-    )
-    between_tags = tool("f", x={"type": "string", "format": "duration"})
+    items = {"type": "array", "uniqueItems": True, "contains": {"const": 1}}
+    unknown = strict(tool("f", x=items))
+    between_tags = strict(tool("f", x={"type": "string", "format": "duration"}))
 
     for family, given in (("hermes", unknown), ("qwen3_coder", between_tags)):
         with pytest.raises(BadSchema, match="'f'"):
