@@ -181,18 +181,17 @@ def _answer(
     from pyllama_raw.engine.guidance import checked_schema
     from pyllama_raw.replies.constraint import Answer
 
-    match params.constraint:
-        case None:
-            return None
-        case "json_schema":
-            return Answer(f"%json {checked_schema(params.json_schema)}", is_json=True)
-        case "regex":
-            pattern = with_ascii_classes(params.regex or "")
-            rule = f"/{SLASH.sub(_escaped, pattern)}/"
-        case "lark":
-            rule = f"%lark {{\n{params.lark}\n}}"
-        case "grammar":
-            rule = f"%lark {{\n{_lark_of_gbnf(params, vocab, reading)}\n}}"
+    if params.json_schema is not None:
+        return Answer(f"%json {checked_schema(params.json_schema)}", is_json=True)
+    if params.regex is not None:
+        pattern = with_ascii_classes(params.regex)
+        rule = f"/{SLASH.sub(_escaped, pattern)}/"
+    elif params.lark is not None:
+        rule = f"%lark {{\n{params.lark}\n}}"
+    elif params.grammar is not None:
+        rule = f"%lark {{\n{_lark_of_gbnf(params, vocab, reading)}\n}}"
+    else:
+        return None
     return Answer(rule, keeps_space=may_begin_with_space(rule))
 
 

@@ -40,8 +40,10 @@ class ReplyText:
             return []
         self._held.append((piece, special))
         self._n_held += len(piece)
-        runs = self._release(self._n_held - self._follow(piece))
-        return runs if self.stop is None else self._complete(runs)
+        n_open, stop = self._follow(piece)
+        self.stop = stop
+        runs = self._release(self._n_held - n_open)
+        return runs if stop is None else self._complete(runs)
 
     def flush(self) -> list[TextRun]:
         """Return what was held back; nothing follows it."""
@@ -54,18 +56,17 @@ class ReplyText:
         self._close(runs)
         return runs
 
-    def _follow(self, piece: bytes) -> int:
-        """Bytes at the end that are, or may begin, a stop string."""
+    def _follow(self, piece: bytes) -> tuple[int, bytes | None]:
+        """Bytes at the end that are, or may begin, a stop string; and the one that they are."""
         strings, state = self._strings, self._state
         if not strings:
-            return 0
+            return 0, None
         for n_read, byte in enumerate(piece, 1):
             state = strings.next(state, byte)
             if match := strings.matches[state]:
-                self.stop = match
-                return len(piece) - n_read + len(match)
+                return len(piece) - n_read + len(match), match
         self._state = state
-        return strings.depths[state]
+        return strings.depths[state], None
 
     def _release(self, n_certain: int) -> list[TextRun]:
         """The first *n_certain* bytes of what is held; a name only as a whole."""

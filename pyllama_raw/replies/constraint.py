@@ -117,7 +117,7 @@ def _after_thoughts(
     bodies = " | ".join(choice.rule for choice in choices)
     if reasoning is None or thinks is False:
         return bodies
-    end = _thought(lark, rules and rules.calls, reasoning)
+    end = _thought(lark, rules.calls if rules else None, reasoning)
     bodies_after = " | ".join(
         f"{LINES}? {choice.rule}" if choice.has_lines else choice.rule
         for choice in choices

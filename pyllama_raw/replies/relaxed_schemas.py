@@ -86,9 +86,11 @@ class _Relaxing:
             # Definitions come first: what refers to one that cannot be kept cannot be either.
             for name in ("$defs", "definitions"):
                 definitions = self._root.get(name)
-                for key in definitions if isinstance(definitions, dict) else ():
-                    found = self._narrowed(definitions[key], f"{name}.{key}.", 1)
-                    definitions[key] = found
+                if not isinstance(definitions, dict):
+                    continue
+                for key in definitions:
+                    place = f"{name}.{key}."
+                    definitions[key] = self._narrowed(definitions[key], place, 1)
             found = self._narrowed(self._root, "", 0)
         except (_TriedEnough, RecursionError):
             found = ANY

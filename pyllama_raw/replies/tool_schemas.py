@@ -153,10 +153,10 @@ def _outward_reference(schema: object) -> str:
         value = waiting.pop()
         if isinstance(value, Mapping):
             place = value.get("$ref")
+            text = place if isinstance(place, str) else ""
             inside = ("#/$defs/", "#/definitions/")
-            is_local = isinstance(place, str) and place.startswith("#")
-            if is_local and not place.startswith(inside):
-                return str(place)
+            if text.startswith("#") and not text.startswith(inside):
+                return text
             waiting += value.values()
         elif isinstance(value, list | tuple):
             waiting += value
