@@ -8,7 +8,6 @@ of llguidance. Where nothing stands before or beside the answer, the constraint 
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from logging import getLogger
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from pyllama_raw.replies.tool_schemas import Tool
 
 MAX_AROUND = 2**14  # characters around a grammar of the request
-SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 NO_CONSTRAINT = {
     "grammar": None,
     "grammar_triggers": (),
@@ -50,10 +48,18 @@ class Constrained(NamedTuple):
 
 
 def constrained(
-    params: SamplingParams, plan: ReplyPlan, vocab: TextVocab, reading: Reading
+    params: SamplingParams,
+    plan: ReplyPlan,
+    vocab: TextVocab,
+    reading: Reading,
+    *,
+    is_loose: bool = False,
 ) -> Constrained:
     """
     *params* with which a reply is what *plan* and they ask for.
+
+    Args:
+        is_loose: of tools that are not strict only the names are kept.
 
     With the choice "auto" and no constraint in *params* the model is free, unless a tool is strict
     or only one call is allowed; and where no syntax of calls is known, as nothing is a call then.
@@ -76,7 +82,7 @@ def constrained(
         return Constrained(params)
     if kind is not None and not must and not _is_around(plan):
         return Constrained(params, is_formed=True, keeps_space=kind != "json_schema")
-    return _composed(params, plan, vocab, reading, must=must)
+    return _composed(params, plan, vocab, reading, must=must, is_loose=is_loose)
 
 
 def _composed(
@@ -86,11 +92,13 @@ def _composed(
     reading: Reading,
     *,
     must: bool,
+    is_loose: bool,
 ) -> Constrained:
     from pyllama_raw.replies.constraint import lark_for  # few requests need it
 
     answer = _answer(params, vocab, reading)
-    tools = _tools(plan) if must or answer is None or _may_call(plan) else []
+    may_call = must or answer is None or _may_call(plan)
+    tools = _tools(plan, is_loose=is_loose) if may_call else []
     lark = lark_for(
         plan.bound.spec,
         {name.decode(): token for token, name in plan.bound.marks.items()},
@@ -150,7 +158,7 @@ def _check(params: SamplingParams) -> None:
             raise InvalidRequest(name, getattr(params, name), allowed)
 
 
-def _tools(plan: ReplyPlan) -> list[Tool]:
+def _tools(plan: ReplyPlan, *, is_loose: bool) -> list[Tool]:
     from pyllama_raw.engine.guidance import checked_schema
     from pyllama_raw.replies.tool_schemas import tools_of
 
@@ -159,7 +167,7 @@ def _tools(plan: ReplyPlan) -> list[Tool]:
         for tool in plan.tools
         if plan.choice in ("auto", "required", _function(tool)["name"])
     ]
-    return tools_of(called, checked_schema)
+    return tools_of(called, checked_schema, is_loose=is_loose)
 
 
 def _function(tool: Any) -> Any:
@@ -180,12 +188,12 @@ def _answer(
     from pyllama_raw.engine.constraint import may_begin_with_space
     from pyllama_raw.engine.guidance import checked_schema
     from pyllama_raw.replies.constraint import Answer
+    from pyllama_raw.replies.lark import regex
 
     if params.json_schema is not None:
         return Answer(f"%json {checked_schema(params.json_schema)}", is_json=True)
     if params.regex is not None:
-        pattern = with_ascii_classes(params.regex)
-        rule = f"/{SLASH.sub(_escaped, pattern)}/"
+        rule = regex(with_ascii_classes(params.regex))
     elif params.lark is not None:
         rule = f"%lark {{\n{params.lark}\n}}"
     elif params.grammar is not None:
@@ -193,10 +201,6 @@ def _answer(
     else:
         return None
     return Answer(rule, keeps_space=may_begin_with_space(rule))
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(found[0], found[0])
 
 
 def _lark_of_gbnf(params: SamplingParams, vocab: TextVocab, reading: Reading) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -19,7 +20,7 @@ from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
 from pyllama_raw.api.choice import NO_NAMES, Choice
-from pyllama_raw.api.constraining import constrained
+from pyllama_raw.api.constraining import Constrained, constrained
 from pyllama_raw.api.reply import ReplyForm, ReplyStops, stop_strings
 from pyllama_raw.api.replying import (
     Replies,
@@ -32,7 +33,12 @@ from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.stop_strings import StopStrings
 from pyllama_raw.engine.capabilities import Operation
-from pyllama_raw.errors import InvalidRequest, InvalidSampling, Unsupported
+from pyllama_raw.errors import (
+    BadSchema,
+    InvalidRequest,
+    InvalidSampling,
+    Unsupported,
+)
 from pyllama_raw.options.arguments import reading_prompt
 from pyllama_raw.options.declared import with_declared
 from pyllama_raw.options.requests import ChatOptions, RequestOptions
@@ -200,10 +206,33 @@ class Preparation:
         )
         return await self._workers.run(settings_of(options).workers, plan)
 
+    def _constrained(self, params: SamplingParams, plan: ReplyPlan) -> Constrained:
+        """The constraint of a whole reply, which compiles; the latest ones are kept."""
+        vocab, run, make = self._parts.vocab, self._encoder.run, self._parts.make_rules
+
+        def compiled(*, is_loose: bool) -> Constrained:
+            found = constrained(params, plan, vocab, run, is_loose=is_loose)
+            if found.params is not params:
+                make(found.params, run)
+            return found
+
+        try:
+            return compiled(is_loose=False)
+        except BadSchema as error:
+            # Of what the request has written itself, its own error says most.
+            if params.constraint is not None:
+                make(params, run)
+            # Each schema may be small enough, and all of them together too much.
+            with suppress(BadSchema):
+                return compiled(is_loose=True)
+            if error.name == params.constraint or error.name == "tools":
+                raise
+            raise BadSchema(params.constraint or "tools", error.reason) from error
+
     def _bound(self, params: SamplingParams, plan: ReplyPlan) -> PlannedReply:
         """The reply of *plan*, for these *params*; raises as constrained()."""
         vocab = self._parts.vocab
-        found = constrained(params, plan, vocab, self._encoder.run)
+        found = self._constrained(params, plan)
         self.n_relaxed += found.n_relaxed
         strings, ends = params.stop, frozenset(params.stop_token_ids)
         form = plan.form(is_formed=found.is_formed, keeps_space=found.keeps_space)
@@ -272,9 +301,8 @@ class Preparation:
     ) -> tuple[StopStrings, object]:
         """Stop *strings* and rules of *params*, made once for all outputs of a request."""
         if _takes_long(params):
-            return await self._workers.run(
-                "rules", partial(self._make, params, strings)
-            )
+            make = partial(self._make, params, strings)
+            return await self._workers.run("rules", make)
         return stop_strings(strings), None
 
     def _make(

@@ -171,7 +171,8 @@ class Literals:
         least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
         more = lark.one_of([[self._comma, item]])
         limit = "" if most is None else max(int(most) - 1, 0)
-        some = f'"[" {item} {more}{{{max(least - 1, 0)},{limit}}} "]"'
+        others = f"{more}{{{max(least - 1, 0)},{limit}}}" if limit != 0 else ""
+        some = f'"[" {item} {others} "]"'
         choices = [some] if most != 0 else []
         return lark.rule(" | ".join([*choices, *(['"[]"'] if not least else [])]))
 

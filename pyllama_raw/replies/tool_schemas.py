@@ -163,9 +163,14 @@ def _outward_reference(schema: object) -> str:
     return ""
 
 
-def tools_of(tools: Sequence[Mapping[str, Any]], to_json: ToJson) -> list[Tool]:
+def tools_of(
+    tools: Sequence[Mapping[str, Any]], to_json: ToJson, *, is_loose: bool = False
+) -> list[Tool]:
     """
     The last tool of each name holds, as where calls are read.
+
+    Args:
+        is_loose: of tools that are not strict any arguments are allowed.
 
     Raises:
         BadSchema: the schema of a strict tool cannot be kept.
@@ -176,8 +181,8 @@ def tools_of(tools: Sequence[Mapping[str, Any]], to_json: ToJson) -> list[Tool]:
         is_strict, dropped = is_strict_tool(given), list[str]()
         kinds = schema.get("type", "object")
         is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
-        if not is_strict and not is_object:
-            schema, dropped = {}, ["type"]
+        if not is_strict and (is_loose or not is_object):
+            schema, dropped = {}, ["all"]
         schema = {**schema, "type": "object"}
         if not is_strict:
             schema, more = relaxed(schema, to_json)

@@ -34,7 +34,9 @@ WORDS = [
 ]
 TEXT = st.lists(st.sampled_from(WORDS), max_size=8).map("".join)
 STOPS = st.lists(
-    st.sampled_from(["a", "ab", "b.", ".", "\n", "\n\n", "é", "<", "a<", "name", "b\n"]),
+    st.sampled_from(
+        ["a", "ab", "b.", ".", "\n", "\n\n", "é", "<", "a<", "name", "b\n"]
+    ),
     min_size=1,
     max_size=3,
     unique=True,
@@ -124,7 +126,9 @@ def test_the_content_ends_before_its_first_stop(text, stops, prefix, cuts):
     stretches, calls = seen(deltas)
     assert calls == [(call.name, call.arguments) for call in result.tool_calls]
     assert "".join(t for kind, t in stretches if kind == "Content") == result.text
-    assert not any(stop in t for kind, t in stretches if kind == "Content" for stop in stops)
+    assert not any(
+        stop in t for kind, t in stretches if kind == "Content" for stop in stops
+    )
     assert (other.text, other.reasoning) == (result.text, result.reasoning)
     assert other.finish_detail == result.finish_detail
     free, free_calls = seen(whole)
@@ -139,6 +143,8 @@ def test_the_content_ends_before_its_first_stop(text, stops, prefix, cuts):
         assert stretches[:n] == free[:n]
         assert calls == free_calls[: len(calls)]
         if stretches:  # white space before a delimiter may be a part of it
-            assert (free[n][1] if len(free) > n else "").rstrip().startswith(
-                stretches[n][1].rstrip()
+            assert (
+                (free[n][1] if len(free) > n else "")
+                .rstrip()
+                .startswith(stretches[n][1].rstrip())
             )
