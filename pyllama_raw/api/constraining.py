@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyllama_raw.api.replying import ReplyPlan
     from pyllama_raw.engine.parts import Reading, TextVocab
     from pyllama_raw.options.sampling import SamplingParams
-    from pyllama_raw.replies.constraint import Answer
+    from pyllama_raw.replies.constraint import AnswerForm
     from pyllama_raw.replies.tool_schemas import Tool
 
 MAX_AROUND = 2**14  # characters around a grammar of the request
@@ -183,15 +183,15 @@ def _tell_dropped(name: str, places: Sequence[str]) -> None:
 
 def _answer(
     params: SamplingParams, vocab: TextVocab, reading: Reading
-) -> Answer | None:
-    """What *params* want the text of a reply to be, as a rule of llguidance's Lark."""
+) -> AnswerForm | None:
+    """The form that *params* want the text of a reply to have, as a rule of Lark."""
     from pyllama_raw.engine.constraint import may_begin_with_space
     from pyllama_raw.engine.guidance import checked_schema
-    from pyllama_raw.replies.constraint import Answer
+    from pyllama_raw.replies.constraint import AnswerForm
     from pyllama_raw.replies.lark import regex
 
     if params.json_schema is not None:
-        return Answer(f"%json {checked_schema(params.json_schema)}", is_json=True)
+        return AnswerForm(f"%json {checked_schema(params.json_schema)}", is_json=True)
     if params.regex is not None:
         rule = regex(with_ascii_classes(params.regex))
     elif params.lark is not None:
@@ -200,7 +200,7 @@ def _answer(
         rule = f"%lark {{\n{_lark_of_gbnf(params, vocab, reading)}\n}}"
     else:
         return None
-    return Answer(rule, keeps_space=may_begin_with_space(rule))
+    return AnswerForm(rule, keeps_space=may_begin_with_space(rule))
 
 
 def _lark_of_gbnf(params: SamplingParams, vocab: TextVocab, reading: Reading) -> str:

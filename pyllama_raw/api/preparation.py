@@ -61,7 +61,7 @@ LONG_STOP = 256  # characters of stop strings, likewise
 
 
 class PlannedReply(NamedTuple):
-    """What a request asks of its outputs, and how they are taken apart and end."""
+    """Wishes of a request for its outputs: how they are taken apart, and where they end."""
 
     params: SamplingParams
     form: ReplyForm | None  # None: an output is plain text
@@ -225,7 +225,7 @@ class Preparation:
             # Each schema may be small enough, and all of them together too much.
             with suppress(BadSchema):
                 return compiled(is_loose=True)
-            if error.name == params.constraint or error.name == "tools":
+            if error.name in (params.constraint, "tools"):
                 raise
             raise BadSchema(params.constraint or "tools", error.reason) from error
 

@@ -26,8 +26,8 @@ LINES = r"/\n{1,2}/"  # between reasoning and calls
 NO_BRACKET = r"\s*([^\s{\[](?s:.*))?"  # where calls need no delimiter
 
 
-class Answer(NamedTuple):
-    """What the content of a reply has to be."""
+class AnswerForm(NamedTuple):
+    """Form that the content of a reply has to have."""
 
     rule: str  # the body of a rule of llguidance's Lark
     is_json: bool = False
@@ -42,7 +42,7 @@ def lark_for(
     must: bool,
     parallel: bool,
     prefix: str,
-    answer: Answer | None = None,
+    answer: AnswerForm | None = None,
     may_think: bool = True,
 ) -> str:
     """
@@ -81,15 +81,15 @@ def lark_for(
     if rules:
         first = next(iter([*rules.calls.open, *rules.calls.start]), "")
         is_json = answer is not None and answer.is_json
-        choices.append(Choice(rules.all(beside_json=is_json), not first[:1].isspace()))
+        choices.append(Ending(rules.all(beside_json=is_json), not first[:1].isspace()))
     if answer and not must:
-        choices.append(Choice(_wrapped(lark, answer), not answer.keeps_space))
+        choices.append(Ending(_wrapped(lark, answer), not answer.keeps_space))
     return lark.grammar(
         _after_thoughts(lark, rules, choices, prefix, may_think=may_think)
     )
 
 
-class Choice(NamedTuple):
+class Ending(NamedTuple):
     """A rule for what comes after reasoning."""
 
     rule: Rule
@@ -106,7 +106,7 @@ def opens_thoughts(spec: ReplySpec, prefix: str, *, may_think: bool) -> bool:
 def _after_thoughts(
     lark: Lark,
     rules: CallRules | None,
-    choices: Sequence[Choice],
+    choices: Sequence[Ending],
     prefix: str,
     *,
     may_think: bool,
@@ -128,7 +128,7 @@ def _after_thoughts(
     return f"{lark.row(lark.first_of(reasoning.start))} {rest} | {bodies}"
 
 
-def _wrapped(lark: Lark, answer: Answer) -> Rule:
+def _wrapped(lark: Lark, answer: AnswerForm) -> Rule:
     """The *answer*, perhaps after special tokens that mean nothing, as models put there."""
     found = [lark.delimiter(text) for text in lark.spec.ignored]
     before = [parts for parts in found if isinstance(parts[0], Rule)]

@@ -97,7 +97,7 @@ class Tool(NamedTuple):
 
     def kept(self, key: str, schema: Any, make: Callable[[Any], T]) -> T | None:
         """
-        What *make* makes of the *schema* of the parameter *key*, or of any value.
+        The rule that *make* makes of the *schema* of the parameter *key*, or of any value.
 
         Returns:
             None: the syntax of the model has no place for the parameter.

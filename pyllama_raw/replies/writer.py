@@ -30,7 +30,7 @@ class StopSearch(Protocol):
 
     @property
     def pending(self) -> bytes:
-        """What is held back."""
+        """Bytes that are held back."""
 
     def push(self, piece: bytes) -> str:
         """Take the next piece; return the text that is certain now."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pyllama_raw.engine.guidance import checked_schema
 from pyllama_raw.native.guidance import MaskTokenizer, Matcher
-from pyllama_raw.replies.constraint import Answer, lark_for
+from pyllama_raw.replies.constraint import AnswerForm, lark_for
 from pyllama_raw.replies.parser import ReplyParser
 from pyllama_raw.replies.parts import Content, Part, Reasoning, calls_of, text_of
 from pyllama_raw.replies.spec import ReplySpec
@@ -36,7 +36,7 @@ class Masked:
         spec: ReplySpec,
         tools: Sequence[dict[str, Any]],
         prefix: str = "",
-        answer: Answer | None = None,
+        answer: AnswerForm | None = None,
         **how: bool,
     ) -> None:
         self._spec, self._tools, self._prefix = spec.bound(is_special), tools, prefix

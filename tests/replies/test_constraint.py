@@ -9,7 +9,7 @@ import pytest
 
 from pyllama_raw.engine.guidance import checked_schema
 from pyllama_raw.errors import BadSchema, Unsupported
-from pyllama_raw.replies.constraint import Answer
+from pyllama_raw.replies.constraint import AnswerForm
 from pyllama_raw.replies.spec import ReplySpec, bundled
 from tests.replies.masked import Drawn, Masked
 from tests.replies.written import is_special, written
@@ -248,7 +248,7 @@ def test_what_cannot_be_kept_is_refused():
 
 SCHEMA = tool("", "a", "b", a={"type": "boolean"}, b={"type": "string", "maxLength": 5})
 SCHEMA = SCHEMA["parameters"]
-JSON = Answer(f"%json {checked_schema(SCHEMA)}", is_json=True)
+JSON = AnswerForm(f"%json {checked_schema(SCHEMA)}", is_json=True)
 
 
 def opened(spec: ReplySpec) -> str:
@@ -286,7 +286,7 @@ def test_the_answer_comes_after_thoughts(family):
     spec = bundled()[family].bound(is_special)
     said = '{"a": true, "b": "<a>"}'
     schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "b": {"const": "<a>"}}}
-    answer = Answer(f"%json {checked_schema(schema)}", is_json=True)
+    answer = AnswerForm(f"%json {checked_schema(schema)}", is_json=True)
     masked = Masked(spec, [], opened(spec), answer, must=False, parallel=True)
     thought = "Is it {}? " if spec.reasoning else ""
     whole = written(spec, reasoning=thought.strip(), content=said)
@@ -327,7 +327,7 @@ def test_an_answer_is_told_as_it_is(rule, said, keeps_space, prefix, tools):
     Whatever it spells, with its white space: in thoughts, after them, and without any.
     """
     spec = bundled()["seed_oss"]
-    answer = Answer(rule, keeps_space=keeps_space)
+    answer = AnswerForm(rule, keeps_space=keeps_space)
     masked = Masked(spec, tools, prefix, answer, must=False, parallel=True)
     begun = "Hm.</seed:think>" if prefix == "<seed:think>" else ""
 
