@@ -445,7 +445,7 @@ class PolicyFailed(PyllamaError):
         self.reason = cut(reason, MAX_REASON)
         super().__init__(
             f"policy {self.policy}: {hook} {self.reason}. Mend it, or let the scheduler "
-            "decide as fcfs where it fails (keep_going)"
+            "decide as fcfs where it fails (keep_going=True, --keep-going)"
         )
 
 

@@ -84,6 +84,8 @@ class Engine(Facts, _Blocking[AsyncEngine]):
 
     def __init__(self, make: Callable[[], Awaitable[AsyncEngine]]) -> None:
         """Use open(); *make* is called in the event loop of the engine."""
+        if not callable(make):
+            raise TypeError("use Engine.open(model, config) in a `with` block")
         check_may_wait()
         self._closing = Lock()
         self._loop = _Loop()

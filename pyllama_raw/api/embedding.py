@@ -281,7 +281,9 @@ class Embedder:
         def count(part: str) -> int:
             return len(self._encode(part))
 
-        cut = partial(list, chunks(whole, n_tokens, n_shared, count))
+        def cut() -> list[str]:
+            return list(chunks(whole, n_tokens, n_shared, count))
+
         return await self._workers.run("text", partial(self._encoder.run, cut))
 
 
