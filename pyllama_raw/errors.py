@@ -46,7 +46,7 @@ class PyllamaError(Exception):
     counts_as_circuit_failure: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
     prompt_index: int | None = None
-    """Of a call that takes many prompts: the place of the one that the error is about."""
+    """Index of the prompt that the error is about, in a call that takes many."""
 
     def __init_subclass__(cls) -> None:
         if "code" not in vars(cls):
