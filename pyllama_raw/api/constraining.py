@@ -78,7 +78,8 @@ def constrained(
         _check(params)
     if must and not plan.tools:
         raise InvalidRequest("tool_choice", plan.choice, "tools that have a name")
-    if params.grammar_triggers:  # the request says where its grammar begins
+    # The request may say itself where its grammar begins, or write all of the reply.
+    if params.grammar_triggers or (not must and _has_delimiters(params, plan)):
         return Constrained(params)
     if kind is not None and not must and not _is_around(plan):
         return Constrained(params, is_formed=True, keeps_space=kind != "json_schema")
@@ -147,6 +148,13 @@ def _is_around(plan: ReplyPlan) -> bool:
 
     spec, prefix = plan.bound.spec, plan.prefix
     return _may_call(plan) or opens_thoughts(spec, prefix, may_think=plan.may_think)
+
+
+def _has_delimiters(params: SamplingParams, plan: ReplyPlan) -> bool:
+    """Whether a grammar or an expression of *params* has a delimiter of the model in it."""
+    text = params.regex or params.lark or params.grammar or ""
+    tokens = (f"<[{token}]>" for token in plan.bound.marks)
+    return any(mark in text for mark in (*plan.bound.spec.delimiters, *tokens))
 
 
 def _check(params: SamplingParams) -> None:
