@@ -73,7 +73,6 @@ async def test_only_what_is_set_is_sent():
             "prompt": "a",
             "stream": True,
             "stream_options": {"include_usage": True},
-            "max_tokens": 128,
             "temperature": 0.0,
             "seed": 0,
             "n": 1,
