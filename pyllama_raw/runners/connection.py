@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib import import_module
@@ -163,15 +163,24 @@ async def content_of(response: httpx2.Response, max_bytes: int) -> bytes:
     Raises:
         UnexpectedAnswer: it has more than *max_bytes*, or an unknown coding.
     """
+    content = await _beginning(response, max_bytes + 1)
+    if len(content) > max_bytes:
+        raise UnexpectedAnswer(
+            f"the service answered more than {max_bytes} bytes: ask for less at once"
+        )
+    return content
+
+
+async def _beginning(response: httpx2.Response, max_bytes: int) -> bytes:
+    """At most *max_bytes* of the content of *response*."""
     check_coding(response)
     content = bytearray()
-    async for part in response.aiter_bytes():
-        content += part
-        if len(content) > max_bytes:
-            raise UnexpectedAnswer(
-                f"the service answered more than {max_bytes} bytes: ask for less at once"
-            )
-    return bytes(content)
+    async with aclosing(response.aiter_bytes()) as parts:
+        async for part in parts:
+            content += part
+            if len(content) >= max_bytes:
+                break
+    return bytes(content[:max_bytes])
 
 
 def check_coding(response: httpx2.Response) -> None:
@@ -183,13 +192,8 @@ def check_coding(response: httpx2.Response) -> None:
 
 async def refusal(response: httpx2.Response) -> PyllamaError:
     """The error that an answer without success tells; its first MAX_ERROR_BYTES are read."""
-    check_coding(response)
-    content = bytearray()
-    async for part in response.aiter_bytes():
-        content += part
-        if len(content) >= MAX_ERROR_BYTES:
-            break
-    text = content[:MAX_ERROR_BYTES].decode(errors="replace")
+    content = await _beginning(response, MAX_ERROR_BYTES)
+    text = content.decode(errors="replace")
     body: Any = text
     with suppress(ValueError, RecursionError):
         body = json.loads(text)

@@ -6,7 +6,14 @@ import pytest
 
 from pyllama_raw import SamplingParams
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.runners import LLAMA_SERVER, Draft, LlamaOptions, LlamaServer
+from pyllama_raw.runners import (
+    LLAMA_SERVER,
+    Draft,
+    LlamaOptions,
+    LlamaServer,
+    RunnerMetadata,
+    SpawnedRunner,
+)
 from pyllama_raw.runners.llama_args import (
     NEW,
     OLD,
@@ -101,21 +108,23 @@ def test_macos_finds_the_libraries_beside_the_program():
 
 def test_what_lacks_is_told_in_this_order(tmp_path):
     """
-    The format, the program's name, the program, the model.
+    The format, the program's name, the program, the model, the draft: whoever names a draft that
+    is not there made a mistake, and is not served slowly without one.
     """
     model, binary = tmp_path / "a.gguf", tmp_path / "llama-server"
     found = []
+    drafted = LlamaServer(model, binary, LlamaOptions(draft=Draft(tmp_path / "d.gguf")))
     steps = [
         lambda: LlamaServer(tmp_path / "a.onnx", None).check(),
         lambda: LlamaServer(model, None).check(),
         lambda: LlamaServer(model, binary).check(),
         lambda: (binary.touch(), LlamaServer(model, binary).check()),
+        lambda: (model.touch(), drafted.check()),
     ]
     for step in steps:
         with pytest.raises(ConfigError) as caught:
             step()
         found.append(str(caught.value))
-    model.touch()
     LlamaServer(model, binary).check()
 
     assert found == [
@@ -124,6 +133,27 @@ def test_what_lacks_is_told_in_this_order(tmp_path):
         "you have built",
         f"llama-server binary not found at: {binary}: give a file that is there",
         f"Model file not found at: {model}: give a file that is there",
+        f"Draft model file not found at: {tmp_path / 'd.gguf'}: give a file that is there, or "
+        "leave draft= out to serve without one",
+    ]
+
+
+def test_what_a_server_says_of_itself():
+    """
+    Verbs by its flags, its place, and a program whose version it tells when it runs.
+    """
+    plain = LlamaServer("a.gguf", "b")
+    able = LlamaServer(
+        "a.gguf", "b", LlamaOptions(n_gpu_layers=0, extra=("--embeddings", "--reranking"))
+    )
+
+    assert (plain.verbs, able.verbs) == ({"generate"}, {"generate", "embed", "rank"})
+    assert SpawnedRunner(plain).capabilities.verbs == {"generate"}
+    assert SpawnedRunner(able).metadata == RunnerMetadata(
+        "GGUF", "llama.cpp (llama-server)", None, on_device=False
+    )
+    assert arguments("m", LlamaOptions(), OLD, 8080, "0.0.0.0")[2:] == [  # noqa: S104
+        *("--host", "0.0.0.0", "--port", "8080")  # noqa: S104
     ]
 
 
