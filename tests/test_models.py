@@ -230,9 +230,7 @@ def test_a_quantisation_names_a_file(hub, tmp_path):
         *("m.Q8_0.gguf", "m.Q8_0.gguf"),
         *("m-F16-00001-of-00002.gguf",) * 2,
     ]
-    with pytest.raises(
-        ModelNotFound, match="no file of Q4_K_M; it has m"
-    ):
+    with pytest.raises(ModelNotFound, match="no file of Q4_K_M; it has m"):
         models.resolve_model("hf:o/r:Q4_K_M")
     hub.files[:] = ["only-Q2_K.gguf"]
     assert models.resolve_model("hf:o/r").name == "only-Q2_K.gguf"

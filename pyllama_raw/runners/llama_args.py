@@ -158,7 +158,7 @@ class LlamaServer:
 
     @property
     def verbs(self) -> frozenset[Verb]:
-        """What the flags let it do: vectors and ranks are asked for by flags of their own."""
+        """Operations that the flags allow: vectors and ranks have flags of their own."""
         flags, verbs = {*self.options.extra}, {"generate"}
         if flags & {"--embedding", "--embeddings"}:
             verbs.add("embed")

@@ -21,7 +21,9 @@ from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
-SUPPORTED = "FILE.gguf, hf:OWNER/REPO/FILE.gguf or http://HOST:PORT/v1#MODEL"
+SUPPORTED = (
+    "FILE.gguf, hf:OWNER/REPO/FILE.gguf, hf:OWNER/REPO:QUANT or http://HOST:PORT/v1#MODEL"
+)
 
 
 class ManagedState(StrEnum):
@@ -214,6 +216,6 @@ def runner_for(spec: str) -> ModelRunner:
     url, _, model = spec.partition("#")
     if url.startswith(("http://", "https://")) and model:
         return RemoteRunner(url, model)
-    if spec.lower().endswith(".gguf"):
+    if spec.startswith("hf:") or spec.lower().endswith(".gguf"):
         return LocalRunner(spec)
     raise ConfigError(f"no runner is known for {shown(spec)}: give {SUPPORTED}")

@@ -133,7 +133,7 @@ class RunnerCounts:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a request takes at most, before it is sent."""
+    """Tokens and price of a request at most, before it is sent."""
 
     n_prompt: int
     """Tokens of the prompt: counted if it is ids, else four characters a token."""

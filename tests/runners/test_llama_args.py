@@ -144,7 +144,9 @@ def test_what_a_server_says_of_itself():
     """
     plain = LlamaServer("a.gguf", "b")
     able = LlamaServer(
-        "a.gguf", "b", LlamaOptions(n_gpu_layers=0, extra=("--embeddings", "--reranking"))
+        "a.gguf",
+        "b",
+        LlamaOptions(n_gpu_layers=0, extra=("--embeddings", "--reranking")),
     )
 
     assert (plain.verbs, able.verbs) == ({"generate"}, {"generate", "embed", "rank"})
