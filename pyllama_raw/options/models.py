@@ -206,7 +206,7 @@ def _from_hugging_face(spec: str) -> Path:
 
 def _usual_file(spec: str, name: _HubName, hub: Any) -> str:
     """The file of the quantisation that is named, or of the first usual one that there is."""
-    files = sorted(hub.list_repo_files(name.repo, **name.options), key=len)
+    files: list[str] = sorted(hub.list_repo_files(name.repo, **name.options), key=len)
     models = [
         file
         for file in files

@@ -148,8 +148,8 @@ def _whole(value: object, most: int) -> int:
 def _reason(told: str, ours: object) -> FinishReason:
     if told == "content_filter":
         raise ContentFiltered("the service withholds the output because of its content")
-    words = (FinishReason(word) for word in (ours, told) if word in REASONS)
-    return next(words, FinishReason.STOP)  # as of calls of tools
+    reasons = (reason for word in (ours, told) for reason in REASONS if reason == word)
+    return next(reasons, FinishReason.STOP)  # as of calls of tools
 
 
 def _call(call: Mapping[str, Any]) -> CallDelta:

@@ -68,21 +68,21 @@ class KeptRunners(Generic[K]):
         for unused, kept in [*self._kept.items()]:
             if now - kept.used_at > self._ttl_s and not kept.runner.n_open:
                 await self._give_up(unused)
-        kept = self._kept.get(key)
-        if kept is None:
+        hit = self._kept.get(key)
+        if hit is None:
             return None
-        if now - kept.checked_at >= self._health_s:
-            kept.checked_at = now
-            is_well = (await kept.runner.health()).ready
-            if self._kept.get(key) is not kept:  # given up or replaced meanwhile
+        if now - hit.checked_at >= self._health_s:
+            hit.checked_at = now
+            is_well = (await hit.runner.health()).ready
+            if self._kept.get(key) is not hit:  # given up or replaced meanwhile
                 return None
             if not is_well:
                 await self._give_up(key)
                 return None
-        kept.used_at = now
+        hit.used_at = now
         self._kept[key] = self._kept.pop(key)
         self._n_hits += 1
-        return kept.runner
+        return hit.runner
 
     async def put(self, key: K, runner: ModelRunner) -> None:
         """Keep *runner*; one that had the key is given up."""

@@ -21,9 +21,7 @@ from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
-SUPPORTED = (
-    "FILE.gguf, hf:OWNER/REPO/FILE.gguf, hf:OWNER/REPO:QUANT or http://HOST:PORT/v1#MODEL"
-)
+SUPPORTED = "FILE.gguf, hf:OWNER/REPO/FILE.gguf, hf:OWNER/REPO:QUANT or http://HOST:PORT/v1#MODEL"
 
 
 class ManagedState(StrEnum):

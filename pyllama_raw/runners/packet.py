@@ -9,10 +9,10 @@ be 0: an output without text sends none.
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -99,23 +99,22 @@ class TensorPacket:
     """The values, one behind the other."""
 
     def __post_init__(self) -> None:
-        dtype = self.dtype.lower() if isinstance(self.dtype, str) else ""
-        dtype = ALIASES.get(dtype, dtype)
+        # A caller may give anything, whatever the types say.
+        shape, name, data = cast("Any", (self.shape, self.dtype, self.data))
+        dtype = ALIASES.get(name.lower(), name.lower()) if isinstance(name, str) else ""
         if dtype not in SIZES:
-            allowed = (
-                f"one of {', '.join(SIZES)}. Unsupported dtype: {self.dtype!s:.40}"
-            )
-            raise InvalidRequest("dtype", self.dtype, allowed)
+            allowed = f"one of {', '.join(SIZES)}. Unsupported dtype: {name!s:.40}"
+            raise InvalidRequest("dtype", name, allowed)
         object.__setattr__(self, "dtype", dtype)
-        if not isinstance(self.shape, tuple) or len(self.shape) > MAX_DIMENSIONS:
+        if not isinstance(shape, tuple) or len(shape) > MAX_DIMENSIONS:
             allowed = f"a tuple of at most {MAX_DIMENSIONS} sizes"
-            raise InvalidRequest("shape", self.shape, allowed)
-        for size in self.shape:
+            raise InvalidRequest("shape", shape, allowed)
+        for size in shape:
             if type(size) is not int or not 0 < size <= MAX_SIZE:
                 allowed = f"sizes above 0. Invalid shape dimension: {shown(size)}"
-                raise InvalidRequest("shape", self.shape, allowed)
-        if not isinstance(self.data, bytes):
-            raise InvalidRequest("data", self.data, "bytes")
+                raise InvalidRequest("shape", shape, allowed)
+        if not isinstance(data, bytes):
+            raise InvalidRequest("data", data, "bytes")
         n_values = prod(self.shape)
         n_bytes = n_values * SIZES[dtype]
         if len(self.data) != n_bytes:
@@ -178,10 +177,10 @@ def asked_by(metadata: Mapping[str, Any]) -> tuple[SamplingParams, RequestOption
     Raises:
         InvalidRequest: one is not known, not allowed or given twice.
     """
-    if not isinstance(metadata, Mapping):
-        raise InvalidRequest("metadata", metadata, "names and values")
+    with reading("metadata", metadata, "names and values"):
+        items: list[tuple[Any, Any]] = [*metadata.items()]
     params: dict[str, Any] = {}
-    for name, value in metadata.items():
+    for name, value in items:
         field = NAMES.get(name, name) if isinstance(name, str) else ""
         if field not in SamplingParams.model_fields and field not in OWN:
             allowed = "timeout_ms, priority, or a field of SamplingParams"
@@ -221,7 +220,7 @@ def _misfit(
 
 async def infer(
     runner: ModelRunner, packet: TensorPacket, metadata: Mapping[str, Any]
-) -> AsyncIterator[TensorPacket]:
+) -> AsyncGenerator[TensorPacket, None]:
     """
     The output for the text in *packet*, a packet for each piece of text.
 

@@ -395,9 +395,8 @@ def _address(url: str) -> tuple[str, str]:
 def _headers(api_key: str | None) -> dict[str, str]:
     if not api_key:
         return {}
-    if not isinstance(api_key, str) or not (
-        api_key.isascii() and api_key.isprintable()
-    ):
+    text = str(api_key)
+    if not (text.isascii() and text.isprintable()):
         raise ConfigError(
             "api_key has characters that no header has: give printable ASCII"
         )
