@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from anyio import CancelScope
 
+from pyllama_raw.errors import ClosedError
 from pyllama_raw.runners.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class KeptRunners(Generic[K]):
         self._max, self._ttl_s, self._health_s = max_kept, ttl_s, health_s
         self._evicted, self._clock = evicted, clock
         self._kept = dict[K, _Kept]()  # longest unused first
+        self._closed = False
         self._retiring: list[ModelRunner] = []  # serve their last calls
         self._n_gets = self._n_hits = 0
 
@@ -85,10 +87,18 @@ class KeptRunners(Generic[K]):
         return hit.runner
 
     async def put(self, key: K, runner: ModelRunner) -> None:
-        """Keep *runner*; one that had the key is given up."""
+        """
+        Keep *runner*; one that had the key is given up.
+
+        Raises:
+            ClosedError: all are given up, and *runner* with them.
+        """
         old = self._kept.get(key)
         if old is None or old.runner is not runner:
             await self._give_up(key)
+        if self._closed:
+            await runner.aclose()
+            raise ClosedError("these kept runners are closed: make others")
         now = self._clock()
         self._kept.pop(key, None)
         self._kept[key] = _Kept(runner, now, now)
@@ -96,7 +106,8 @@ class KeptRunners(Generic[K]):
             await self._give_up(next(iter(self._kept)))
 
     async def aclose(self) -> None:
-        """Give up all, and close what serves still."""
+        """Give up all, and close what serves still. Can be repeated."""
+        self._closed = True
         for key in [*self._kept]:
             await self._give_up(key)
         with CancelScope(shield=True):

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import anyio
 
 from pyllama_raw import Prompt
-from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError
+from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError, first_of
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.routing import ROUTERS, RoutedRequest, RouterName, prefixes
@@ -124,11 +124,19 @@ class Pool(ModelRunner):
         return common([member.runner.capabilities for member in self._members])
 
     async def start(self) -> None:
-        """Start all at once."""
+        """
+        Start all at once.
+
+        Raises:
+            PyllamaError: one cannot start; the first one's error.
+        """
         self._check_open()
-        async with anyio.create_task_group() as group:
-            for member in self._members:
-                group.start_soon(member.runner.start)
+        try:
+            async with anyio.create_task_group() as group:
+                for member in self._members:
+                    group.start_soon(member.runner.start)
+        except ExceptionGroup as errors:
+            raise first_of(errors) from None
 
     async def health(self) -> RunnerHealth:
         """
@@ -159,9 +167,16 @@ class Pool(ModelRunner):
     async def aclose(self) -> None:
         """Close all."""
         self._closed = True
+
+        async def close(runner: ModelRunner) -> None:
+            with anyio.CancelScope(
+                shield=True
+            ):  # if another one cannot, this one still does
+                await runner.aclose()
+
         async with anyio.create_task_group() as group:
             for member in self._members:
-                group.start_soon(member.runner.aclose)
+                group.start_soon(close, member.runner)
 
     def _source(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions

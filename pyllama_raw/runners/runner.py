@@ -271,7 +271,12 @@ class ModelRunner(ABC):
         self._closed = True
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:  # nobody gets it, and nobody could close it
+            with anyio.CancelScope(shield=True):
+                await self.aclose()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -521,6 +521,30 @@ async def test_closing_kept_runners_ends_what_serves_still():
     assert (is_closed, len(kept)) == (True, 0)
 
 
+async def test_nothing_is_kept_once_all_is_closed():
+    """
+    A runner that is put then, or meanwhile, is closed.
+    """
+    kept, late = KeptRunners[str](), MockRunner()
+    await kept.aclose()
+    with pytest.raises(ClosedError):
+        await kept.put("a", late)
+
+    assert (late._closed, len(kept)) == (True, 0)
+
+
+async def test_a_pool_that_cannot_start_closes_what_has_started():
+    """
+    Nobody has got it, so nobody could; the error is that of the member.
+    """
+    well, bad = MockRunner(), Stillborn()
+    with pytest.raises(NetworkError):
+        async with Pool({"a": well, "b": bad}):
+            pass
+
+    assert (well._closed, bad._closed) == (True, True)
+
+
 # -- who serves, and how often ------------------------------------------------
 
 
