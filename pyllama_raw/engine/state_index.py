@@ -115,7 +115,7 @@ class StateIndex:
 
     @contextmanager
     def _opened(self, mode: str, wait_s: float) -> Iterator[sqlite3.Connection]:
-        if mode == "rwc" and self._path.is_symlink():
+        if self._path.is_symlink():
             raise sqlite3.DatabaseError("a link leads elsewhere")
         if self._path.is_file() and self._path.stat().st_size > MAX_FILE_BYTES:
             raise sqlite3.DatabaseError(f"it has more than {MAX_FILE_BYTES} bytes")

@@ -1,8 +1,9 @@
 """
 libsndfile opens the files of sounds, and makes samples of them.
 
-Length and rate come from the header, so a sound can be refused before it is decoded. Of
-several channels the mean counts. soxr makes another rate of them: it filters out what the
+Length and rate come from the header, so a sound can be refused before it is decoded. A header that
+was written before the sound was does not know the length: then a WAV goes to its end, and a FLAC,
+which libsndfile cannot read so, is refused by that name. Of several channels the mean counts. soxr makes another rate of them: it filters out what the
 new rate cannot hold.
 """
 
@@ -33,6 +34,7 @@ MIN_SAMPLES = 2  # that mtmd takes
 UNKNOWN_SIZE = (
     0x7FFF0000  # and more: who wrote the header did not know; no upload is as large
 )
+UNKNOWN_FRAMES = 2**63 - 1  # of libsndfile, for a FLAC that tells none
 MAX_CHUNKS = 1024  # of a WAV before its samples
 _SIZE = struct.Struct("<I")
 _MAGICS = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"\xff")
@@ -180,6 +182,8 @@ def _data_at(content: bytes) -> int | None:
 def _check_kind(file: Any) -> None:
     if file.format not in _FORMATS or file.subtype not in _CODINGS:
         raise BadMedia(f"{file.format} of {file.subtype}: give {KINDS}")
+    if file.frames == UNKNOWN_FRAMES:
+        raise BadMedia("its header does not tell its length: save it anew, or as WAV")
     if file.channels > MAX_CHANNELS or not 0 < file.frames <= MAX_FRAMES:
         given = f"{file.channels} channels of {file.frames} samples"
         raise BadMedia(f"{given}: at most {MAX_CHANNELS} of 1 to {MAX_FRAMES}")

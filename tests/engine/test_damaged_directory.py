@@ -148,7 +148,7 @@ def test_an_index_that_is_none_is_refused(tmp_path, kind):
     assert sorted(path.name for path in root.iterdir()) == before
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("kind", sorted({*UNUSABLE} - {"earlier version", "cut off"}))
 def test_an_index_made_to_stall_stalls_nobody(tmp_path, kind):
     """
     A store that is open finds and writes nothing, and closes within its bound.
@@ -156,7 +156,7 @@ def test_an_index_made_to_stall_stalls_nobody(tmp_path, kind):
     store = DiskStore(tmp_path / "root", "model", MANY)
     file = put(store, 1)
     state = store.read(file)
-    HOSTILE[kind](tmp_path / "root" / INDEX)
+    UNUSABLE[kind](tmp_path / "root" / INDEX)
 
     assert state is not None
     assert within_bound(lambda: found(store)) == []

@@ -92,6 +92,18 @@ def test_a_wav_of_unknown_length_goes_to_its_end(riff, data, chunks):
     assert np.array_equal(Audio(sized(riff, data, *chunks)).samples(16000), expected)
 
 
+def test_a_flac_of_unknown_length_is_refused_by_name():
+    """
+    An encoder that wrote into a pipe could not tell it, and libsndfile needs it.
+    """
+    flac = bytearray(sound_file("FLAC", 20000))
+    flac[21] &= 0xF0  # 36 bits of STREAMINFO
+    flac[22:26] = bytes(4)
+
+    with pytest.raises(BadMedia, match="does not tell its length: save it anew"):
+        Audio(bytes(flac))
+
+
 @pytest.mark.parametrize(
     ("riff", "data"), [(None, 5000), (5000, None), (5000, 0xFFFFFFFF), (None, 0)]
 )
