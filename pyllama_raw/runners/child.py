@@ -30,6 +30,7 @@ from pyllama_raw.runners.keeper import kill_session
 
 KEEPER = str(Path(__file__).with_name("keeper.py"))
 KEPT_BYTES = 2**16  # of what the child has written
+PIPE_BYTES = 2**16  # that a pipe holds
 ADDRESS = re.compile(rb"(?:serving at|listening on) (http://[\w.\[\]:]+:\d+)\s")
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - a child that listens on all
 LOOK_S = 0.02  # between two looks whether the child has ended
@@ -43,15 +44,20 @@ class Child:
 
     Args:
         environment: variables beside those of this process.
+        kept_bytes: of the end of what it writes.
 
     Raises:
         ConfigError: the system cannot start it.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str]
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        kept_bytes: int = KEPT_BYTES,
     ) -> None:
-        self.name = name
+        self.name, self._kept_bytes = name, kept_bytes
         self.url = ""  # at which it listens, once it has told it
         self._written = bytearray()
         self._ended = Event()
@@ -74,6 +80,11 @@ class Child:
     def has_ended(self) -> bool:
         """Whether it runs no more, nor what it has started."""
         return self._ended.is_set()
+
+    @property
+    def returned(self) -> int | None:
+        """Its exit code, or minus the signal that ended it; None: it runs."""
+        return self._process.returncode if self.has_ended else None
 
     @property
     def said(self) -> str:
@@ -152,7 +163,7 @@ class Child:
             while not is_last:
                 ready = dict(both.poll())
                 try:
-                    written = os.read(pipe, KEPT_BYTES)  # all that a pipe holds
+                    written = os.read(pipe, PIPE_BYTES)
                 except BlockingIOError:
                     written = b""
                 # A process that has left the session may hold the pipe for ever.
@@ -160,7 +171,7 @@ class Child:
                 self._written += written
                 if not self.url and (match := ADDRESS.search(self._written)):
                     self.url = _reachable(match[1].decode())
-                del self._written[:-KEPT_BYTES]
+                del self._written[: -self._kept_bytes]
         os.close(ends)
 
     def _wait(self, ends: int) -> None:

@@ -13,15 +13,16 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-import anyio
-
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.errors import MAX_REASON, ConfigError, cut
 from pyllama_raw.runners.capabilities import Verb
+from pyllama_raw.runners.child import Child
 from pyllama_raw.runners.dialect import LLAMA_SERVER, Dialect
+from pyllama_raw.runners.keeper import CANNOT_RUN
 from pyllama_raw.runners.runner import RunnerMetadata
 
 HOST = "127.0.0.1"
 HELP_S = 30.0
+HELP_BYTES = 2**20
 SUFFIX = ".gguf"
 
 
@@ -204,20 +205,22 @@ class LlamaServer:
     async def command(self) -> list[str]:
         """The program and its arguments; asks it for its flags."""
         binary = str(self.binary)
+        # A script around it may start more, which ends with it.
+        child = Child(self.name, [binary, "--help"], self._libraries, HELP_BYTES)
         try:
-            with anyio.fail_after(HELP_S):
-                done = await anyio.run_process(
-                    [binary, "--help"], check=False, env=os.environ | self._libraries
-                )
-        except (OSError, TimeoutError) as error:
-            raise ConfigError(
-                f"Failed to spawn {self.name}: {binary} --help: {error}"
-            ) from error
-        told = (done.stdout + done.stderr).decode(errors="replace")
-        return [
-            binary,
-            *arguments(self.model, self.options, words_of(told), self.port, self.host),
-        ]
+            has_ended = await child.ended_within(HELP_S)
+        finally:
+            await child.end()
+        if not has_ended or child.returned == CANNOT_RUN:
+            prefix, silence = (
+                f"Failed to spawn {self.name}: ",
+                f"no end in {HELP_S:g} s",
+            )
+            reason = child.said.removeprefix(prefix) if has_ended else silence
+            raise ConfigError(f"{prefix}{binary} --help: {cut(reason, MAX_REASON)}")
+        words = words_of(child.said)
+        flags = arguments(self.model, self.options, words, self.port, self.host)
+        return [binary, *flags]
 
     def environment(self, key: str) -> dict[str, str]:
         """Its key; that it downloads nothing, and that no debugger delays an abort."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import anyio
 import pytest
 
 from pyllama_raw import SamplingParams
@@ -14,6 +15,7 @@ from pyllama_raw.runners import (
     RunnerMetadata,
     SpawnedRunner,
 )
+from pyllama_raw.runners.keeper import members
 from pyllama_raw.runners.llama_args import (
     NEW,
     OLD,
@@ -168,6 +170,28 @@ async def test_a_program_that_cannot_be_run_says_why(tmp_path):
     binary.touch()
     with pytest.raises(ConfigError, match="Failed to spawn llama-server"):
         await LlamaServer("a.gguf", binary).command()
+
+
+@pytest.mark.anyio
+async def test_the_help_of_a_script_leaves_nothing(tmp_path):
+    """
+    What it has started ends, though it holds the output; all of a long help is read.
+    """
+    script = tmp_path / "llama-server"
+    script.write_text(
+        f"#!/bin/sh\nsleep 300 &\necho $$ > {tmp_path / 'pid'}\n"
+        "echo --load-mode MODE --spec-draft-n-max N\n"
+        "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo a line of forty characters, more; done\n"
+    )
+    script.chmod(0o755)
+    options = LlamaOptions(mlock=True)
+    with anyio.fail_after(60.0):
+        command = await LlamaServer("a.gguf", script, options).command()
+        session = int((tmp_path / "pid").read_text())
+        while members(session):  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+    assert command[-2:] == ["--load-mode", "mlock"]
 
 
 def test_a_key_is_told_by_the_environment():
