@@ -122,7 +122,7 @@ class RunnerCounts:
     n_requests: int = 0
     """Requests that were taken on."""
     n_failed: int = 0
-    """Those of them that ended with an error."""
+    """Requests that ended with an error."""
     n_retries: int = 0
     """Tries after the first one of a request."""
     n_moves: int = 0
