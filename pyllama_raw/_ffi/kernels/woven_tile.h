@@ -27,8 +27,6 @@ namespace woven {
 constexpr int kBlock = 32, kRows = 16, kHalf = 8, kGroups = 8, kMaxColumns = 4;
 constexpr int kNibbles = kRows * kBlock / 2;
 
-inline const char * at(const char * row, int64_t n) { return row + n; }
-
 PLR_AVX2 inline __m256 halves(const uint8_t * from) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
 }
@@ -147,14 +145,27 @@ struct Nibbles {
 
     static constexpr int kBytes = kNibbles + kPlaneBits * kRows * kBlock / 8;
 
-    // Put weight *k* of row *r*, a number without sign, in its place. The block begins as zeros.
-    static void put(uint8_t * block, int r, int k, int q) {
-        const int g = k / 4, byte = 4 * r + k % 4;
-        block[64 * (g % 4) + byte] |= uint8_t((q & 15) << (g < 4 ? 0 : 4));
-        if constexpr (kPlaneBits == 1) {
-            block[kNibbles + byte] |= uint8_t((q >> 4) << g);
-        } else if constexpr (kPlaneBits == 2) {
-            block[kNibbles + 64 * (g / 4) + byte] |= uint8_t((q >> 4) << (2 * (g % 4)));
+    // Put the weights of row *r*, numbers without sign, in their places.
+    static void put(uint8_t * block, int r, const uint8_t (&q)[kBlock]) {
+        uint8_t pairs[kBlock / 2];  // of groups g and g + 4
+        for (int k = 0; k < kBlock / 2; ++k) {
+            pairs[k] = uint8_t((q[k] & 15) | q[k + 16] << 4);
+        }
+        put_pairs(block, r, pairs);
+        uint8_t planes[2][4] = {};
+        for (int k = 0; kPlaneBits > 0 && k < kBlock; ++k) {
+            const int g = k / 4;
+            planes[kPlaneBits == 1 ? 0 : g / 4][k % 4] |=
+                uint8_t(q[k] >> 4 << (kPlaneBits == 1 ? g : 2 * (g % 4)));
+        }
+        for (int plane = 0; plane < kPlaneBits; ++plane) {
+            std::memcpy(block + kNibbles + 64 * plane + 4 * r, planes[plane], 4);
+        }
+    }
+
+    static void put_pairs(uint8_t * block, int r, const uint8_t * pairs) {
+        for (int j = 0; j < kGroups / 2; ++j) {
+            std::memcpy(block + 64 * j + 4 * r, pairs + 4 * j, 4);
         }
     }
 };
@@ -222,9 +233,15 @@ struct Plain {  // Q4_0, Q4_1, Q5_0, Q5_1: d, perhaps m, perhaps a fifth bit of 
             if (kPlaneBits) {
                 std::memcpy(&bits, from + kQ - 4, sizeof(bits));
             }
-            for (int k = 0; k < kBlock; ++k) {
-                const int low = k < 16 ? from[kQ + k] & 15 : from[kQ + k - 16] >> 4;
-                Nibbles<kPlaneBits>::put(to, r, k, low | int((bits >> k & 1) << 4));
+            if (kPlaneBits == 0) {
+                Nibbles<0>::put_pairs(to, r, from + kQ);  // pairs of the file are those of a block
+            } else {
+                uint8_t q[kBlock];
+                for (int k = 0; k < 16; ++k) {
+                    q[k]      = uint8_t((from[kQ + k] & 15) | (bits >> k & 1) << 4);
+                    q[k + 16] = uint8_t(from[kQ + k] >> 4 | (bits >> (k + 16) & 1) << 4);
+                }
+                Nibbles<kPlaneBits>::put(to, r, q);
             }
             std::memcpy(to + kScales + 2 * r, from, 2);
             if (kHasMinimum) {
@@ -267,12 +284,14 @@ struct Super {  // Q4_K, Q5_K: d and dmin of 256 weights, 6-bit scales and minim
             const auto * from = reinterpret_cast<const uint8_t *>(rows[r]);
             for (int i = 0; i < kBlocks; ++i) {
                 uint8_t * block = to + i * kOne;
+                uint8_t   q[kBlock];
                 for (int k = 0; k < kBlock; ++k) {
                     const uint8_t both = from[kQ + 32 * (i / 2) + k];
                     const int     low  = i % 2 == 0 ? both & 15 : both >> 4;
                     const int     bit  = kPlaneBits ? from[16 + k] >> i & 1 : 0;
-                    Nibbles<kPlaneBits>::put(block, r, k, low | bit << 4);
+                    q[k]               = uint8_t(low | bit << 4);
                 }
+                Nibbles<kPlaneBits>::put(block, r, q);
                 // Six bits each; those of blocks 4 to 7 have their upper two in the first eight bytes.
                 const uint8_t * s = from + 4;
                 uint8_t *       scales = block + Nibbles<kPlaneBits>::kBytes;
@@ -315,12 +334,14 @@ struct Q6_K {  // d of 256 weights, an 8-bit scale of each 16; a weight is d * s
             for (int i = 0; i < kBlocks; ++i) {
                 // Of each 128 weights: 64 bytes of nibbles, 32 bytes with two bits of four blocks.
                 const int part = i / 4, b = i % 4;
+                uint8_t   q[kBlock];
                 for (int k = 0; k < kBlock; ++k) {
                     const uint8_t both = from[64 * part + 32 * (b % 2) + k];
                     const int     low  = b < 2 ? both & 15 : both >> 4;
                     const int     high = from[128 + 32 * part + k] >> (2 * b) & 3;
-                    Nibbles<2>::put(to + i * kOne, r, k, low | high << 4);
+                    q[k]               = uint8_t(low | high << 4);
                 }
+                Nibbles<2>::put(to + i * kOne, r, q);
                 std::memcpy(to + i * kOne + Nibbles<2>::kBytes + 2 * r, from + 192 + 2 * i, 2);
             }
             std::memcpy(to + kBlocks * kOne + 2 * r, from + 208, 2);
