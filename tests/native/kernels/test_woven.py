@@ -20,8 +20,8 @@ from tests.native.support import last_logits, make_context, make_prompt
 
 WIDE = sizes(4, 2, n_embd=256, n_ff=512)
 KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k_m", "q5_k_m", "q6_k")
-WOVEN = [row.computes for row in table() if "without AVX-512" in row.needs]
-IS_USABLE = any(row.is_usable for row in table() if "without AVX-512" in row.needs)
+WOVEN = [row.computes for row in table() if row.is_woven]
+IS_USABLE = any(row.is_usable for row in table() if row.is_woven)
 PLAIN = {"flash_attn": "off", "type_k": "f32", "type_v": "f32"}
 
 pytestmark = [
