@@ -12,6 +12,7 @@ from pyllama_raw.native import log
 from pyllama_raw.native.gguf_check import check_gguf
 from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header
 from pyllama_raw.native.handle import Handle
+from pyllama_raw.native.kernels import weaves
 from pyllama_raw.native.libllama import ffi, lib, text
 from pyllama_raw.native.params import INT32_MAX, model_params
 from pyllama_raw.native.vocab import Vocab
@@ -95,6 +96,8 @@ class Model(Handle):
         """
         name = os.fspath(path)
         header = check_gguf(name, fields.get("kv_overrides", NO_OVERRIDES))
+        if fields.get("use_extra_bufts") is None:
+            fields["use_extra_bufts"] = not weaves(header)
         params, keep_alive = model_params(fields, vocab_only=vocab_only)
         since = log.mark()
         watched = ffi.NULL if progress is None else progress.ptr

@@ -63,8 +63,11 @@ class ModelConfig(Frozen):
     """Metadata of the model file that is replaced, by key."""
     check_tensors: bool = False
     """Whether every weight is checked to be a finite number while it loads."""
-    use_extra_bufts: bool = True
-    """Whether libllama may keep weights in an order that suits this CPU."""
+    use_extra_bufts: bool | None = None
+    """
+    Whether libllama may keep weights in an order that suits this CPU. None: unless kernels of
+    ours multiply all weights of the model here, which are faster and keep an order of their own.
+    """
     no_host: bool = False
     """Whether host memory of devices is avoided, so that extra buffers are used."""
     lease: LeaseConfig | None = None
