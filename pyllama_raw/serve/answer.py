@@ -75,11 +75,11 @@ class TextAnswer(Response):
 
     async def _run(self, events: EventStream) -> ASGIApp:
         async with AsyncExitStack() as stack:
-            generations = [
-                await stack.enter_async_context(generation)
-                for generation in self._generations()
-            ]
+            generations = self._generations()
+            # It is called when all are left, so also what a client has not waited for counts.
             stack.callback(self._count, generations)
+            for generation in generations:
+                await stack.enter_async_context(generation)
             if self._asked.streams:
                 await self._stream(generations, events)
                 return events.end
@@ -89,26 +89,24 @@ class TextAnswer(Response):
             results = [generation.results for generation in generations]
             outputs = [result for of_prompt in results for result in of_prompt]
             _check_begun(outputs)
-            self._exchange.n_output = sum(len(each.token_ids) for each in outputs)
             n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
             headers = {"x-cached-tokens": str(n_cached)}
             told = self._codec.whole(results)
             return JSON(self._with_errors(told, generations), headers=headers)
 
     def _generations(self) -> list[Generation]:
-        asked, options = self._asked, self._asked.options.copy()
-        key = self._exchange.key
-        if key is not None and self._service.config.salt_by_key:
-            options["cache_salt"] = key.salt(options.get("cache_salt"))
+        asked = self._asked
+        options = self._service.text_options_of(self._exchange, asked.options)
         generate = asked.found.engine.generate
         return [generate(prompt, asked.params, **options) for prompt in asked.prompts]
 
     def _count(self, generations: Sequence[Generation]) -> None:
-        """Tokens of the prompts, of what ended and of what was left."""
+        """Tokens of the prompts, of what ended, of what failed and of what was left."""
         for generation in generations:
-            with suppress(PyllamaError):  # it has not begun, or has not ended
-                self._exchange.n_prompt += len(generation.prompt_token_ids)
-                self._exchange.n_cached += generation.result.usage.cached_tokens
+            usage = generation.usage
+            self._exchange.n_prompt += usage.prompt_tokens
+            self._exchange.n_cached += usage.cached_tokens
+            self._exchange.n_output += usage.completion_tokens
 
     def _with_errors(self, told: Any, generations: Sequence[Generation]) -> Any:
         """The answer *told*, and outputs that failed beside others."""
@@ -143,7 +141,6 @@ class TextAnswer(Response):
         async for delta in generation:
             frames = b"" if has_begun else self._begin(generation)
             has_begun = True
-            self._exchange.n_output += len(delta.token_ids)
             await events.write(frames + self._codec.delta(prompt, delta))
         results, errors = generation.results, generation.errors
         if not events.has_begun:

@@ -71,7 +71,10 @@ def make_app(
             allow_credentials="*" not in origins,  # any page could use a user's cookies
             allow_methods=("GET", "POST", "DELETE", "OPTIONS"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "x-cached-tokens", "retry-after"),
+            expose_headers=(
+                *("x-request-id", "x-cached-tokens", "x-ignored-fields"),
+                "retry-after",
+            ),
         )
     return app
 

@@ -26,6 +26,13 @@ from pyllama_raw.serve.openai.messages import ChatMessage, take_media
 from pyllama_raw.serve.service import Service
 from pyllama_raw.serve.tools import tool_call
 
+OF_MESSAGES = ("prompt", "content", "role", "chat messages", "images", "sounds")
+NAMES = {  # of fields that all chats have, by what the engine calls them
+    "tools": "tools",
+    "a call that has to be made": "tool_choice",
+    "tool_choice": "tool_choice",
+    "template_kwargs": "chat_template_kwargs",
+}
 MAX_MARKS = 4
 PROBE = {"role": "user", "content": "\N{REPLACEMENT CHARACTER}"}
 
@@ -133,7 +140,7 @@ class ConversationBody(TextBody):
         """Fields of SamplingParams that the dialect has other names for."""
 
     async def asked(self, service: Service) -> Asked:
-        """As the engine takes it; raises Failure and InvalidSampling."""
+        """As the engine takes it; raises Failure."""
         found, config = service.find(self.model, Operation.GENERATE), service.config
         if self.n not in (None, 1) and not self.has_choices:
             raise refused("n", "an answer has one output", "unsupported")

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from pyllama_raw import SamplingParams
 from pyllama_raw.options.frozen import Frozen
+from pyllama_raw.options.requests import MAX_PRIORITY
 
 FILE_ONLY = {"defaults"}  # what the command line has no flag for
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -58,12 +59,22 @@ class ServeConfig(Frozen):
     """
     salt_by_key: bool = False
     """Each key has cached prefixes of its own, so that nobody can probe those of others."""
+    least_priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """
+    The most urgent `priority` that a request may have, if there are keys and its own is not that
+    of `admin`. A lower number is raised to it.
+    """
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
     """Most requests of a key in a minute; without keys, of all clients. None: any number."""
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
     """Most tokens of prompts and outputs of a key in a minute. None: any number."""
     defaults: SamplingParams = SamplingParams()
     """Those that are set here are for requests that do not say; in a file, `[service.defaults]`."""
+    pooling: Literal["mean", "cls", "last"] | None = None
+    """
+    How the vectors of the tokens of a text become one. None: as the file of a model states, and
+    their mean where it states nothing.
+    """
     reasoning_alias: bool = False
     """Chats tell what the model thinks as `reasoning`, too, beside `reasoning_content`."""
     cors_origins: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 from pyllama_raw import PyllamaError
 from pyllama_raw.errors import (
     AdapterLoadFailed,
+    EngineStalled,
     InvalidRequest,
     PromptTooLong,
     QueueFull,
@@ -146,9 +147,13 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
             param = "path"
         case _:
             headers = {"retry-after": str(retry_s)} if error.http_status == 503 else {}
-            full = isinstance(error, QueueFull)
-            code = "server_is_overloaded" if full else error.code
-            return Failure(error.http_status, code, str(error), headers=headers)
+            code, message = error.code, str(error)
+            if isinstance(error, QueueFull | EngineStalled):
+                # How much waits and runs is the business of others; logs and metrics tell it.
+                message = "all places of the queue are taken: try again, or elsewhere"
+            if isinstance(error, QueueFull):
+                code = "server_is_overloaded"
+            return Failure(error.http_status, code, message, headers=headers)
     return Failure(400, error.code, str(error), param)
 
 

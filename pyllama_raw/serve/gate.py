@@ -18,13 +18,15 @@ from uuid import uuid4
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyllama_raw.serve.exchange import LEFT, Exchange
+from pyllama_raw.serve.exchange import LEFT, Exchange, working_for
 from pyllama_raw.serve.failures import JSON, Failure
+from pyllama_raw.serve.keys import ADMIN, MONITOR
 from pyllama_raw.serve.reading import is_small, let_go, replayed
 from pyllama_raw.serve.service import Service
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/v1/health"}
-ADMIN = "/lora-adapters"  # changed by an operator only
+CHANGED = "/lora-adapters"  # by an operator only
+WATCHED = {"/metrics"}  # what all do is in it, so keys need the right to see that
 CHANGING = {"POST", "PUT", "PATCH", "DELETE"}  # methods with a body that is read
 IDS = re.compile(r"[\x21-\x7e]{1,256}")
 
@@ -48,6 +50,9 @@ class Gate:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *own]
+                if exchange.ignored:
+                    names = ", ".join(dict.fromkeys(exchange.ignored)).encode()
+                    message["headers"].append((b"x-ignored-fields", names))
                 if self._service.drains and scope["http_version"].startswith("1"):
                     message["headers"].append((b"connection", b"close"))
             else:
@@ -57,7 +62,8 @@ class Gate:
 
         self._service.traffic.in_flight += 1
         try:
-            await self._pass(scope, given, receive, answer)
+            with working_for(exchange):
+                await self._pass(scope, given, receive, answer)
         except Exception:
             if exchange.status == LEFT:  # nothing was sent
                 message = "the server failed: its log says more, under the x-request-id"
@@ -95,8 +101,12 @@ class Gate:
         service, has_body = self._service, scope["method"] in CHANGING
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path not in OPEN or has_body:
-            changes = path.startswith(ADMIN) and has_body
-            exchange.key = service.keys.check(given, changes=changes)
+            right = None
+            if path.startswith(CHANGED) and has_body:
+                right = ADMIN
+            elif path in WATCHED:
+                right = MONITOR
+            exchange.key = service.keys.check(given, right)
         if not has_body:
             return
         if service.drains:

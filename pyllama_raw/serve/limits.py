@@ -30,7 +30,7 @@ class Places:
         """Raise Failure if all are taken."""
         if self.n_open >= self._max:
             headers = {"retry-after": str(self.retry_s())}
-            message = f"all {self._max} places of the queue are taken: try again, or elsewhere"
+            message = "all places of the queue are taken: try again, or elsewhere"
             raise Failure(503, "server_is_overloaded", message, headers=headers)
 
     @contextmanager

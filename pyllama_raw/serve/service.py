@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.results import Operation, Pooling
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.exchange import AccessLog, Exchange, Traffic
+from pyllama_raw.serve.exchange import AccessLog, Exchange, TextCounter, Traffic
 from pyllama_raw.serve.failures import Failure
-from pyllama_raw.serve.keys import Keys
+from pyllama_raw.serve.keys import ADMIN, Keys
 from pyllama_raw.serve.limits import Places, Rates
 from pyllama_raw.serve.reading import Bodies
 
@@ -37,6 +37,8 @@ class Service:
         self.keys, self.rates = Keys(config), Rates(config)
         self.bodies, self.traffic = Bodies(config), Traffic()
         self._log = None if config.access_log is None else AccessLog(config.access_log)
+        for engine in engines.values():
+            engine.watch(TextCounter())
         self.places_of = {name: Places([engine]) for name, engine in engines.items()}
         self.places = Places(engines.values())
 
@@ -81,6 +83,39 @@ class Service:
         if need is Operation.EMBED:
             able.sort(key=lambda f: f.engine.capabilities.model.pooling in UNPOOLED)
         return able[0] if able else self.named(None)
+
+    def options_of(self, exchange: Exchange, options: Any) -> Any:
+        """
+        *options* of a request as its key may have them.
+
+        The client is the owner of the key, so that keys get equal shares whatever names their
+        requests give; these are left to a policy of the service, as `policy_data`.
+        """
+        key, options = exchange.key, options.copy()
+        if key is None:
+            return options
+        if key.name != ADMIN:
+            least = self.config.least_priority
+            if options.get("priority", least) < least:
+                options["priority"] = least
+                exchange.ignored.append("priority")
+        return options
+
+    def text_options_of(self, exchange: Exchange, options: Any) -> Any:
+        """*options* of a request for text as its key may have them, as options_of()."""
+        key, options = exchange.key, self.options_of(exchange, options)
+        if key is None:
+            return options
+        if self.config.salt_by_key:
+            options["cache_salt"] = key.salt(options.get("cache_salt"))
+        name = options.get("client")
+        options["client"] = key.name
+        if name is not None:
+            options["policy_data"] = {
+                "client": name,
+                **(options.get("policy_data") or {}),
+            }
+        return options
 
     def ended(self, exchange: Exchange, route: str) -> None:
         """Count a request and its tokens, and write it down."""

@@ -7,8 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from pyllama_raw.serve.body import HARMLESS, effort_variables, template_variables
-from pyllama_raw.serve.chats import ChatTurns, ConversationBody
+from pyllama_raw.serve import fields
+from pyllama_raw.serve.body import (
+    effort_variables,
+    template_variables,
+    thinking_variables,
+)
+from pyllama_raw.serve.chats import NAMES, OF_MESSAGES, ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.messages.blocks import BlockList, MessageTurn, conversation_of
 from pyllama_raw.serve.tools import function_tool, tool_options
@@ -27,10 +32,7 @@ class MessageToolChoice(TypedDict, total=False):
 class MessagesBody(ConversationBody):
     """A chat of messages that are made of blocks."""
 
-    harmless: ClassVar[set[str]] = HARMLESS | {
-        "betas", "cache_control", "container", "context_management", "diagnostics",
-        "fallbacks", "inference_geo", "speed",
-    }  # fmt: skip
+    rules: ClassVar[fields.Rules] = fields.MESSAGES
 
     messages: Annotated[list[MessageTurn], Field(min_length=1, fail_fast=True)]
     """Messages; an answer that has begun may be the last one, and goes on."""
@@ -50,8 +52,9 @@ class MessagesBody(ConversationBody):
     @property
     def names(self) -> dict[str, str]:
         """Fields of the body, by what the engine calls them."""
-        told = dict.fromkeys(("prompt", "content", "role"), "messages")
-        return told | {"stop": "stop_sequences", "json_schema": "output_config"}
+        told = dict.fromkeys(OF_MESSAGES, "messages") | NAMES
+        told |= {"stop": "stop_sequences", "json_schema": "output_config"}
+        return told | super().names
 
     def chat(self) -> ChatTurns:
         """The chat. Raises Failure."""
@@ -76,7 +79,8 @@ class MessagesBody(ConversationBody):
         """Variables of the chat template."""
         told = effort_variables((self.output_config or {}).get("effort"))
         if self.thinking is not None:
-            told["enable_thinking"] = self.thinking.get("type") != "disabled"
+            is_on = self.thinking.get("type") != "disabled"
+            told |= thinking_variables(thinks=is_on)
         return template_variables(told)
 
     def more(self) -> dict[str, Any]:

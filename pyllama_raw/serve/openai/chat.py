@@ -10,31 +10,30 @@ from pydantic_core import to_json
 
 from pyllama_raw import Delta, Result
 from pyllama_raw.replies.parts import CallDelta, Content
+from pyllama_raw.serve import fields
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import effort_variables, template_variables
-from pyllama_raw.serve.chats import ChatTurns, ConversationBody
+from pyllama_raw.serve.body import (
+    Limit,
+    effort_variables,
+    template_variables,
+    thinking_variables,
+)
+from pyllama_raw.serve.chats import NAMES, OF_MESSAGES, ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.openai.chunks import Chunks, chat_logprobs, reason_of
 from pyllama_raw.serve.openai.messages import ChatMessage
 from pyllama_raw.serve.tools import tool_call, tool_options
-
-_OF_MESSAGES = ("prompt", "content", "role", "chat messages", "images", "sounds")
-NAMES = {  # of fields, by what the engine calls them
-    **dict.fromkeys(_OF_MESSAGES, "messages"),
-    "tools": "tools",
-    "a call that has to be made": "tool_choice",
-    "template_kwargs": "chat_template_kwargs",
-}
 
 
 class ChatBody(ConversationBody):
     """A chat that is to go on."""
 
     has_choices: ClassVar[bool] = True
+    rules: ClassVar[fields.Rules] = fields.CHATS
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     """Messages; an answer that has begun may be the last one, and goes on."""
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Limit | None = None
     """The newer name of max_tokens."""
     logprobs: bool | None = None
     """Whether each token has its log-probability."""
@@ -55,6 +54,14 @@ class ChatBody(ConversationBody):
     """"none": reasoning stays in the content, otherwise it is `reasoning_content`."""
     reasoning_effort: str | None = None
     """A variable of the chat template; "none" also asks it for no reasoning."""
+    reasoning: dict[str, Any] | None = None
+    """`effort`, and `enabled`: whether the template lets the model think."""
+    thinking: bool | dict[str, Any] | None = None
+    """Whether the template lets the model think; as an object, by its `type`."""
+    enable_thinking: bool | None = None
+    """Another name of thinking."""
+    think: bool | str | None = None
+    """Ollama's name of thinking, or of an effort."""
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables of the chat template."""
     add_generation_prompt: bool | None = None
@@ -70,11 +77,12 @@ class ChatBody(ConversationBody):
         """Fields of the body, by what the engine calls them."""
         newer = {"max_tokens": "max_completion_tokens"}
         is_newer = self.max_completion_tokens is not None
-        return super().names | NAMES | (newer if is_newer else {})
+        told = dict.fromkeys(OF_MESSAGES, "messages") | NAMES | super().names
+        return told | (newer if is_newer else {})
 
     def chat(self) -> ChatTurns:
         """The chat. Raises Failure if something is asked for that is not done."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs", "it needs logprobs: true")
         last = self.messages[-1]
         has_begun = last["role"] == "assistant" and bool(last.get("content"))
@@ -92,8 +100,24 @@ class ChatBody(ConversationBody):
 
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
-        effort = effort_variables(self.reasoning_effort)
-        given = effort | (self.chat_template_kwargs or {})
+        effort, thinks = self.reasoning_effort, self.enable_thinking
+        if isinstance(self.think, str):
+            effort = effort or self.think
+        elif self.think is not None:
+            thinks = self.think
+        if isinstance(self.thinking, dict):
+            thinks = self.thinking.get("type", "enabled") not in ("disabled", False)
+        elif self.thinking is not None:
+            thinks = self.thinking
+        for name, value in (self.reasoning or {}).items():
+            if name == "effort":
+                effort = effort or value
+            elif name in ("enabled", "enable"):
+                thinks = bool(value)
+            elif value and name not in ("summary", "generate_summary"):
+                raise refused(f"reasoning.{name}", fields.NOT_DONE, "unsupported")
+        given = {} if thinks is None else thinking_variables(thinks=thinks)
+        given = effort_variables(effort) | given | (self.chat_template_kwargs or {})
         return template_variables(given, self.add_generation_prompt)
 
     def more(self) -> dict[str, Any]:

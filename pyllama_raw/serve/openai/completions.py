@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from pyllama_raw import AsyncEngine, Delta, FinishReason, Prompt, Result
 from pyllama_raw.results import Operation, TokenLogprobs
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import TextBody
+from pyllama_raw.serve.body import NO_LIMIT, Limit, TextBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.openai.chunks import Chunks, LegacyLogprobs, reason_of
 from pyllama_raw.serve.service import Service
@@ -40,7 +40,7 @@ class CompletionBody(TextBody):
 
     prompt: str | TokenIds | Several[str] | Several[TokenIds]
     """A text or token ids, or a list of them."""
-    n_predict: Annotated[int, Field(ge=-1)] | None = None
+    n_predict: Limit | None = None
     """llama.cpp's name of max_tokens, which wins; -1: what is left of the context."""
     echo: bool | None = None
     """Whether the prompt comes before the output; with max_tokens 0, alone."""
@@ -53,7 +53,7 @@ class CompletionBody(TextBody):
 
     def model_post_init(self, context: Any) -> None:  # noqa: ARG002
         """Take n_predict for max_tokens."""
-        if self.max_tokens is None and self.n_predict != -1:
+        if self.max_tokens is None and self.n_predict not in NO_LIMIT:
             self.max_tokens = self.n_predict
 
     async def asked(self, service: Service) -> tuple[Asked, Sequence[Echo]]:

@@ -6,14 +6,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from pyllama_raw.serve.body import (
-    HARMLESS,
-    ResponseFormat,
-    effort_variables,
-    template_variables,
-)
-from pyllama_raw.serve.chats import ChatTurns, ConversationBody
+from pyllama_raw.serve import fields
+from pyllama_raw.serve.body import Limit, effort_variables, template_variables
+from pyllama_raw.serve.chats import NAMES, OF_MESSAGES, ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
+from pyllama_raw.serve.forms import ANY_OBJECT
 from pyllama_raw.serve.responses.items import ItemList, conversation_of
 from pyllama_raw.serve.tools import function_tool, tool_options
 
@@ -24,16 +21,13 @@ LOGPROBS = "message.output_text.logprobs"
 class ResponsesBody(ConversationBody):
     """A chat of items that is to go on. All of it is here: nothing is kept."""
 
-    harmless: ClassVar[set[str]] = HARMLESS | {
-        "access_programs", "client_metadata", "context_management", "max_tool_calls",
-        "moderation", "prompt_cache_options", "truncation",
-    }  # fmt: skip
+    rules: ClassVar[fields.Rules] = fields.RESPONSES
 
     input: str | Annotated[ItemList, Field(min_length=1)]
     """A text, or items; what an assistant began may be the last one, and goes on."""
     instructions: str | None = None
     """What the model is told before the input."""
-    max_output_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_output_tokens: Limit | None = None
     """Most tokens of the answer; left out: what is left of the context."""
     tools: list[dict[str, Any]] | None = None
     """Functions that the client runs; tools of other kinds are left out."""
@@ -59,9 +53,9 @@ class ResponsesBody(ConversationBody):
     @property
     def names(self) -> dict[str, str]:
         """Fields of the body, by what the engine calls them."""
-        told = dict.fromkeys(("prompt", "content", "role", "messages"), "input")
+        told = dict.fromkeys((*OF_MESSAGES, "messages"), "input") | NAMES
         told |= {"max_tokens": "max_output_tokens", "json_schema": "text"}
-        return told
+        return told | super().names
 
     @property
     def functions(self) -> list[dict[str, Any]]:
@@ -105,7 +99,7 @@ class ResponsesBody(ConversationBody):
             case None | {"type": "text"}:
                 pass
             case {"type": "json_object"}:
-                told |= ResponseFormat(type="json_object").params()
+                told["json_schema"] = ANY_OBJECT
             case {"type": "json_schema", "schema": dict(schema)}:
                 told["json_schema"] = schema
             case _:
