@@ -41,6 +41,8 @@ def tool_options(
         if not tools:
             raise refused("tool_choice", "none of tools is allowed")
     word = _chosen(choice)
+    if not tools and word not in ("auto", "none"):
+        raise refused("tool_choice", f"{word!r} needs tools, and there are none")
     options: dict[str, Any] = {"tools": list(tools)} if tools else {}
     if word != "auto":
         options["tool_choice"] = word

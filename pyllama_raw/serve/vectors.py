@@ -201,9 +201,9 @@ async def _cut(
             # What is added does not depend on the text.
             alone = await _tokens(engine, "a", adds=False)
             whole = await _tokens(engine, "a", adds=True)
-            at = next(
-                i for i in range(len(whole)) if whole[i : i + len(alone)] == alone
-            )
+            n = len(alone)
+            places = (i for i in range(len(whole)) if whole[i : i + n] == alone)
+            at = next(places, 0)
             begin, end = whole[:at], whole[at + len(alone) :]
     n_inner = most - len(begin) - len(end)
     if n_inner < 1:
