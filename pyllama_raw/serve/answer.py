@@ -26,7 +26,7 @@ from pyllama_raw import (
     PyllamaError,
     Result,
 )
-from pyllama_raw.errors import first_of
+from pyllama_raw.errors import SamplingFailed, first_of
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.codec import Codec
 from pyllama_raw.serve.events import EventStream
@@ -156,6 +156,12 @@ class TextAnswer(Response):
     def _failure(self, error: Failure | PyllamaError) -> Failure:
         if isinstance(error, Failure):
             return error
+        if isinstance(error, SamplingFailed) and (narrowing := self._asked.narrowing):
+            # No other try can end otherwise, so it is the request's fault and not ours.
+            reason = f"they leave no token that may come next ({error}): loosen them"
+            return Failure(
+                400, error.code, f"{', '.join(narrowing)}: {reason}", narrowing[0]
+            )
         places = self._service.places_of[self._asked.found.name]
         failure = failure_of(error, places.retry_s())
         failure.param = self._asked.param_of(error) or failure.param

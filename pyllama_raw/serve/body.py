@@ -95,7 +95,7 @@ class TextBody(ServedBody):
 
     model_config = ConfigDict(extra="allow")
 
-    rules: ClassVar[fields.Rules] = fields.COMPLETIONS
+    rules: ClassVar[fields.Rules] = fields.TEXT
     takes: ClassVar[Mapping[str, FieldInfo]] = SamplingParams.model_fields
 
     stream: bool | None = None

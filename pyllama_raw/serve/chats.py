@@ -19,8 +19,14 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from pyllama_raw import PyllamaError
 from pyllama_raw.results import Operation
+from pyllama_raw.serve import fields
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import TextBody
+from pyllama_raw.serve.body import (
+    TextBody,
+    effort_variables,
+    template_variables,
+    thinking_variables,
+)
 from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.openai.messages import ChatMessage, take_media
 from pyllama_raw.serve.service import Service
@@ -122,6 +128,14 @@ class ConversationBody(TextBody):
     """A chat that is to go on."""
 
     has_choices: ClassVar[bool] = False  # it may have several outputs
+    rules: ClassVar[fields.Rules] = fields.CHATS
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    """More variables of the chat template."""
+    enable_thinking: bool | None = None
+    """Whether the template lets the model think."""
+    think: bool | str | None = None
+    """Ollama's name of it, or of an effort."""
 
     @abstractmethod
     def chat(self) -> ChatTurns:
@@ -134,6 +148,26 @@ class ConversationBody(TextBody):
     @abstractmethod
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
+
+    def variables_for(
+        self, effort: object, *, thinks: bool | None = None, asks: bool | None = None
+    ) -> dict[str, Any]:
+        """
+        Variables of the chat template that all chats have.
+
+        Args:
+            effort: that of the dialect, which wins over `think`.
+            thinks: whether the dialect lets the model think; None: it does not say.
+            asks: whether the template asks for an answer; None: unless one has begun.
+        """
+        if isinstance(self.think, str):
+            effort = effort or self.think
+        for named in (self.think, self.enable_thinking):
+            thinks = named if thinks is None and isinstance(named, bool) else thinks
+        told = effort_variables(effort)
+        if thinks is not None:
+            told |= thinking_variables(thinks=thinks)
+        return template_variables(told | (self.chat_template_kwargs or {}), asks)
 
     @abstractmethod
     def more(self) -> dict[str, Any]:

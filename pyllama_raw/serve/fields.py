@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pyllama_raw.options.frozen import suggestion
@@ -67,7 +66,7 @@ class Alias:
 
 
 Rule = Idle | Neutral | Alias
-Rules = Mapping[str, Rule]
+Rules = dict[str, Rule]
 
 
 def _idle(*names: str) -> dict[str, Rule]:
@@ -352,10 +351,3 @@ def _plain(annotation: Any) -> list[type]:
     if origin is Literal:
         return [type(kind) for kind in kinds]
     return [annotation] if annotation in (int, float, bool, str) else []
-
-
-def sorter_of(
-    body: type[BaseModel], rules: Rules, more: Mapping[str, FieldInfo]
-) -> Sorter:
-    """The sorter of a class of bodies; *more* are fields that it takes beside its own."""
-    return Sorter({**more, **body.model_fields}, rules)

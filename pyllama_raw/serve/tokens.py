@@ -65,8 +65,8 @@ def routes(app: FastAPI, service: Service) -> None:
         engine = service.named(body.model).engine
         tokens = await _tokens(engine, body)
         told: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
-        if body.with_pieces or body.return_token_strs:
-            pieces = await engine.pieces(tokens)
+        is_shown = body.with_pieces or body.return_token_strs
+        pieces = await engine.pieces(tokens) if is_shown else []
         if body.with_pieces:
             told["tokens"] = [
                 {"id": id_, "piece": _shown(piece)}
@@ -95,7 +95,7 @@ def routes(app: FastAPI, service: Service) -> None:
     async def render(body: ChatBody) -> Response:
         """The prompt that the chat template makes of a chat, which is sent as for an answer."""
         asked = await body.asked(service)
-        [messages] = asked.prompts
+        messages: Any = asked.prompts[0]
         prompt = await asked.found.engine.render(messages, **asked.of_chat)
         return JSON({"prompt": prompt})
 

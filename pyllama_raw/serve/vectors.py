@@ -192,11 +192,12 @@ async def _cut(
     Raises:
         Failure: they leave no room.
     """
+    begin: list[int] = []
+    end: list[int] = []
     if not isinstance(text, str):
-        begin, inner, end = [], [*text], []
+        inner = [*text]
     else:
         inner = await _tokens(engine, text, adds=False)
-        begin, end = [], []
         if body.add_special_tokens is not False:
             # What is added does not depend on the text.
             alone = await _tokens(engine, "a", adds=False)

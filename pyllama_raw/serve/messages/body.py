@@ -8,11 +8,6 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.body import (
-    effort_variables,
-    template_variables,
-    thinking_variables,
-)
 from pyllama_raw.serve.chats import NAMES, OF_MESSAGES, ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.messages.blocks import BlockList, MessageTurn, conversation_of
@@ -77,11 +72,10 @@ class MessagesBody(ConversationBody):
 
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
-        told = effort_variables((self.output_config or {}).get("effort"))
+        effort, thinks = (self.output_config or {}).get("effort"), None
         if self.thinking is not None:
-            is_on = self.thinking.get("type") != "disabled"
-            told |= thinking_variables(thinks=is_on)
-        return template_variables(told)
+            thinks = self.thinking.get("type") != "disabled"
+        return self.variables_for(effort, thinks=thinks)
 
     def more(self) -> dict[str, Any]:
         """Fields of SamplingParams that the dialect has other names for."""

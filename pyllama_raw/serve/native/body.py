@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
 from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.results import Operation
+from pyllama_raw.serve import fields
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import (
     NO_LIMIT,
@@ -55,6 +56,8 @@ class LoraScale(BaseModel):
 
 class NativeBody(TextBody):
     """What bodies of llama.cpp's server have that ask for text."""
+
+    rules: ClassVar[fields.Rules] = fields.COMPLETIONS
 
     n_predict: Limit | None = None
     """Most tokens of an output; -1: what is left of the context, 0: only the prompt."""
@@ -129,7 +132,7 @@ class NativeBody(TextBody):
         given = {"max_tokens": n_ctx} | config.sampling
         given |= {n: v for n, v in self._extra.items() if n not in READERS}
         given |= {NAMES.get(name, name): value for name, value in named.items()}
-        given = adapted(given, n_ctx) | self.form.params
+        given = {**adapted(given, n_ctx), **self.form.params}
         given["max_tokens"] = max(given["max_tokens"], 1)
         if self.post_sampling_probs:
             given["logprobs_of"] = "sampler"

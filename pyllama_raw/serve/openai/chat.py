@@ -12,12 +12,7 @@ from pyllama_raw import Delta, Result
 from pyllama_raw.replies.parts import CallDelta, Content
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import (
-    Limit,
-    effort_variables,
-    template_variables,
-    thinking_variables,
-)
+from pyllama_raw.serve.body import Limit
 from pyllama_raw.serve.chats import NAMES, OF_MESSAGES, ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.openai.chunks import Chunks, chat_logprobs, reason_of
@@ -29,7 +24,6 @@ class ChatBody(ConversationBody):
     """A chat that is to go on."""
 
     has_choices: ClassVar[bool] = True
-    rules: ClassVar[fields.Rules] = fields.CHATS
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     """Messages; an answer that has begun may be the last one, and goes on."""
@@ -58,12 +52,6 @@ class ChatBody(ConversationBody):
     """`effort`, and `enabled`: whether the template lets the model think."""
     thinking: bool | dict[str, Any] | None = None
     """Whether the template lets the model think; as an object, by its `type`."""
-    enable_thinking: bool | None = None
-    """Another name of thinking."""
-    think: bool | str | None = None
-    """Ollama's name of thinking, or of an effort."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """More variables of the chat template."""
     add_generation_prompt: bool | None = None
     """Whether the template asks for an answer, which it does unless one has begun."""
     continue_final_message: bool | None = None
@@ -100,11 +88,7 @@ class ChatBody(ConversationBody):
 
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
-        effort, thinks = self.reasoning_effort, self.enable_thinking
-        if isinstance(self.think, str):
-            effort = effort or self.think
-        elif self.think is not None:
-            thinks = self.think
+        effort, thinks = self.reasoning_effort, None
         if isinstance(self.thinking, dict):
             thinks = self.thinking.get("type", "enabled") not in ("disabled", False)
         elif self.thinking is not None:
@@ -116,9 +100,8 @@ class ChatBody(ConversationBody):
                 thinks = bool(value)
             elif value and name not in ("summary", "generate_summary"):
                 raise refused(f"reasoning.{name}", fields.NOT_DONE, "unsupported")
-        given = {} if thinks is None else thinking_variables(thinks=thinks)
-        given = effort_variables(effort) | given | (self.chat_template_kwargs or {})
-        return template_variables(given, self.add_generation_prompt)
+        asks = self.add_generation_prompt
+        return self.variables_for(effort, thinks=thinks, asks=asks)
 
     def more(self) -> dict[str, Any]:
         """Fields of SamplingParams that the dialect has other names for."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field, Strict
 from pydantic_core import to_json
 
 from pyllama_raw import AsyncEngine, Delta, FinishReason, Prompt, Result
 from pyllama_raw.results import Operation, TokenLogprobs
+from pyllama_raw.serve import fields
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import NO_LIMIT, Limit, TextBody
 from pyllama_raw.serve.failures import refused
@@ -37,6 +38,8 @@ class Echo(NamedTuple):
 
 class CompletionBody(TextBody):
     """Prompts that are to go on."""
+
+    rules: ClassVar[fields.Rules] = fields.COMPLETIONS
 
     prompt: str | TokenIds | Several[str] | Several[TokenIds]
     """A text or token ids, or a list of them."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.body import Limit, effort_variables, template_variables
+from pyllama_raw.serve.body import Limit
 from pyllama_raw.serve.chats import NAMES, OF_MESSAGES, ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.forms import ANY_OBJECT
@@ -87,7 +87,7 @@ class ResponsesBody(ConversationBody):
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
         effort = (self.reasoning or {}).get("effort")
-        return template_variables(effort_variables(effort))
+        return self.variables_for(effort)
 
     def more(self) -> dict[str, Any]:
         """Fields of SamplingParams that the dialect has other names for."""
