@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pyllama_raw import SamplingParams
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.body import Body, TextBody
 from pyllama_raw.serve.fields import Alias, Idle, Neutral, Rule
@@ -65,7 +64,8 @@ def table() -> str:
             for field, rule in body.rules.items()
             if field not in _own(body) and known.get(field) != rule
         }
-        lines.append(_row(name, own, rules))
+        refused = dict.fromkeys(body.refuses, fields.Neutral())
+        lines.append(_row(name, own, rules | refused))
     return "\n".join(lines)
 
 
@@ -73,7 +73,7 @@ def _own(body: type[Body]) -> set[str]:
     """Fields that bodies of a class have, but for those of SamplingParams alone."""
     if body is Body:
         return {*Body.model_fields}
-    return {*body.sorter.own} - ({*SamplingParams.model_fields} - {*body.model_fields})
+    return {*body.sorter.own} - ({*body.takes} - {*body.model_fields}) - {*body.refuses}
 
 
 def _row(name: str, own: Iterable[str], rules: Mapping[str, Rule]) -> str:

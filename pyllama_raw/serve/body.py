@@ -61,6 +61,9 @@ class Body(BaseModel):
 
     rules: ClassVar[fields.Rules] = fields.ANY
     takes: ClassVar[Mapping[str, FieldInfo]] = {}  # fields beside those of the class
+    refuses: ClassVar[
+        tuple[str, ...]
+    ] = ()  # fields that are read to say why they are refused
     sorter: ClassVar[fields.Sorter]
 
     model: str | None = None

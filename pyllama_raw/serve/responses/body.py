@@ -22,6 +22,7 @@ class ResponsesBody(ConversationBody):
     """A chat of items that is to go on. All of it is here: nothing is kept."""
 
     rules: ClassVar[fields.Rules] = fields.RESPONSES
+    refuses: ClassVar[tuple[str, ...]] = ABSENT
 
     input: str | Annotated[ItemList, Field(min_length=1)]
     """A text, or items; what an assistant began may be the last one, and goes on."""
