@@ -6,12 +6,13 @@ import anyio
 import pytest
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.policy import Vtc
+from pyllama_raw.errors import EngineStalled, QueueFull
+from pyllama_raw.policy import make_policy
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.exchange import Exchange
 from pyllama_raw.serve.failures import failure_of
 from pyllama_raw.serve.keys import ADMIN, MONITOR, Key
-from pyllama_raw.errors import EngineStalled, QueueFull
+from pyllama_raw.serve.service import Service
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
 from tests.loops import anyio_backend  # noqa: F401
@@ -48,14 +49,16 @@ async def test_an_answer_that_is_left_counts_what_was_computed(
             app = make_app({"a": engine}, config)
             async with serving(app, anyio_backend_name) as url:
                 async with wire(url) as client:
-                    await client.post(chat(max_tokens=50, stream=False, ignore_eos=True))
+                    await client.post(
+                        chat(max_tokens=50, stream=False, ignore_eos=True)
+                    )
                     steps.allow(8)
                     while engine.stats().output_tokens < 5:
-                        await anyio.sleep(0.01)
+                        await anyio.lowlevel.checkpoint()
                 steps.allow(1000)
                 await until_left(engine)
                 while not log.exists() or not log.read_text():
-                    await anyio.sleep(0.01)
+                    await anyio.lowlevel.checkpoint()
     line = json.loads(log.read_text().splitlines()[0])
 
     assert line["left"]
@@ -85,11 +88,6 @@ async def test_vectors_and_ranks_count_against_the_tokens_of_a_key():
 
 def options_of(key, options, **config):
     """What becomes of *options* for a key, and the fields that are named as ignored."""
-
-    class Rules:  # a service without engines
-        pass
-
-    from pyllama_raw.serve.service import Service
 
     service = Service({}, ServeConfig(**config))
     exchange = Exchange("id", "POST", "/", key)
@@ -138,18 +136,25 @@ async def test_a_new_name_each_time_gives_a_key_no_turn_before_others(keys_file)
     """
     By the policy vtc: of 8 requests of bob and 2 of alice, hers are not the last.
     """
-    ended = []
-    async with asking(policy=Vtc(), n_slots=1, keys=keys_file) as (_, client):
+    ended, steps = [], HeldSteps()
+    executor = FakeExecutor(fake_limits(n_slots=1), on_step=steps)
+    async with chatting(executor, policy=make_policy("vtc")) as engine:
+        app = make_app({"a": engine}, ServeConfig(api_keys_file=keys_file))
+        async with client_of(app) as client:
 
-        async def ask(name, headers, **fields):
-            await client.post(PATH, json=CHAT | fields, headers=headers)
-            ended.append(name)
+            async def ask(name, headers, client_name):
+                body = CHAT | {"client": client_name}
+                await client.post(PATH, json=body, headers=headers)
+                ended.append(name)
 
-        async with anyio.create_task_group() as group:
-            for i in range(8):
-                group.start_soon(lambda i=i: ask("bob", BOB, client=f"{i}"))
-            for _ in range(2):
-                group.start_soon(lambda: ask("alice", ALICE, client="alice"))
+            async with anyio.create_task_group() as group:
+                for i in range(8):
+                    group.start_soon(ask, "bob", BOB, f"{i}")
+                for _ in range(2):
+                    group.start_soon(ask, "alice", ALICE, "alice")
+                while engine.stats().submitted < 10:
+                    await anyio.lowlevel.checkpoint()
+                steps.allow(1000)
 
     assert max(at for at, name in enumerate(ended) if name == "alice") < 7
 
@@ -171,16 +176,25 @@ async def test_a_key_sees_its_own_requests_only(keys_file):
                 group.start_soon(ask)
                 await anyio.to_thread.run_sync(steps.wait_for_one)
                 steps.allow(1)
-                keys = {"alice": ALICE, "bob": BOB, "monitor": MONITORS, "admin": ADMINS}
+                keys = {
+                    "alice": ALICE,
+                    "bob": BOB,
+                    "monitor": MONITORS,
+                    "admin": ADMINS,
+                }
                 async with anyio.create_task_group() as askers:
                     for name, headers in keys.items():
 
                         async def look(name=name, headers=headers):
-                            seen[name] = (await client.get("/slots", headers=headers)).json()
+                            seen[name] = (
+                                await client.get("/slots", headers=headers)
+                            ).json()
 
                         askers.start_soon(look)
                     steps.allow(1000)
-    busy = {name: [s for s in slots if s["is_processing"]] for name, slots in seen.items()}
+    busy = {
+        name: [s for s in slots if s["is_processing"]] for name, slots in seen.items()
+    }
 
     assert seen["bob"] == []
     assert len(seen["monitor"]) == len(seen["admin"]) == engine.info.n_slots
@@ -188,7 +202,7 @@ async def test_a_key_sees_its_own_requests_only(keys_file):
     assert seen["alice"] == busy["alice"]
 
 
-async def test_facts_of_all_need_a_right_and_paths_stay_at_home(keys_file, monkeypatch):
+async def test_facts_of_all_need_a_right_and_paths_stay_at_home(keys_file):
     """
     A probe without a key names no model.
     """
@@ -197,7 +211,9 @@ async def test_facts_of_all_need_a_right_and_paths_stay_at_home(keys_file, monke
             (await client.get("/metrics", headers=headers)).status_code
             for headers in (BOB, MONITORS, ADMINS)
         ]
-        props = [(await client.get("/props", headers=h)).json() for h in (BOB, MONITORS)]
+        props = [
+            (await client.get("/props", headers=h)).json() for h in (BOB, MONITORS)
+        ]
         adapters = await client.get("/lora-adapters", headers=BOB)
         changed = await client.delete("/lora-adapters/x", headers=MONITORS)
         livez = (await client.get("/livez")).json()
@@ -212,7 +228,7 @@ async def test_facts_of_all_need_a_right_and_paths_stay_at_home(keys_file, monke
     assert "stats" in props[1]
     assert (adapters.status_code, changed.status_code) == (200, 403)
     assert livez == {"status": "ok"}
-    assert (open_livez["models"], open_metrics) == ({"a": "idle"}, 200)
+    assert (open_livez["models"], open_metrics) == ({"a": "ready"}, 200)
 
 
 def test_a_refusal_tells_nothing_of_the_queue():
@@ -223,7 +239,8 @@ def test_a_refusal_tells_nothing_of_the_queue():
         n_running=7, n_waiting=7, n_slots=7, n_cells_used=7, n_cells=7
     )
     messages = [
-        failure_of(error, 1).message for error in (QueueFull("max_waiting", 7, 7), stalled)
+        failure_of(error, 1).message
+        for error in (QueueFull("max_waiting", 7, 7), stalled)
     ]
 
     assert [message for message in messages if "7" in message] == []
