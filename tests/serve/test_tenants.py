@@ -7,19 +7,19 @@ import pytest
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.errors import EngineStalled, QueueFull
-from pyllama_raw.policy import make_policy
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.exchange import Exchange
 from pyllama_raw.serve.failures import failure_of
 from pyllama_raw.serve.keys import ADMIN, MONITOR, Key
 from pyllama_raw.serve.service import Service
 from pyllama_raw.testing import FakeExecutor, fake_limits
+from scripts.service_clients import Clients
 from tests.engine.support import HeldSteps
 from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting, serving
 from tests.serve.test_clients import until_left
 from tests.serve.test_gate import CHAT, PATH, asking, client_of
-from tests.serve.wire import chat, wire
+from tests.serve.wire import chat
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -48,22 +48,28 @@ async def test_an_answer_that_is_left_counts_what_was_computed(
         async with chatting(executor) as engine:
             app = make_app({"a": engine}, config)
             async with serving(app, anyio_backend_name) as url:
-                async with wire(url) as client:
-                    await client.post(
-                        chat(max_tokens=50, stream=False, ignore_eos=True)
-                    )
+                clients = Clients(int(url.rsplit(":", 1)[1]))
+                async with clients.exchange() as one:
+                    await one.send(chat(max_tokens=100, stream=False, ignore_eos=True))
                     steps.allow(8)
-                    while engine.stats().output_tokens < 5:
-                        await anyio.lowlevel.checkpoint()
+                    for _ in range(9):
+                        await anyio.to_thread.run_sync(steps.wait_for_one)
+                for _ in range(3):  # a round trip is enough to hear of the end
+                    await clients.health()
                 steps.allow(1000)
                 await until_left(engine)
-                while not log.exists() or not log.read_text():
+                while not (lines := lines_of(log, PATH)):
                     await anyio.lowlevel.checkpoint()
-    line = json.loads(log.read_text().splitlines()[0])
+    [line] = lines
 
     assert line["left"]
     assert line["prompt_tokens"] > 0
     assert line["output_tokens"] >= 5
+
+
+def lines_of(log, path):
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return [line for line in lines if line["path"] == path]
 
 
 @pytest.mark.native
@@ -130,33 +136,6 @@ async def test_a_key_is_no_more_urgent_than_the_service_allows(
 
     assert options["priority"] == becomes
     assert ignored == ([] if priority == becomes else ["priority"])
-
-
-async def test_a_new_name_each_time_gives_a_key_no_turn_before_others(keys_file):
-    """
-    By the policy vtc: of 8 requests of bob and 2 of alice, hers are not the last.
-    """
-    ended, steps = [], HeldSteps()
-    executor = FakeExecutor(fake_limits(n_slots=1), on_step=steps)
-    async with chatting(executor, policy=make_policy("vtc")) as engine:
-        app = make_app({"a": engine}, ServeConfig(api_keys_file=keys_file))
-        async with client_of(app) as client:
-
-            async def ask(name, headers, client_name):
-                body = CHAT | {"client": client_name}
-                await client.post(PATH, json=body, headers=headers)
-                ended.append(name)
-
-            async with anyio.create_task_group() as group:
-                for i in range(8):
-                    group.start_soon(ask, "bob", BOB, f"{i}")
-                for _ in range(2):
-                    group.start_soon(ask, "alice", ALICE, "alice")
-                while engine.stats().submitted < 10:
-                    await anyio.lowlevel.checkpoint()
-                steps.allow(1000)
-
-    assert max(at for at, name in enumerate(ended) if name == "alice") < 7
 
 
 async def test_a_key_sees_its_own_requests_only(keys_file):
