@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from datetime import datetime
 from secrets import randbelow
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from pyllama_raw import SamplingParams
 from pyllama_raw.serve.config import ServeConfig
@@ -38,6 +39,11 @@ IDLE = {  # fields that routers of vLLM and SGLang add, with what happens here a
     "stream_reasoning": True,
 }
 ANY_SEED = 2**32 - 1
+
+T = TypeVar("T")
+# Lists and mappings stop at their first mistake, or a body of a MiB has a million of them.
+Items = Annotated[list[T], Field(fail_fast=True)]
+Named = Annotated[dict[str, T], Field(fail_fast=True)]
 OPTIONS = {
     "priority", "deadline_s", "max_wait_s", "cache_salt", "client", "adapters",
     "policy_data",
@@ -52,6 +58,25 @@ def _seed(given: int) -> int:
     """*given* in 32 bits; if all are set, as those of -1, they stand for any number."""
     seed = given % 2**32
     return seed if seed != ANY_SEED else randbelow(ANY_SEED)
+
+
+class Exact(BaseModel):
+    """An object that has no other fields than these, and of others names the first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_others(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for name in values:
+                if name not in cls.model_fields:
+                    reason, shown = (
+                        "{name} is no field of it",
+                        {"name": repr(name[:99])},
+                    )
+                    raise PydanticCustomError("extra_forbidden", reason, shown)
+        return values
 
 
 class StreamOptions(BaseModel):
@@ -113,6 +138,17 @@ class TextBody(ServedBody):
     model_config = ConfigDict(extra="allow")
 
     harmless: ClassVar[set[str]] = HARMLESS
+    echoed: ClassVar[set[str]] = set()
+    """Harmless fields that the answer repeats."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop(cls, values: Any) -> Any:
+        """Drop what is ignored, because it would stay while the answer waits."""
+        if not isinstance(values, dict):
+            return values
+        ignored = cls.harmless - cls.model_fields.keys() - cls.echoed
+        return {name: value for name, value in values.items() if name not in ignored}
 
     stream: bool | None = None
     """Whether the answer comes in events."""
@@ -122,17 +158,17 @@ class TextBody(ServedBody):
     """Most tokens of an output; left out: what is left of the context."""
     temperature: float | None = None
     top_p: float | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     seed: Annotated[int, AfterValidator(_seed)] | None = None
     """The same seed makes the same output; -1: any."""
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Named[Annotated[float, Field(ge=-100, le=100)]] | None = None
     """Numbers that are added to the logits of tokens, by token id."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     response_format: ResponseFormat | None = None
     cache_salt: str | None = None
     client: str | None = None
-    adapters: dict[str, float] | None = None
+    adapters: Named[float] | None = None
     policy_data: dict[str, Any] | None = None
 
     @property

@@ -137,6 +137,7 @@ class ConversationBody(TextBody):
         found, config = service.find(self.model, Operation.GENERATE), service.config
         if self.n not in (None, 1) and not self.has_choices:
             raise refused("n", "an answer has one output", "unsupported")
+        service.check_outputs(found, 1, self.n)
         chat = self.chat()
         options = self.options(found, config) | self.calling()
         options["template_kwargs"] = self.variables()

@@ -11,13 +11,11 @@ from fastapi import FastAPI
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from pyllama_raw import AsyncEngine, SamplingParams, __version__
 from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.results import HealthState
-from pyllama_raw.serve.answer import with_client
 from pyllama_raw.serve.failures import JSON
 from pyllama_raw.serve.native.body import settings
 from pyllama_raw.serve.service import Service
@@ -54,12 +52,9 @@ def routes(app: FastAPI, service: Service) -> None:
         return JSON(_props(found.name, found.engine, service.config.sampling))
 
     @app.get("/slots", tags=["facts"])
-    async def slots(request: Request, model: str | None = None) -> Response:
+    async def slots(model: str | None = None) -> Response:
         """What runs now, by slot, between two steps."""
-        told: list[dict[str, Any]] = []
-        async with with_client(request.receive):
-            told = await _slots(service.named(model).engine)
-        return JSON(told)
+        return JSON(await _slots(service.named(model).engine))
 
     @app.get("/livez", tags=["probes"])
     async def livez() -> Response:

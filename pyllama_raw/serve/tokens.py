@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.results import Operation
-from pyllama_raw.serve.body import Body, template_variables
+from pyllama_raw.serve.body import Body, Items, template_variables
 from pyllama_raw.serve.failures import JSON, refused
 from pyllama_raw.serve.service import Service
 
@@ -26,7 +26,7 @@ class TokenizeBody(Body):
 
     content: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Items[dict[str, Any]] | None = None
     add_special: bool | None = None
     """Whether tokens that begin or end a prompt are added."""
     add_special_tokens: bool | None = None
@@ -37,14 +37,14 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """Tokens that are to become text."""
 
-    tokens: list[int]
+    tokens: Items[int]
 
 
 class TemplateBody(Body):
     """A chat that is to become a prompt."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    messages: Items[dict[str, Any]]
+    tools: Items[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     """Whether the template asks for an answer, which it does unless one has begun."""

@@ -13,12 +13,13 @@ from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.results import Operation, Ranked
-from pyllama_raw.serve.answer import while_client
-from pyllama_raw.serve.body import ServedBody
+from pyllama_raw.serve.answer import computed
+from pyllama_raw.serve.body import Items, ServedBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.native.prompts import (
     Prompts,
     TextObject,
+    n_texts,
     prompts_of,
     tokens_of,
 )
@@ -41,10 +42,10 @@ class RerankBody(ServedBody):
     """Documents that are to be ranked by how they answer a query."""
 
     query: str
-    documents: list[str | dict[str, Any]] = Field(default_factory=list)
-    texts: list[str] | None = None
+    documents: Items[str | dict[str, Any]] = Field(default_factory=list)
+    texts: Items[str] | None = None
     """Another name of documents; the answer is then a list."""
-    rid: str | list[str] | None = None
+    rid: str | Items[str] | None = None
     """Of routers of vLLM and SGLang: the answer is a list wherever it is named."""
     top_n: Annotated[
         Annotated[int, Field(ge=1)] | None,
@@ -68,8 +69,9 @@ def routes(app: FastAPI, service: Service) -> None:
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         """Make a vector of each text."""
         found = service.find(body.model, Operation.EMBED)
+        service.check_texts("input", n_texts(prompts_of(body.input, "input")))
         work = _embedded(found.engine, body, body.served(service.config))
-        return await while_client(service, found, request, work)
+        return await computed(service, found, request, work)
 
     @app.post("/v1/rerank", tags=["vectors"])
     @app.post("/rerank", include_in_schema=False)
@@ -78,8 +80,9 @@ def routes(app: FastAPI, service: Service) -> None:
     async def rerank(body: RerankBody, request: Request) -> Response:
         """Rank documents by how they answer a query, the best first."""
         found = service.find(body.model, Operation.RANK)
+        service.check_texts("documents", len(body.texts or body.documents))
         work = _ranked(found, body, body.served(service.config))
-        return await while_client(service, found, request, work)
+        return await computed(service, found, request, work)
 
 
 async def _embedded(

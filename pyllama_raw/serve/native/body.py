@@ -17,10 +17,16 @@ from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.results import Operation
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import SAMPLED, TextBody
+from pyllama_raw.serve.body import SAMPLED, Items, Named, TextBody
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused, renamed
-from pyllama_raw.serve.native.prompts import Prompts, TokenId, prompts_of, tokens_of
+from pyllama_raw.serve.native.prompts import (
+    Prompts,
+    TokenId,
+    n_texts,
+    prompts_of,
+    tokens_of,
+)
 from pyllama_raw.serve.service import Found, Service
 
 NAMES = {  # of llama.cpp's server, and those of SamplingParams
@@ -36,7 +42,8 @@ OFF = {"logprobs": 0, "grammar": ""}
 Last = Annotated[int, Field(ge=-1)]  # tokens; -1: all
 Bias = float | Literal[False]  # False: never
 Pair = Annotated[tuple[TokenId | str, Bias], Field(strict=False)]  # JSON has only lists
-Biases = dict[str, Bias] | list[Pair]
+Biases = Named[Bias] | Items[Pair]
+MAX_TEXT_BIASES = 1000  # each of them becomes tokens first
 
 
 class LoraScale(BaseModel):
@@ -59,7 +66,7 @@ class NativeBody(TextBody):
     """Whether they have their probabilities after all samplers."""
     repeat_last_n: Last | None = None
     dry_penalty_last_n: Last | None = None
-    samplers: list[str] | None = None
+    samplers: Items[str] | None = None
     top_n_sigma: float | None = None
     adaptive_target: float | None = None
     logit_bias: Biases | None = None  # type: ignore[assignment]
@@ -67,14 +74,14 @@ class NativeBody(TextBody):
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
     """A schema; a grammar beside it wins."""
-    lora: list[LoraScale] | None = None
+    lora: Items[LoraScale] | None = None
     """Scales of adapters; those left out are off."""
 
     cache_prompt: bool = True
     """Whether earlier requests may save work of this one."""
     return_tokens: bool = False
     """Whether a whole answer has its token ids; events always have."""
-    response_fields: list[str] = Field(default_factory=list)
+    response_fields: Items[str] = Field(default_factory=list)
     """The only fields of the answer, such as `generation_settings/n_predict`."""
 
     @property
@@ -83,6 +90,11 @@ class NativeBody(TextBody):
         n_predict = self.max_tokens if self.n_predict is None else self.n_predict
         return None if n_predict == -1 else n_predict
 
+    @property
+    def n_prompts(self) -> int:
+        """Prompts, each of which has outputs of its own."""
+        return 1
+
     @abstractmethod
     async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:
         """Those of each prompt. Raises Failure and InvalidRequest."""
@@ -90,6 +102,7 @@ class NativeBody(TextBody):
     async def asked(self, service: Service) -> Asked:
         """As the engine takes it; raises Failure and InvalidRequest."""
         found = service.find(self.model, Operation.GENERATE)
+        service.check_outputs(found, self.n_prompts, self.n_cmpl or self.n)
         prompts = tuple(await self.tokens(service, found.engine))
         given = self._params(found, service.config) | await self._biases(found)
         try:
@@ -131,10 +144,17 @@ class NativeBody(TextBody):
         by_id = isinstance(given, dict)  # its names may be token ids
         biases: dict[int, float] = {}
         never: set[int] = set()
+        n_named = 0  # by a text
         for key, bias in given.items() if isinstance(given, dict) else given:
             if isinstance(key, int) or (by_id and key.isdecimal() and len(key) < 11):
                 tokens = [int(key)]
             else:
+                n_named += 1
+                if n_named > MAX_TEXT_BIASES:
+                    reason = (
+                        f"at most {MAX_TEXT_BIASES} names are texts: give token ids"
+                    )
+                    raise refused("logit_bias", reason)
                 tokens = await found.engine.tokenize(key, add_special=False)
             if bias is False:
                 never.update(tokens)
@@ -158,9 +178,16 @@ class NativeCompletionBody(NativeBody):
     prompt: Prompts
     """A text, token ids, both mixed, or a list of these."""
 
-    async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:  # noqa: ARG002
+    @property
+    def n_prompts(self) -> int:
+        """Prompts, each of which has outputs of its own."""
+        return len(prompts_of(self.prompt))
+
+    async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:
         """Those of each prompt: of a list without token ids, each is one."""
-        return [await tokens_of(engine, each) for each in prompts_of(self.prompt)]
+        prompts = prompts_of(self.prompt)
+        service.check_texts("prompt", n_texts(prompts))
+        return [await tokens_of(engine, prompt) for prompt in prompts]
 
 
 def _adapt(given: dict[str, Any]) -> None:

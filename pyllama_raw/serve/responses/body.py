@@ -8,6 +8,7 @@ from pydantic import Field
 
 from pyllama_raw.serve.body import (
     HARMLESS,
+    Items,
     ResponseFormat,
     effort_variables,
     template_variables,
@@ -28,6 +29,7 @@ class ResponsesBody(ConversationBody):
         "access_programs", "client_metadata", "context_management", "max_tool_calls",
         "moderation", "prompt_cache_options", "truncation",
     }  # fmt: skip
+    echoed: ClassVar[set[str]] = {"metadata"}
 
     input: str | Annotated[ItemList, Field(min_length=1)]
     """A text, or items; what an assistant began may be the last one, and goes on."""
@@ -35,7 +37,7 @@ class ResponsesBody(ConversationBody):
     """What the model is told before the input."""
     max_output_tokens: Annotated[int, Field(ge=0)] | None = None
     """Most tokens of the answer; left out: what is left of the context."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     """Functions that the client runs; tools of other kinds are left out."""
     tool_choice: str | dict[str, Any] | None = None
     """"auto", "none", "required", or a function, or functions that are allowed."""
@@ -45,7 +47,7 @@ class ResponsesBody(ConversationBody):
     """The form of the text, in `format`."""
     reasoning: dict[str, Any] | None = None
     """The `effort` that the template is told."""
-    include: list[str] | None = None
+    include: Items[str] | None = None
     """What is told beside the answer: nothing is, as no thought is hidden."""
     previous_response_id: str | None = None
     """Refused: responses are not kept."""
