@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -21,7 +22,7 @@ from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import facts, models, page, texts, tokens, vectors
 from pyllama_raw.serve.body import Body
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of, refused
+from pyllama_raw.serve.failures import DESCRIBED, JSON, Failure, failure_of, refused
 from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.service import Service
 
@@ -60,6 +61,7 @@ def make_app(
     )
     app.state.service = service
     app.router.route_class = BodyRoute
+    _describe(app)
     for routes in ROUTES:
         routes(app, service)
     app.add_exception_handler(RequestValidationError, _wrong_query)
@@ -78,6 +80,17 @@ def make_app(
             expose_headers=("x-request-id", "x-cached-tokens", "retry-after"),
         )
     return app
+
+
+def _describe(app: FastAPI) -> None:
+    """Serve the description from a thread, because to make it takes a second or more."""
+    path, routes = app.openapi_url, app.router.routes
+    routes[:] = [route for route in routes if getattr(route, "path", None) != path]
+    one = CapacityLimiter(1)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def description() -> Response:
+        return JSON(await to_thread.run_sync(app.openapi, limiter=one))
 
 
 class BodyRoute(APIRoute):

@@ -8,12 +8,12 @@ only when the engines are done.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from socket import socket
 from typing import Any
 
@@ -198,5 +198,5 @@ def _n_used() -> int:
     """The descriptors that are in use."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         with suppress(OSError):
-            return len(os.listdir(folder))
+            return len([*Path(folder).iterdir()])
     return 64

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError, to_json
 
 from pyllama_raw.serve.body import (
     HARMLESS,
@@ -19,6 +20,7 @@ from pyllama_raw.serve.responses.items import ItemList, conversation_of
 from pyllama_raw.serve.tools import function_tool, tool_options
 
 ABSENT = ("previous_response_id", "conversation", "background", "prompt")
+MAX_METADATA = 2**14  # bytes: the answer repeats it, and it stays until then
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -57,6 +59,17 @@ class ResponsesBody(ConversationBody):
     """Refused: an answer comes on the connection that asks for it."""
     prompt: dict[str, Any] | None = None
     """Refused: prompts are not kept."""
+
+    @model_validator(mode="after")
+    def _check_metadata(self) -> Self:
+        metadata = (self.model_extra or {}).get("metadata")
+        if metadata and len(to_json(metadata)) > MAX_METADATA:
+            reason, shown = (
+                "metadata: at most {most} bytes of JSON",
+                {"most": MAX_METADATA},
+            )
+            raise PydanticCustomError("too_long", reason, shown)
+        return self
 
     @property
     def names(self) -> dict[str, str]:
