@@ -3,9 +3,7 @@ Runs what was asked and sends the answer, whole or in events.
 
 Rules:
 1. What goes wrong before the answer begins is a status; what goes wrong later is an event.
-2. The requests end when the client leaves, wherever they are.
-3. The last message is sent when nothing waits for the client any more, because a server may
-   say that it left as soon as all is sent.
+2. The requests end when the client leaves, wherever they are: the gate cancels the answer.
 """
 
 from __future__ import annotations
@@ -54,11 +52,10 @@ class TextAnswer(Response):
         self._exchange: Exchange = scope["state"]["exchange"]
         self._exchange.model = name = self._asked.found.name
         with self._service.places_of[name].taken():
-            async with with_client(receive):
-                with suppress(TimeoutError):  # nobody reads what is sent
-                    last = await self._answer(events, scope["path"])
-        if last is not None:
-            await last(scope, receive, send)
+            with suppress(TimeoutError):  # nobody reads what is sent
+                last = await self._answer(events, scope["path"])
+            if last is not None:
+                await last(scope, receive, send)
 
     async def _answer(self, events: EventStream, path: str) -> ASGIApp:
         """All of it but the last message."""
@@ -189,28 +186,10 @@ async def _together() -> AsyncIterator[TaskGroup]:
         raise first_of(errors) from None
 
 
-@asynccontextmanager
-async def with_client(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the block when the client leaves."""
-
-    async def leave() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        group.cancel_scope.cancel()
-
-    async with _together() as group:
-        group.start_soon(leave)
-        yield
-        group.cancel_scope.cancel()
-
-
-async def while_client(
+async def computed(
     service: Service, found: Found, request: Request, work: Coroutine[Any, Any, Any]
 ) -> Response:
-    """The result of *work* as JSON; *work* is cancelled when the client leaves."""
-    response = Response()  # of a client that has left: nobody reads it
+    """The result of *work* as JSON, which has a place of the model."""
     request.state.exchange.model = found.name
     with closing(work), service.places_of[found.name].taken():
-        async with with_client(request.receive):
-            response = JSON(await work)
-    return response
+        return JSON(await work)

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
 from secrets import randbelow
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from pyllama_raw import SamplingParams
 from pyllama_raw.errors import InvalidSampling
@@ -25,6 +26,11 @@ from pyllama_raw.serve.forms import READERS, Form, ResponseFormat, form_of
 from pyllama_raw.serve.service import Found
 
 ANY_SEED = 2**32 - 1
+
+T = TypeVar("T")
+# Lists and mappings stop at their first mistake, or a body of a MiB has a million of them.
+Items = Annotated[list[T], Field(fail_fast=True)]
+Named = Annotated[dict[str, T], Field(fail_fast=True)]
 OPTIONS = {
     "priority", "deadline_s", "max_wait_s", "cache_salt", "client", "adapters",
     "policy_data",
@@ -42,6 +48,25 @@ def _seed(given: int) -> int:
     """*given* in 32 bits; if all are set, as those of -1, they stand for any number."""
     seed = given % 2**32
     return seed if seed != ANY_SEED else randbelow(ANY_SEED)
+
+
+class Exact(BaseModel):
+    """An object that has no other fields than these, and of others names the first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_others(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for name in values:
+                if name not in cls.model_fields:
+                    reason, shown = (
+                        "{name} is no field of it",
+                        {"name": repr(name[:99])},
+                    )
+                    raise PydanticCustomError("extra_forbidden", reason, shown)
+        return values
 
 
 class StreamOptions(BaseModel):
@@ -109,10 +134,10 @@ class TextBody(ServedBody):
     """Most tokens of an output; left out, or -1: what is left of the context."""
     temperature: float | None = None
     top_p: float | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     seed: Annotated[int, AfterValidator(_seed)] | None = None
     """The same seed makes the same output; -1: any."""
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Named[Annotated[float, Field(ge=-100, le=100)]] | None = None
     """Numbers that are added to the logits of tokens, by token id."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -125,7 +150,7 @@ class TextBody(ServedBody):
     """vLLM's form of a text: json, json_object, regex, choice or grammar."""
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    guided_choice: Items[str] | None = None
     """Texts, of which the output is one."""
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
@@ -135,7 +160,7 @@ class TextBody(ServedBody):
     """Ollama's form of a text: "json", or a schema."""
     cache_salt: str | None = None
     client: str | None = None
-    adapters: dict[str, float] | None = None
+    adapters: Named[float] | None = None
     policy_data: dict[str, Any] | None = None
 
     @property

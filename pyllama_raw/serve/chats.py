@@ -63,6 +63,8 @@ class ChatTurns:
     origins: list[str] = field(default_factory=list)  # of messages in the body
     places: dict[tuple[int, int], str] = field(default_factory=dict)  # of their parts
     marks: set[int] = field(default_factory=set)  # ends of what is worth to be kept
+    _pieces: dict[tuple[int, str], list[str]] = field(default_factory=dict)
+    """Texts that grow, by message and field; to add each at once would copy the text each time."""
 
     def say(
         self, role: str, parts: Iterable[PlacedPart], origin: str, **fields: Any
@@ -81,12 +83,11 @@ class ChatTurns:
     def think(self, text: str, origin: str) -> None:
         """The assistant thinks before it says or calls something."""
         message = self._open(origin, before=("content", "tool_calls"))
-        message["reasoning_content"] = message.get("reasoning_content", "") + text
+        self._grow(message, "reasoning_content", text)
 
     def write(self, text: str, origin: str) -> None:
         """The assistant says something."""
-        message = self._open(origin)
-        message["content"] = (message["content"] or "") + text
+        self._grow(self._open(origin), "content", text)
 
     def call(self, call_id: Any, name: Any, arguments: Any, origin: str) -> None:
         """The assistant calls a tool."""
@@ -97,6 +98,17 @@ class ChatTurns:
         """If one of the *blocks* says so, all messages until now are worth to be kept."""
         if self.messages and any(block.get("cache_control") for block in blocks):
             self.marks.add(len(self.messages))
+
+    def join(self) -> None:
+        """Give messages their whole texts, once all is said."""
+        for (at, name), pieces in self._pieces.items():
+            message: Any = self.messages[at]
+            message[name] = "".join(pieces)
+
+    def _grow(self, message: Any, name: str, text: str) -> None:
+        """Add *text* to a field of the last message, which shows whether there is any text."""
+        self._pieces.setdefault((len(self.messages) - 1, name), []).append(text)
+        message[name] = message.get(name) or text
 
     def _open(self, origin: str, before: tuple[str, ...] = ()) -> Any:
         """
@@ -178,6 +190,7 @@ class ConversationBody(TextBody):
         found, config = service.find(self.model, Operation.GENERATE), service.config
         if self.n not in (None, 1) and not self.has_choices:
             raise refused("n", "an answer has one output", "unsupported")
+        service.check_outputs(found, 1, self.n)
         chat = self.chat()
         options = self.options(found, config) | self.calling()
         options["template_kwargs"] = self.variables()

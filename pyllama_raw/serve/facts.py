@@ -18,7 +18,6 @@ from starlette.responses import PlainTextResponse, Response
 from pyllama_raw import AsyncEngine, SamplingParams, __version__
 from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.results import HealthState
-from pyllama_raw.serve.answer import with_client
 from pyllama_raw.serve.failures import JSON
 from pyllama_raw.serve.native.body import settings
 from pyllama_raw.serve.service import Found, Service
@@ -78,10 +77,7 @@ def routes(app: FastAPI, service: Service) -> None:
     @app.get("/slots", tags=["facts"])
     async def slots(request: Request, model: str | None = None) -> Response:
         """What runs now, by slot, between two steps."""
-        told: list[dict[str, Any]] = []
-        async with with_client(request.receive):
-            told = await _slots(service.named(model), owner_of(request))
-        return JSON(told)
+        return JSON(await _slots(service.named(model), owner_of(request)))
 
     @app.get("/livez", tags=["probes"])
     async def livez() -> Response:

@@ -44,6 +44,8 @@ TYPES = {  # of errors, by status
 MESSAGES = "/v1/messages"  # is a dialect with other types
 ANTHROPIC = {400: TYPES[400], 503: "overloaded_error", 504: "timeout_error"}
 
+MAX_MESSAGE, MAX_PARAM = 2000, 200  # characters: names of fields are what clients write
+
 NAMES = {"texts": "input"}  # of fields of bodies, by what the engine calls them
 
 
@@ -74,6 +76,10 @@ class Failure(Exception):
         Args:
             more: further fields of the object.
         """
+        message = (
+            message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
+        )
+        param = param and param[:MAX_PARAM]
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
         self.headers, self.more = dict(headers or {}), dict(more or {})

@@ -11,17 +11,40 @@ application for PyllamaError see it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
+from anyio import create_task_group
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pyllama_raw import Delta, Generation
-from pyllama_raw.serve.answer import with_client
-
-__all__ = ["streamed", "with_client"]
+from pyllama_raw.errors import first_of
 
 Write = Callable[[Delta], str | bytes]
+
+
+@asynccontextmanager
+async def with_client(receive: Receive) -> AsyncIterator[None]:
+    """
+    Cancel the block when the client leaves, and go on behind it.
+
+    Args:
+        receive: that of the request, `request.receive`, whose body was read before.
+    """
+
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        group.cancel_scope.cancel()
+
+    try:
+        async with create_task_group() as group:
+            group.start_soon(leave)
+            yield
+            group.cancel_scope.cancel()
+    except BaseExceptionGroup as errors:
+        raise first_of(errors) from None
 
 
 async def streamed(

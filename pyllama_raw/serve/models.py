@@ -7,21 +7,18 @@ from typing import Any
 from urllib.parse import unquote
 
 from fastapi import FastAPI
-from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.serve.body import Body
+from pyllama_raw.serve.body import Body, Exact
 from pyllama_raw.serve.facts import sees_all
 from pyllama_raw.serve.failures import JSON
 from pyllama_raw.serve.service import Service
 
 
-class AdapterBody(Body):
+class AdapterBody(Body, Exact):
     """An adapter that is to be loaded."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     """The name that requests give."""

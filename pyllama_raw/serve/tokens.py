@@ -7,15 +7,14 @@ are vLLM's. An answer has both.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from fastapi import FastAPI
-from pydantic import Field
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.body import Body, template_variables
+from pyllama_raw.serve.body import Body, Items, template_variables
 from pyllama_raw.serve.failures import JSON, refused
 from pyllama_raw.serve.openai.chat import ChatBody
 from pyllama_raw.serve.service import Service
@@ -30,13 +29,13 @@ class TokenizeBody(Body):
 
     content: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Items[dict[str, Any]] | None = None
     add_special: bool | None = None
     """Whether tokens that begin or end a prompt are added."""
     add_special_tokens: bool | None = None
     parse_special: bool = True
     """Whether control tokens that are spelled in a text are understood."""
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tools: Items[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     """Whether the template of a chat asks for an answer, unless one has begun."""
@@ -51,7 +50,7 @@ class DetokenizeBody(Body):
 
     rules: ClassVar[fields.Rules] = fields.TOKENS
 
-    tokens: Annotated[list[int], Field(fail_fast=True)]
+    tokens: Items[int]
     skip_special_tokens: bool = False
     """Whether control tokens are left out."""
 

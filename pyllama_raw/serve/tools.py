@@ -35,7 +35,7 @@ def tool_options(
             raise refused(place, 'give {"type": "function", "function": {"name": ...}}')
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         allowed = _inner(choice)
-        names = [name_of(each) for each in _listed(allowed.get("tools"))]
+        names = {name_of(each) for each in _listed(allowed.get("tools"))}
         tools = [tool for tool in tools if name_of(tool) in names]
         choice = allowed.get("mode", "auto")
         if not tools:

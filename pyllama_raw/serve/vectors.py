@@ -16,13 +16,14 @@ from pyllama_raw import AsyncEngine
 from pyllama_raw.errors import PromptTooLong, TextTooLong
 from pyllama_raw.results import Operation, Pooling, Ranked
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.answer import while_client
-from pyllama_raw.serve.body import ServedBody
+from pyllama_raw.serve.answer import computed
+from pyllama_raw.serve.body import Items, ServedBody
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.native.prompts import (
     Prompts,
     TextObject,
+    n_texts,
     prompts_of,
     tokens_of,
 )
@@ -72,10 +73,10 @@ class RerankBody(ServedBody):
     rules: ClassVar[fields.Rules] = fields.RANKS
 
     query: str
-    documents: list[str | dict[str, Any]] = Field(default_factory=list)
-    texts: list[str] | None = None
+    documents: Items[str | dict[str, Any]] = Field(default_factory=list)
+    texts: Items[str] | None = None
     """Another name of documents; the answer is then a list."""
-    rid: str | list[str] | None = None
+    rid: str | Items[str] | None = None
     """Of routers of vLLM and SGLang: the answer is a list wherever it is named."""
     top_n: Annotated[
         Annotated[int, Field(ge=1)] | None,
@@ -103,11 +104,12 @@ def routes(app: FastAPI, service: Service) -> None:
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         """Make a vector of each text."""
         found = service.find(body.model, Operation.EMBED)
+        service.check_texts("input", n_texts(prompts_of(body.input, "input")))
         options = body.served(service.config)
         options = service.options_of(request.state.exchange, options)
         pooling = body.pooling or _pooling(found, service.config)
         work = _embedded(found.engine, body, pooling, options)
-        return await while_client(service, found, request, work)
+        return await computed(service, found, request, work)
 
     @app.post("/v1/rerank", tags=["vectors"])
     @app.post("/rerank", include_in_schema=False)
@@ -116,10 +118,11 @@ def routes(app: FastAPI, service: Service) -> None:
     async def rerank(body: RerankBody, request: Request) -> Response:
         """Rank documents by how they answer a query, the best first."""
         found = service.find(body.model, Operation.RANK)
+        service.check_texts("documents", len(body.texts or body.documents))
         options = body.served(service.config)
         options = service.options_of(request.state.exchange, options)
         work = _ranked(found, body, options)
-        return await while_client(service, found, request, work)
+        return await computed(service, found, request, work)
 
 
 def _pooling(found: Found, config: ServeConfig) -> Word | None:

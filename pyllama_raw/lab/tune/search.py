@@ -18,16 +18,13 @@ MAX_PASSES = 2
 Cost = Callable[[Point], float]
 
 
-def descend(
-    sizes: Sequence[int], cost: Cost, may_go_on: Callable[[], bool] = lambda: True
-) -> Point:
+def descend(sizes: Sequence[int], cost: Cost) -> Point:
     """
-    The best point that was measured.
+    The best point found.
 
     Args:
         sizes: choices of each knob; 0 is the default.
         cost: lower is better, infinite for what does not run; never more when asked again.
-        may_go_on: whether there is time for one more knob.
     """
     known: dict[Point, float] = {}
 
@@ -43,8 +40,6 @@ def descend(
     for _ in range(MAX_PASSES):
         before = best
         for knob, size in enumerate(sizes):
-            if not may_go_on():
-                return best
             others = [_turned(best, knob, choice) for choice in range(size)]
             found = min(others, key=cost_of)
             if gains(found, best):

@@ -64,6 +64,7 @@ def conversation_of(
         else:
             _say(chat, message["role"], blocks, place)
         chat.mark(blocks)
+    chat.join()
     return chat
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from pyllama_raw.serve import fields
+from pyllama_raw.serve.body import Items
 from pyllama_raw.serve.chats import NAMES, OF_MESSAGES, ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.messages.blocks import BlockList, MessageTurn, conversation_of
@@ -33,9 +34,9 @@ class MessagesBody(ConversationBody):
     """Messages; an answer that has begun may be the last one, and goes on."""
     system: str | BlockList | None = None
     """What the model is told before the first message."""
-    stop_sequences: list[str] | None = None
+    stop_sequences: Items[str] | None = None
     """Texts that end the answer."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     """Tools that the client runs; those that a server would run are left out."""
     tool_choice: MessageToolChoice | None = None
     """Whether tools are called: "auto", "any", "none", or "tool" with the name of one."""

@@ -21,7 +21,9 @@ from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import (
     NO_LIMIT,
     SAMPLED,
+    Items,
     Limit,
+    Named,
     TextBody,
     adapted,
     checked_params,
@@ -29,7 +31,13 @@ from pyllama_raw.serve.body import (
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.forms import READERS, Form, form_of
-from pyllama_raw.serve.native.prompts import Prompts, TokenId, prompts_of, tokens_of
+from pyllama_raw.serve.native.prompts import (
+    Prompts,
+    TokenId,
+    n_texts,
+    prompts_of,
+    tokens_of,
+)
 from pyllama_raw.serve.service import Found, Service
 
 NAMES = {  # of llama.cpp's server, and those of SamplingParams
@@ -44,7 +52,8 @@ OURS = {ours: theirs for theirs, ours in NAMES.items()}
 Last = Annotated[int, Field(ge=-1)]  # tokens; -1: all
 Bias = float | Literal[False]  # False: never
 Pair = Annotated[tuple[TokenId | str, Bias], Field(strict=False)]  # JSON has only lists
-Biases = dict[str, Bias] | list[Pair]
+Biases = Named[Bias] | Items[Pair]
+MAX_TEXT_BIASES = 1000  # each of them becomes tokens first
 
 
 class LoraScale(BaseModel):
@@ -69,7 +78,7 @@ class NativeBody(TextBody):
     """Whether they have their probabilities after all samplers."""
     repeat_last_n: Last | None = None
     dry_penalty_last_n: Last | None = None
-    samplers: list[str] | None = None
+    samplers: Items[str] | None = None
     top_n_sigma: float | None = None
     adaptive_target: float | None = None
     logit_bias: Biases | None = None  # type: ignore[assignment]
@@ -77,14 +86,14 @@ class NativeBody(TextBody):
     grammar: str | dict[str, Any] | None = None
     json_schema: str | dict[str, Any] | None = None
     """A schema; a grammar beside it wins."""
-    lora: list[LoraScale] | None = None
+    lora: Items[LoraScale] | None = None
     """Scales of adapters; those left out are off."""
 
     cache_prompt: bool = True
     """Whether earlier requests may save work of this one."""
     return_tokens: bool = False
     """Whether a whole answer has its token ids; events always have."""
-    response_fields: list[str] = Field(default_factory=list)
+    response_fields: Items[str] = Field(default_factory=list)
     """The only fields of the answer, such as `generation_settings/n_predict`."""
 
     @property
@@ -107,6 +116,11 @@ class NativeBody(TextBody):
         """Fields of the body, by what the engine calls them."""
         return {**OURS, **super().names}
 
+    @property
+    def n_prompts(self) -> int:
+        """Prompts, each of which has outputs of its own."""
+        return 1
+
     @abstractmethod
     async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:
         """Those of each prompt. Raises Failure and InvalidRequest."""
@@ -114,6 +128,7 @@ class NativeBody(TextBody):
     async def asked(self, service: Service) -> Asked:
         """As the engine takes it; raises Failure and InvalidRequest."""
         found = service.find(self.model, Operation.GENERATE)
+        service.check_outputs(found, self.n_prompts, self.n_cmpl or self.n)
         prompts = tuple(await self.tokens(service, found.engine))
         given = self._params(found, service.config) | await self._biases(found)
         params = checked_params(given, self.names)
@@ -149,10 +164,17 @@ class NativeBody(TextBody):
         by_id = isinstance(given, dict)  # its names may be token ids
         biases: dict[int, float] = {}
         never: set[int] = set()
+        n_named = 0  # by a text
         for key, bias in given.items() if isinstance(given, dict) else given:
             if isinstance(key, int) or (by_id and key.isdecimal() and len(key) < 11):
                 tokens = [int(key)]
             else:
+                n_named += 1
+                if n_named > MAX_TEXT_BIASES:
+                    reason = (
+                        f"at most {MAX_TEXT_BIASES} names are texts: give token ids"
+                    )
+                    raise refused("logit_bias", reason)
                 tokens = await found.engine.tokenize(key, add_special=False)
             if bias is False:
                 never.update(tokens)
@@ -176,9 +198,16 @@ class NativeCompletionBody(NativeBody):
     prompt: Prompts
     """A text, token ids, both mixed, or a list of these."""
 
-    async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:  # noqa: ARG002
+    @property
+    def n_prompts(self) -> int:
+        """Prompts, each of which has outputs of its own."""
+        return len(prompts_of(self.prompt))
+
+    async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:
         """Those of each prompt: of a list without token ids, each is one."""
-        return [await tokens_of(engine, each) for each in prompts_of(self.prompt)]
+        prompts = prompts_of(self.prompt)
+        service.check_texts("prompt", n_texts(prompts))
+        return [await tokens_of(engine, prompt) for prompt in prompts]
 
 
 def settings(params: SamplingParams, engine: AsyncEngine) -> dict[str, Any]:

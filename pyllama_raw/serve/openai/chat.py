@@ -12,7 +12,7 @@ from pyllama_raw import Delta, Result
 from pyllama_raw.replies.parts import CallDelta, Content
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import Limit
+from pyllama_raw.serve.body import Items, Limit
 from pyllama_raw.serve.chats import NAMES, OF_MESSAGES, ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.openai.chunks import Chunks, chat_logprobs, reason_of
@@ -33,7 +33,7 @@ class ChatBody(ConversationBody):
     """Whether each token has its log-probability."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Likely tokens that are listed with each token, if there are logprobs."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     """Functions that the model may call."""
     tool_choice: str | dict[str, Any] | None = None
     """

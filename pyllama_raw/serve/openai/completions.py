@@ -65,6 +65,11 @@ class CompletionBody(TextBody):
         if self.best_of not in (None, self.n or 1):
             reason = "outputs are not compared: give n, or the same number"
             raise refused("best_of", reason, "unsupported")
+        given = self.prompt
+        is_one = isinstance(given, str) or isinstance(given[0], int)
+        several: Any = [given] if is_one else given
+        service.check_texts("prompt", len(several))
+        service.check_outputs(found, len(several), self.n)
         more: dict[str, Any] = {}
         if self.logprobs is not None:
             more["logprobs"] = self.logprobs
@@ -73,9 +78,6 @@ class CompletionBody(TextBody):
             if self.max_tokens == 0:
                 more["max_tokens"] = 1  # the engine makes one at least
         params = self.params(found, service.config, **more)
-        given = self.prompt
-        is_one = isinstance(given, str) or isinstance(given[0], int)
-        several: Any = [given] if is_one else given
         told = [await self._told(found.engine, prompt) for prompt in several]
         prompts, echoes = zip(*told, strict=True)
         options, streams = self.options(found, service.config), bool(self.stream)

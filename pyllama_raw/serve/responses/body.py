@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError, to_json
 
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.body import Limit
+from pyllama_raw.serve.body import Items, Limit
 from pyllama_raw.serve.chats import NAMES, OF_MESSAGES, ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.forms import ANY_OBJECT
@@ -15,6 +16,7 @@ from pyllama_raw.serve.responses.items import ItemList, conversation_of
 from pyllama_raw.serve.tools import function_tool, tool_options
 
 ABSENT = ("previous_response_id", "conversation", "background", "prompt")
+MAX_METADATA = 2**14  # bytes: the answer repeats it, and it stays until then
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -30,7 +32,7 @@ class ResponsesBody(ConversationBody):
     """What the model is told before the input."""
     max_output_tokens: Limit | None = None
     """Most tokens of the answer; left out: what is left of the context."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     """Functions that the client runs; tools of other kinds are left out."""
     tool_choice: str | dict[str, Any] | None = None
     """"auto", "none", "required", or a function, or functions that are allowed."""
@@ -40,8 +42,10 @@ class ResponsesBody(ConversationBody):
     """The form of the text, in `format`."""
     reasoning: dict[str, Any] | None = None
     """The `effort` that the template is told."""
-    include: list[str] | None = None
+    include: Items[str] | None = None
     """What is told beside the answer: nothing is, as no thought is hidden."""
+    metadata: dict[str, Any] | None = None
+    """Repeated by the answer."""
     previous_response_id: str | None = None
     """Refused: responses are not kept."""
     conversation: str | dict[str, Any] | None = None
@@ -50,6 +54,17 @@ class ResponsesBody(ConversationBody):
     """Refused: an answer comes on the connection that asks for it."""
     prompt: dict[str, Any] | None = None
     """Refused: prompts are not kept."""
+
+    @model_validator(mode="after")
+    def _check_metadata(self) -> Self:
+        metadata = self.metadata
+        if metadata and len(to_json(metadata)) > MAX_METADATA:
+            reason, shown = (
+                "metadata: at most {most} bytes of JSON",
+                {"most": MAX_METADATA},
+            )
+            raise PydanticCustomError("too_long", reason, shown)
+        return self
 
     @property
     def names(self) -> dict[str, str]:
