@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.body import Body, TextBody
-from pyllama_raw.serve.fields import Alias, Idle, Neutral, Rule
+from pyllama_raw.serve.fields import Alias, Ignored, Neutral, Rule
 from pyllama_raw.serve.messages.body import MessagesBody
 from pyllama_raw.serve.native.body import NativeCompletionBody
 from pyllama_raw.serve.native.fill import InfillBody
@@ -88,7 +88,7 @@ def _row(name: str, own: Iterable[str], rules: Mapping[str, Rule]) -> str:
             case Neutral(values=values):
                 told = ", ".join(json.dumps(value) for value in values)
                 cells[2].append(f"`{field}` ({told})")
-            case Idle():
+            case Ignored():
                 cells[3].append(f"`{field}`")
     return "| " + " | ".join([name, *map(", ".join, cells)]) + " |"
 

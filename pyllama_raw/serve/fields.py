@@ -39,7 +39,7 @@ FLAGS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class Ignored:
     """A field that changes no output, whatever its value."""
 
 
@@ -65,12 +65,12 @@ class Alias:
     name: str
 
 
-Rule = Idle | Neutral | Alias
+Rule = Ignored | Neutral | Alias
 Rules = dict[str, Rule]
 
 
 def _idle(*names: str) -> dict[str, Rule]:
-    return dict.fromkeys(names, Idle())
+    return dict.fromkeys(names, Ignored())
 
 
 def _refused(reason: str, *names: str) -> dict[str, Rule]:
@@ -297,7 +297,7 @@ class Sorter:
                 taken[name] = read_plain(value, self.own[name])
                 continue
             match self.rules.get(name):
-                case Idle():
+                case Ignored():
                     ignored.append(name)
                 case Alias(name=ours):
                     if value is not None and values.get(ours) is None:
