@@ -130,7 +130,7 @@ def _pooling(found: Found, config: ServeConfig) -> Word | None:
     stated = found.engine.capabilities.model.pooling
     if config.pooling is None and stated is Pooling.RANK:
         reason = 'the model ranks: ask /v1/rerank, or give "mean", "cls" or "last"'
-        raise refused("pooling", reason, "unsupported")
+        raise refused("model", reason, "unsupported")
     # llama.cpp and sentence-transformers, too, take the mean where nobody says otherwise.
     usual: Word | None = "mean" if stated in (None, Pooling.NONE) else None
     return config.pooling or usual

@@ -397,6 +397,25 @@ async def test_a_model_that_states_no_pooling_gives_the_mean():
     assert models[0]["capabilities"] == ["generate", "embed"]
 
 
+@pytest.mark.anyio
+@pytest.mark.native
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_leaves_no_token_is_a_mistake_of_its_client(stream):
+    """
+    A 400 that names the field, because no other try can end otherwise.
+    """
+    async with AsyncEngine.open(tiny_model("llama")) as engine:
+        never = list(range(engine.info.vocab.n_tokens))
+        asked = {"prompt": "a", "max_tokens": 3, "suppress_tokens": never}
+        async with client_of(make_app({"a": engine})) as client:
+            body = asked | {"stream": stream}
+            answer = await client.post("/v1/completions", json=body)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "suppress_tokens")
+    assert error["code"] == "sampling_failed"
+
+
 async def _vector(client: httpx.AsyncClient, **fields):
     answer = await client.post("/v1/embeddings", json={"input": "a text"} | fields)
     return answer.json()["data"][0]["embedding"]
