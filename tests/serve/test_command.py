@@ -142,7 +142,8 @@ def test_a_process_answers_at_a_port_that_it_tells():
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        url = process.stderr.readline().split()[-1]
+        serving = (line for line in process.stderr if line.startswith("serving at"))
+        url = next(serving).split()[-1]
         with httpx.Client(base_url=url) as client:
             models = client.get("/v1/models").json()["data"]
             body = {"model": "b", "input": "a"}

@@ -22,7 +22,6 @@ from pyllama_raw.serve.body import (
     NO_LIMIT,
     SAMPLED,
     Items,
-    Limit,
     Named,
     TextBody,
     adapted,
@@ -68,7 +67,7 @@ class NativeBody(TextBody):
 
     rules: ClassVar[fields.Rules] = fields.COMPLETIONS
 
-    n_predict: Limit | None = None
+    n_predict: Last | None = None
     """Most tokens of an output; -1: what is left of the context, 0: only the prompt."""
     n_cmpl: Annotated[int, Field(ge=1, le=256)] | None = None
     """Outputs of each prompt."""
