@@ -126,8 +126,9 @@ async def arrival_of(answer: Future[Any]) -> None:
     """Return when *answer* is there; a checkpoint in any case."""
     stream = Stream()
 
-    def come(answer: Future[Any]) -> None:
-        cast("deque[Any]", stream.events).append(answer)
+    def come(_: Future[Any]) -> None:
+        # The answer itself would be in a circle, so a large one stayed until the collector ran.
+        cast("deque[Any]", stream.events).append(None)
         wake(stream.loop, (stream,))
 
     answer.add_done_callback(come)
