@@ -17,6 +17,16 @@ from pyllama_raw.native.pieces import Pieces
 INT32_MAX = 2**31 - 1
 _MAX_TEXT_BYTES = INT32_MAX - 16
 
+# Patterns that split texts are matched by std::regex, which recurses once a character: 321
+# bytes of stack each, as built by GCC with -O3.
+STACK_BYTES_PER_BYTE = 1024
+SMALL_WORD = 256  # bytes that any thread has the stack for
+MAX_WORD = 2**19  # bytes: takes 168 MiB while it is matched
+# Tokenizers that look at the rest of a stretch from each place of it, and what that is made
+# of: 20,000 blanks take half a minute.
+_QUADRATIC = {"deepseek-llm": "blanks", "superbpe": "digits"}
+MAX_STRETCH = 512  # bytes of such a one
+
 Kind = Literal["none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test", "other"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)  # llama.h: enum llama_vocab_type, from 0 on
 
@@ -36,6 +46,7 @@ class Vocab:
             n_ctx_train: tokens of the longest text that it was trained for.
         """
         self.owner, self.n_ctx_train = owner, n_ctx_train
+        self._quadratic = _QUADRATIC.get(_splitting(owner))
         self._ptr = ptr = lib.llama_model_get_vocab(owner.ptr)
         number = min(lib.llama_vocab_type(ptr), len(_KINDS) - 1)
         self.kind = _KINDS[number]  # the tokenizer; "none": the file has no vocabulary
@@ -115,29 +126,55 @@ class Vocab:
             parse_special: read names of special tokens as such, not as plain text.
 
         Raises:
-            InvalidRequest: lone surrogates, or more than 2 GiB.
+            InvalidRequest: lone surrogates, more than 2 GiB, or a stretch without a break
+                that the tokenizer would take too long or too much memory for.
             Unsupported: the model has no vocabulary.
         """
         if self.kind == "none":
             raise Unsupported("text", "the model has no vocabulary: give token ids")
         raw = _encode(text)
+        stack_bytes = self._stack_bytes(raw)
+        flags = add_special, parse_special
         tokens = array("i", bytes(4 * (len(raw) + 16)))
-        found = self._tokenize(raw, tokens, add_special, parse_special)
-        if found < 0:  # rare: more tokens than bytes
-            tokens = array("i", bytes(4 * -found))
-            found = self._tokenize(raw, tokens, add_special, parse_special)
-        del tokens[found:]
+        n_tokens = self._tokenize(raw, tokens, flags, stack_bytes)
+        if n_tokens < 0:  # rare: more tokens than bytes
+            tokens = array("i", bytes(4 * -n_tokens))
+            n_tokens = self._tokenize(raw, tokens, flags, stack_bytes)
+        del tokens[n_tokens:]
         return tokens
 
+    def _stack_bytes(self, raw: bytes) -> int:
+        """
+        Of the stack that *raw* needs; 0: it may be that of the caller.
+
+        Raises:
+            InvalidRequest: a stretch of it is too long.
+        """
+        if self.kind != "bpe" or len(raw) <= SMALL_WORD:
+            return 0  # the others have no patterns
+        stretches = ffi.new("plr_stretches *")
+        lib.plr_text_stretches(raw, len(raw), stretches)
+        if (kind := self._quadratic) is not None:
+            n_bytes = int(getattr(stretches, kind))
+            if n_bytes > MAX_STRETCH:
+                value = f"{n_bytes} bytes of {kind} in a row"
+                allowed = f"at most {MAX_STRETCH} with the tokenizer of this model"
+                raise InvalidRequest("text", value, f"{allowed}: break or shorten them")
+        n_bytes = int(stretches.word)
+        if n_bytes > MAX_WORD:
+            value = f"{n_bytes} bytes without a break"
+            allowed = f"at most {MAX_WORD}: put blanks or line breaks between them"
+            raise InvalidRequest("text", value, allowed)
+        return 0 if n_bytes <= SMALL_WORD else 2**18 + STACK_BYTES_PER_BYTE * n_bytes
+
     def _tokenize(
-        self, raw: bytes, tokens: array[int], add_special: bool, parse_special: bool
+        self, raw: bytes, tokens: array[int], flags: tuple[bool, bool], stack_bytes: int
     ) -> int:
         n_tokens = ffi.new("int32_t *")
         with ffi.from_buffer("llama_token[]", tokens, require_writable=True) as out:
             code = lib.plr_tokenize(
-                self.ptr, raw, len(raw), out, len(tokens),
-                add_special, parse_special, n_tokens,
-            )  # fmt: skip
+                self.ptr, raw, len(raw), out, len(tokens), *flags, stack_bytes, n_tokens
+            )
         if code != 0 or n_tokens[0] == -INT32_MAX - 1:
             message = last_error() if code else "more tokens than fit a 32-bit count"
             raise NativeError("llama_tokenize", code, message)
@@ -179,6 +216,14 @@ class Vocab:
             if n >= 0:
                 return bytes(ffi.buffer(buffer, n))
             size = -n
+
+
+def _splitting(owner: Handle) -> str:
+    """The name of the patterns by which the tokenizer of *owner*, a model, splits texts."""
+    value = ffi.new("char[]", 64)
+    key = b"tokenizer.ggml.pre"
+    n_bytes = lib.llama_model_meta_val_str(owner.ptr, key, value, len(value))
+    return "" if n_bytes < 0 else ffi.string(value).decode(errors="replace")
 
 
 def _encode(text: str) -> bytes:
