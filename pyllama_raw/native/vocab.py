@@ -19,13 +19,16 @@ _MAX_TEXT_BYTES = INT32_MAX - 16
 
 # Patterns that split texts are matched by std::regex, which recurses once a character: 321
 # bytes of stack each, as built by GCC with -O3.
-STACK_BYTES_PER_BYTE = 1024
-SMALL_WORD = 256  # bytes that any thread has the stack for
-MAX_WORD = 2**19  # bytes: takes 168 MiB while it is matched
-# Tokenizers that look at the rest of a stretch from each place of it, and what that is made
-# of: 20,000 blanks take half a minute.
-_QUADRATIC = {"deepseek-llm": "blanks", "superbpe": "digits"}
-MAX_STRETCH = 512  # bytes of such a one
+STACK_BYTES_PER_CHARACTER = 1024
+SMALL_WORD = 256  # characters that any thread has the stack for
+MAX_WORD = 2**18  # characters: take 84 MiB while they are matched
+# Tokenizers that look at the rest of a stretch from each place of it: 20,000 blanks take half
+# a minute with the first. What that is made of, and how many characters of it are allowed.
+_QUADRATIC = {
+    "deepseek-llm": ("blanks", 512),
+    "superbpe": ("digits", 512),
+    "jais-2": ("blanks", 2**14),
+}
 
 Kind = Literal["none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test", "other"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)  # llama.h: enum llama_vocab_type, from 0 on
@@ -39,14 +42,15 @@ class Vocab:
         Any; libllama's tokenizer is thread-safe.
     """
 
-    def __init__(self, owner: Handle, n_ctx_train: int) -> None:
+    def __init__(self, owner: Handle, n_ctx_train: int, splitting: str = "") -> None:
         """
         Args:
             owner: the model.
             n_ctx_train: tokens of the longest text that it was trained for.
+            splitting: the name of the patterns by which its tokenizer splits texts.
         """
         self.owner, self.n_ctx_train = owner, n_ctx_train
-        self._quadratic = _QUADRATIC.get(_splitting(owner))
+        self._quadratic = _QUADRATIC.get(splitting)
         self._ptr = ptr = lib.llama_model_get_vocab(owner.ptr)
         number = min(lib.llama_vocab_type(ptr), len(_KINDS) - 1)
         self.kind = _KINDS[number]  # the tokenizer; "none": the file has no vocabulary
@@ -154,18 +158,20 @@ class Vocab:
             return 0  # the others have no patterns
         stretches = ffi.new("plr_stretches *")
         lib.plr_text_stretches(raw, len(raw), stretches)
-        if (kind := self._quadratic) is not None:
-            n_bytes = int(getattr(stretches, kind))
-            if n_bytes > MAX_STRETCH:
-                value = f"{n_bytes} bytes of {kind} in a row"
-                allowed = f"at most {MAX_STRETCH} with the tokenizer of this model"
+        if self._quadratic is not None:
+            kind, limit = self._quadratic
+            if (n_characters := int(getattr(stretches, kind))) > limit:
+                value = f"{n_characters} {kind} in a row"
+                allowed = f"at most {limit} with the tokenizer of this model"
                 raise InvalidRequest("text", value, f"{allowed}: break or shorten them")
-        n_bytes = int(stretches.word)
-        if n_bytes > MAX_WORD:
-            value = f"{n_bytes} bytes without a break"
+        n_characters = int(stretches.word)
+        if n_characters > MAX_WORD:
+            value = f"{n_characters} characters without a break"
             allowed = f"at most {MAX_WORD}: put blanks or line breaks between them"
             raise InvalidRequest("text", value, allowed)
-        return 0 if n_bytes <= SMALL_WORD else 2**18 + STACK_BYTES_PER_BYTE * n_bytes
+        if n_characters <= SMALL_WORD:
+            return 0
+        return 2**18 + STACK_BYTES_PER_CHARACTER * n_characters
 
     def _tokenize(
         self, raw: bytes, tokens: array[int], flags: tuple[bool, bool], stack_bytes: int
@@ -216,14 +222,6 @@ class Vocab:
             if n >= 0:
                 return bytes(ffi.buffer(buffer, n))
             size = -n
-
-
-def _splitting(owner: Handle) -> str:
-    """The name of the patterns by which the tokenizer of *owner*, a model, splits texts."""
-    value = ffi.new("char[]", 64)
-    key = b"tokenizer.ggml.pre"
-    n_bytes = lib.llama_model_meta_val_str(owner.ptr, key, value, len(value))
-    return "" if n_bytes < 0 else ffi.string(value).decode(errors="replace")
 
 
 def _encode(text: str) -> bytes:

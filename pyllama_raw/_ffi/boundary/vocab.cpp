@@ -15,7 +15,7 @@
 
 namespace {
 
-// A run of bytes of one class, and the longest one so far.
+// A run of characters of one class, and the longest one so far.
 struct Run {
     int64_t now = 0, longest = 0;
 
@@ -82,25 +82,28 @@ void on_own_stack(int64_t stack_bytes, Body body) {
 
 void plr_text_stretches(const char * text, int64_t text_len, plr_stretches * stretches) {
     // Patterns match runs of letters, of what is no blank, of blanks, and of letters with
-    // spaces between them; also one of these behind another. A byte of a character that is
-    // not ASCII may be of any class.
-    Run     visible, empty, prose, blanks, digits;
-    int64_t blank_end = 0;
+    // spaces between them; also blanks behind what is none. Letters beyond ASCII are not told
+    // from other characters there.
+    Run     blanks, digits, prose;
+    int64_t word = 0, longest = 0, blank_end = 0;  // word: what is no blank, and blanks behind it
     for (int64_t i = 0; i < text_len; ++i) {
-        const auto byte   = static_cast<unsigned char>(text[i]);
-        const bool any    = byte >= 0x80;
-        const bool blank  = byte == ' ' || (byte >= '\t' && byte <= '\r');
-        const bool letter = static_cast<unsigned char>((byte | 0x20) - 'a') < 26;
-        visible.take(any || !blank);
-        empty.take(any || blank);
-        prose.take(any || letter || byte == ' ');
-        if (any && i >= blank_end) {
+        const auto byte = static_cast<unsigned char>(text[i]);
+        if ((byte & 0xC0) == 0x80) {
+            continue;  // within a character
+        }
+        const bool wide = byte >= 0x80;
+        if (wide) {
             blank_end = i + wide_blank({text + i, static_cast<size_t>(text_len - i)});
         }
-        blanks.take(blank || i < blank_end);
+        const bool was_blank = blanks.now > 0;
+        const bool letter    = static_cast<unsigned char>((byte | 0x20) - 'a') < 26;
+        blanks.take(byte == ' ' || (byte >= '\t' && byte <= '\r') || i < blank_end);
         digits.take(byte >= '0' && byte <= '9');
+        prose.take(wide || letter || byte == ' ');
+        word    = was_blank && blanks.now == 0 ? 2 : word + 1;  // a blank may begin it
+        longest = std::max(longest, word);
     }
-    stretches->word   = std::max(visible.longest + empty.longest, prose.longest);
+    stretches->word   = std::max(longest, prose.longest);
     stretches->blanks = blanks.longest;
     stretches->digits = digits.longest;
 }

@@ -5,7 +5,7 @@
 
 #include "llama.h"
 
-/* The longest stretches of a text that a tokenizer may take as one word, in bytes. */
+/* The longest stretches of a text that a tokenizer may take as one word, in characters. */
 typedef struct plr_stretches {
     int64_t word;    /* an upper bound of one match of any pattern that splits texts */
     int64_t blanks;  /* white space, also beyond ASCII */
