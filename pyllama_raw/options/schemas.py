@@ -148,7 +148,7 @@ def _check_digits(name: str, value: Any) -> None:
 def _check_multiple(value: float) -> None:
     _, digits, exponent = Decimal(repr(value)).as_tuple()
     n_states = int("".join(map(str, digits))) * 10 ** max(int(exponent), 0)
-    if isinstance(value, float) and value == int(value):
+    if value == int(value):
         n_states = int(value)
     if n_states > MAX_MULTIPLE:
         allowed = f"at most {MAX_MULTIPLE}, without counting a decimal point"
