@@ -71,7 +71,8 @@ class Model(Handle):
         self.decoder_start = None if start < 0 else start
         self.is_recurrent = bool(lib.llama_model_is_recurrent(pointer))
         self.is_hybrid = bool(lib.llama_model_is_hybrid(pointer))
-        self.vocab = Vocab(self, self.n_ctx_train)
+        splitting = str(header.values.get("tokenizer.ggml.pre", ""))
+        self.vocab = Vocab(self, self.n_ctx_train, splitting)
         self.n_vocab = self.vocab.n_tokens
 
     @classmethod
