@@ -56,6 +56,9 @@ def deployment_of(options: Namespace) -> Deployment:
     fields = read(options.config) if options.config is not None else {}
     fields |= given(options, ListenConfig.model_fields)
     service = given(options, ServeConfig.model_fields)
+    if options.sampling:
+        defaults = fields.get("service", {}).get("defaults", {})
+        service["defaults"] = defaults | dict(options.sampling)
     fields["service"] = fields.get("service", {}) | service
     fields["engine"] = {"fit_ctx": FIT_CTX} | fields.get("engine", {})
     profile = profile_of(options)

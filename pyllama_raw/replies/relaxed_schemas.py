@@ -36,6 +36,7 @@ ANY: dict[str, Any] = {}
 OBJECT: dict[str, Any] = {"type": "object"}
 MAX_DEPTH = 64  # of schemas in each other
 MAX_TRIED = 2**20  # characters of schemas that are tried for one tool
+MAX_FAILED = 32  # of these that fail, each of which may take a second
 MAX_KEPT = 256  # tools whose schemas are remembered
 MAX_NAMED = 16  # places that are named in the log
 
@@ -75,7 +76,7 @@ class _TriedEnough(Exception):
 class _Relaxing:
     def __init__(self, to_json: ToJson, root: dict[str, Any]) -> None:
         self._to_json, self._root = to_json, root
-        self._n_tried = 0
+        self._n_tried = self._n_failed = 0
         self.dropped: list[str] = []
 
     def run(self) -> dict[str, Any]:
@@ -109,11 +110,12 @@ class _Relaxing:
             return isinstance(schema, bool) and schema
         whole = {**schema, **shared}
         self._n_tried += len(json.dumps(whole))
-        if self._n_tried > MAX_TRIED:
+        if self._n_tried > MAX_TRIED or self._n_failed > MAX_FAILED:
             raise _TriedEnough
         try:
             self._to_json(whole)
         except BadSchema:
+            self._n_failed += 1
             return False
         return True
 

@@ -27,6 +27,7 @@ from pyllama_raw.errors import (
     PromptTooLong,
     Unsupported,
 )
+from pyllama_raw.options.sampling import CONSTRAINTS
 from pyllama_raw.serve.service import Found
 
 MESSAGE = re.compile(r"messages\[(\d+)\]")
@@ -65,6 +66,12 @@ class Asked:
         names = ChatOptions.__annotations__
         return {n: value for n, value in self.options.items() if n in names}
 
+    @property
+    def narrowing(self) -> list[str]:
+        """Fields of the body that may leave no token to choose from."""
+        params, names = self.params, ("suppress_tokens", "logit_bias", *CONSTRAINTS)
+        return [self.names.get(name, name) for name in names if getattr(params, name)]
+
     def param_of(self, error: PyllamaError) -> str | None:
         """The field of the body that *error* is about."""
         match error:
@@ -73,7 +80,7 @@ class Asked:
             case PromptTooLong():
                 return self.names.get("prompt", "prompt")
             case BadGrammar():
-                return "grammar"
+                return self.names.get("grammar", "grammar")
             case InvalidRequest() | BadSchema():
                 return self.names.get(error.name) or self._origin(error.name)
             case Unsupported():

@@ -19,13 +19,26 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from pyllama_raw import PyllamaError
 from pyllama_raw.results import Operation
+from pyllama_raw.serve import fields
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import TextBody
+from pyllama_raw.serve.body import (
+    TextBody,
+    effort_variables,
+    template_variables,
+    thinking_variables,
+)
 from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.openai.messages import ChatMessage, take_media
 from pyllama_raw.serve.service import Service
 from pyllama_raw.serve.tools import tool_call
 
+OF_MESSAGES = ("prompt", "content", "role", "chat messages", "images", "sounds")
+NAMES = {  # of fields that all chats have, by what the engine calls them
+    "tools": "tools",
+    "a call that has to be made": "tool_choice",
+    "tool_choice": "tool_choice",
+    "template_kwargs": "chat_template_kwargs",
+}
 MAX_MARKS = 4
 PROBE = {"role": "user", "content": "\N{REPLACEMENT CHARACTER}"}
 
@@ -50,6 +63,8 @@ class ChatTurns:
     origins: list[str] = field(default_factory=list)  # of messages in the body
     places: dict[tuple[int, int], str] = field(default_factory=dict)  # of their parts
     marks: set[int] = field(default_factory=set)  # ends of what is worth to be kept
+    _pieces: dict[tuple[int, str], list[str]] = field(default_factory=dict)
+    """Texts that grow, by message and field; to add each at once would copy the text each time."""
 
     def say(
         self, role: str, parts: Iterable[PlacedPart], origin: str, **fields: Any
@@ -68,12 +83,11 @@ class ChatTurns:
     def think(self, text: str, origin: str) -> None:
         """The assistant thinks before it says or calls something."""
         message = self._open(origin, before=("content", "tool_calls"))
-        message["reasoning_content"] = message.get("reasoning_content", "") + text
+        self._grow(message, "reasoning_content", text)
 
     def write(self, text: str, origin: str) -> None:
         """The assistant says something."""
-        message = self._open(origin)
-        message["content"] = (message["content"] or "") + text
+        self._grow(self._open(origin), "content", text)
 
     def call(self, call_id: Any, name: Any, arguments: Any, origin: str) -> None:
         """The assistant calls a tool."""
@@ -84,6 +98,17 @@ class ChatTurns:
         """If one of the *blocks* says so, all messages until now are worth to be kept."""
         if self.messages and any(block.get("cache_control") for block in blocks):
             self.marks.add(len(self.messages))
+
+    def join(self) -> None:
+        """Give messages their whole texts, once all is said."""
+        for (at, name), pieces in self._pieces.items():
+            message: Any = self.messages[at]
+            message[name] = "".join(pieces)
+
+    def _grow(self, message: Any, name: str, text: str) -> None:
+        """Add *text* to a field of the last message, which shows whether there is any text."""
+        self._pieces.setdefault((len(self.messages) - 1, name), []).append(text)
+        message[name] = message.get(name) or text
 
     def _open(self, origin: str, before: tuple[str, ...] = ()) -> Any:
         """
@@ -115,6 +140,14 @@ class ConversationBody(TextBody):
     """A chat that is to go on."""
 
     has_choices: ClassVar[bool] = False  # it may have several outputs
+    rules: ClassVar[fields.Rules] = fields.CHATS
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    """More variables of the chat template."""
+    enable_thinking: bool | None = None
+    """Whether the template lets the model think."""
+    think: bool | str | None = None
+    """Ollama's name of it, or of an effort."""
 
     @abstractmethod
     def chat(self) -> ChatTurns:
@@ -128,15 +161,36 @@ class ConversationBody(TextBody):
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
 
+    def variables_for(
+        self, effort: object, *, thinks: bool | None = None, asks: bool | None = None
+    ) -> dict[str, Any]:
+        """
+        Variables of the chat template that all chats have.
+
+        Args:
+            effort: that of the dialect, which wins over `think`.
+            thinks: whether the dialect lets the model think; None: it does not say.
+            asks: whether the template asks for an answer; None: unless one has begun.
+        """
+        if isinstance(self.think, str):
+            effort = effort or self.think
+        for named in (self.think, self.enable_thinking):
+            thinks = named if thinks is None and isinstance(named, bool) else thinks
+        told = effort_variables(effort)
+        if thinks is not None:
+            told |= thinking_variables(thinks=thinks)
+        return template_variables(told | (self.chat_template_kwargs or {}), asks)
+
     @abstractmethod
     def more(self) -> dict[str, Any]:
         """Fields of SamplingParams that the dialect has other names for."""
 
     async def asked(self, service: Service) -> Asked:
-        """As the engine takes it; raises Failure and InvalidSampling."""
+        """As the engine takes it; raises Failure."""
         found, config = service.find(self.model, Operation.GENERATE), service.config
         if self.n not in (None, 1) and not self.has_choices:
             raise refused("n", "an answer has one output", "unsupported")
+        service.check_outputs(found, 1, self.n)
         chat = self.chat()
         options = self.options(found, config) | self.calling()
         options["template_kwargs"] = self.variables()

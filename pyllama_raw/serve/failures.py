@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 from pyllama_raw import PyllamaError
 from pyllama_raw.errors import (
     AdapterLoadFailed,
+    EngineStalled,
     InvalidRequest,
     PromptTooLong,
     QueueFull,
@@ -42,6 +43,8 @@ TYPES = {  # of errors, by status
 
 MESSAGES = "/v1/messages"  # is a dialect with other types
 ANTHROPIC = {400: TYPES[400], 503: "overloaded_error", 504: "timeout_error"}
+
+MAX_MESSAGE, MAX_PARAM = 2000, 200  # characters: names of fields are what clients write
 
 NAMES = {"texts": "input"}  # of fields of bodies, by what the engine calls them
 
@@ -73,6 +76,10 @@ class Failure(Exception):
         Args:
             more: further fields of the object.
         """
+        message = (
+            message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
+        )
+        param = param and param[:MAX_PARAM]
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
         self.headers, self.more = dict(headers or {}), dict(more or {})
@@ -146,9 +153,13 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
             param = "path"
         case _:
             headers = {"retry-after": str(retry_s)} if error.http_status == 503 else {}
-            full = isinstance(error, QueueFull)
-            code = "server_is_overloaded" if full else error.code
-            return Failure(error.http_status, code, str(error), headers=headers)
+            code, message = error.code, str(error)
+            if isinstance(error, QueueFull | EngineStalled):
+                # How much waits and runs is the business of others; logs and metrics tell it.
+                message = "all places of the queue are taken: try again, or elsewhere"
+            if isinstance(error, QueueFull):
+                code = "server_is_overloaded"
+            return Failure(error.http_status, code, message, headers=headers)
     return Failure(400, error.code, str(error), param)
 
 

@@ -64,6 +64,7 @@ def conversation_of(
         else:
             _say(chat, message["role"], blocks, place)
         chat.mark(blocks)
+    chat.join()
     return chat
 
 
@@ -130,10 +131,15 @@ def _parts(blocks: Sequence[Any], place: str) -> Iterator[PlacedPart]:
                 text = text_of(block, "text", at)
             case "document":
                 text = text_of(_source(block, "text", at), "data", at)
-            case "search_result":
+            case (
+                "search_result"
+            ):  # its content is texts, and nothing that has parts again
                 inner = block.get("content")
-                found = _parts(inner if isinstance(inner, list) else [], at)
-                text = "\n".join(part["text"] for part, _ in found)
+                if not isinstance(inner, list):
+                    raise refused(f"{at}.content", "give a list of texts")
+                text = "\n".join(
+                    _text(part, f"{at}.content[{j}]") for j, part in enumerate(inner)
+                )
             case "image":
                 yield PlacedPart(_image(block, at), at)
                 continue
@@ -142,6 +148,14 @@ def _parts(blocks: Sequence[Any], place: str) -> Iterator[PlacedPart]:
             case _:
                 raise unknown(kind, at)
         yield PlacedPart.of_text(text, at)
+
+
+def _text(block: Any, place: str) -> str:
+    """The text of a block that is nothing else. Raises Failure."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind != "text":
+        raise unknown(kind, place)
+    return text_of(block, "text", place)
 
 
 def _image(block: Any, place: str) -> dict[str, Any]:

@@ -158,7 +158,6 @@ def _usage(result: Result) -> dict[str, Any]:
 
 def _response(asked: Asked, body: ResponsesBody) -> dict[str, Any]:
     """What is known of the response before it begins."""
-    extra = body.model_extra or {}
     return {
         "id": f"resp_{uuid4().hex}",
         "object": "response",
@@ -169,7 +168,7 @@ def _response(asked: Asked, body: ResponsesBody) -> dict[str, Any]:
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "metadata": extra.get("metadata") or {},
+        "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "reasoning": body.reasoning,

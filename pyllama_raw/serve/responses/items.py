@@ -43,6 +43,7 @@ def conversation_of(instructions: str | None, given: str | ItemList) -> ChatTurn
         return chat
     for i, item in enumerate(given):
         _add(chat, item, f"input[{i}]")
+    chat.join()
     return chat
 
 
