@@ -14,6 +14,7 @@ from pyllama_raw import _ffi
 
 __all__ = [
     "Device",
+    "cpu_level",
     "device_pointers",
     "devices",
     "ffi",
@@ -96,6 +97,11 @@ def text(pointer: Any) -> str:
 def system_info() -> str:
     """Instruction sets and build options, as llama.cpp prints them."""
     return text(lib.llama_print_system_info())
+
+
+def cpu_level() -> str:
+    """The level of CPUs that the library and our kernels are built for; see _ffi/cpu_level.py."""
+    return text(lib.plr_cpu_level())
 
 
 def llama_version() -> str:
