@@ -67,7 +67,6 @@ SOURCE = fetch.Artifact(
 SOURCE_FOLDER = PurePosixPath("llama_cpp_python-0.3.36/vendor/llama.cpp")
 
 
-
 @dataclass(frozen=True, slots=True)
 class Mend:
     """A bug of llama.cpp that is mended in the source before it is built."""

@@ -16,6 +16,7 @@ import pytest
 
 import build_lib
 from build_lib import BuildError
+from tests.limits import LIMIT_S
 
 SUFFIX = "dylib" if sys.platform == "darwin" else "so"
 
@@ -380,7 +381,7 @@ def test_bootstrap_ends_where_the_build_cannot_begin(tmp_path):
     )
     python.chmod(0o755)
 
-    done = subprocess.run([bootstrap], cwd=tmp_path, check=False, timeout=20)
+    done = subprocess.run([bootstrap], cwd=tmp_path, check=False, timeout=LIMIT_S)
 
     calls = (tmp_path / "calls").read_text().splitlines()
     assert (done.returncode, calls[1:]) == (1, ["build_lib.py --key"])

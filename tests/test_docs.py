@@ -16,6 +16,7 @@ import pyllama_raw
 from benchmarks.figures import BEGIN, END, table
 from pyllama_raw import errors, results, tools
 from pyllama_raw.cli.command import main, root_parser
+from tests.limits import LIMIT_S
 from tests.tiny import tiny_adapter, tiny_model, tiny_projector
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -307,7 +308,7 @@ def test_examples_run(path: Path, model_path: Path, tmp_path: Path):
         env={**os.environ, "OMP_WAIT_POLICY": "passive"},  # share busy machines
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=LIMIT_S,
         check=False,
     )
 

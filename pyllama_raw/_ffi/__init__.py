@@ -58,7 +58,9 @@ def _check_cpu() -> None:
         check_runs(level)
         chosen = level_of_environment() if os.environ.get(VARIABLE) else level
     except CpuLevelError as error:
-        raise LibraryNotBuilt(f"the native library is built for {level}. {error}") from None
+        raise LibraryNotBuilt(
+            f"the native library is built for {level}. {error}"
+        ) from None
     if chosen != level:
         raise LibraryNotBuilt(
             f"the native library is built for {level}, and {VARIABLE}={chosen} says "

@@ -155,9 +155,7 @@ def _check_sequences(context: Context) -> None:
         raise _unsupported(context, "mixes sequences: give n_slots=1")
 
 
-def _rows_of_last(
-    context: Context, begins: dict[int, int], n_first: int
-) -> list[Row]:
+def _rows_of_last(context: Context, begins: dict[int, int], n_first: int) -> list[Row]:
     """
     The rows of the last slot in a few decodes of all slots, of which nothing is left.
 

@@ -6,8 +6,14 @@ The loaded libraries: initialised once, on first use of `lib` or `ffi`.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
+import re
 import threading
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyllama_raw import _ffi
@@ -20,12 +26,15 @@ __all__ = [
     "ffi",
     "last_error",
     "lib",
+    "library_digest",
     "llama_version",
     "load",
+    "state_version",
     "system_info",
     "text",
 ]
 
+_LIBRARY = re.compile(r"lib(llama|ggml|mtmd)[^/]*\.(so|dylib)\b")
 _lock = threading.Lock()
 _loaded: tuple[Any, Any] | None = None
 
@@ -107,6 +116,54 @@ def cpu_level() -> str:
 def llama_version() -> str:
     """Version of the llama.cpp that is loaded."""
     return text(lib.llama_version())
+
+
+def state_version() -> int:
+    """The version of libllama's states of one sequence, by the header."""
+    return int(lib.LLAMA_STATE_SEQ_VERSION)
+
+
+@functools.cache
+def library_digest() -> str:
+    """
+    A name for the files of llama.cpp, which `llama_version` does not tell apart for weeks.
+
+    They are all of its libraries in the folder of the loaded libllama. The version counts, too:
+    it is all that is known where the system does not tell the folder.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    path = _path_of("llama_decode")
+    names = () if path is None else path.parent.iterdir()
+    files = {name.resolve() for name in names if _LIBRARY.match(name.name)}
+    digest = sha256(llama_version().encode())
+    for file in sorted(files):
+        digest.update(sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+class _Place(ctypes.Structure):
+    """Dl_info of dladdr()."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _path_of(function: str) -> Path | None:
+    """The library that has *function*; None: the system does not tell."""
+    address = int(ffi.cast("uintptr_t", ffi.addressof(load()[0], function)))
+    place = _Place()
+    try:
+        dladdr = ctypes.CDLL(None).dladdr
+    except AttributeError:
+        return None
+    n_bytes = dladdr(ctypes.c_void_p(address), ctypes.byref(place))
+    return Path(os.fsdecode(place.file)) if n_bytes and place.file else None
 
 
 def last_error() -> str:

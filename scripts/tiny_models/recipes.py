@@ -160,9 +160,7 @@ EMBEDDING = (
     Recipe("qwen3-embedding", "qwen3", sizes(2, 1, pooling_type=LAST)),
     Recipe("qwen3-rank", "qwen3", sizes(2, 1, pooling_type=RANK) | LABELS),
 )
-T5 = sizes(
-    2, 2, attention__relative_buckets_count=8, decoder_start_token_id=vocab.PAD
-)
+T5 = sizes(2, 2, attention__relative_buckets_count=8, decoder_start_token_id=vocab.PAD)
 OTHER = (
     # As the first T5, by ReLU: sums in 32 bits move last digits only.
     Recipe("t5", "t5", T5, encoder=True, without=("*ffn_gate*",)),
