@@ -460,6 +460,7 @@ def kept_extension(library: Library) -> Path | None:
         Path(__file__),
         ROOT / "setup.py",
         USED,
+        Path(cpu_level.__file__),
         *(ROOT / "scripts").glob("c_*.py"),
     ]
     for path in sorted([*makers, *map(Path, sources()), *FFI_DIR.rglob("*.h")]):

@@ -6,17 +6,15 @@ The loaded libraries: initialised once, on first use of `lib` or `ffi`.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import os
 import re
 import threading
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyllama_raw import _ffi
+from pyllama_raw._ffi.loaded import library_of
 
 __all__ = [
     "Device",
@@ -134,36 +132,15 @@ def library_digest() -> str:
     Raises:
         OSError: a file cannot be read.
     """
-    path = _path_of("llama_decode")
+    loaded_lib, loaded_ffi = load()
+    function = loaded_ffi.addressof(loaded_lib, "llama_decode")
+    path = library_of(int(loaded_ffi.cast("uintptr_t", function)))
     names = () if path is None else path.parent.iterdir()
     files = {name.resolve() for name in names if _LIBRARY.match(name.name)}
     digest = sha256(llama_version().encode())
     for file in sorted(files):
         digest.update(sha256(file.read_bytes()).digest())
     return digest.hexdigest()
-
-
-class _Place(ctypes.Structure):
-    """Dl_info of dladdr()."""
-
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
-def _path_of(function: str) -> Path | None:
-    """The library that has *function*; None: the system does not tell."""
-    address = int(ffi.cast("uintptr_t", ffi.addressof(load()[0], function)))
-    place = _Place()
-    try:
-        dladdr = ctypes.CDLL(None).dladdr
-    except AttributeError:
-        return None
-    n_bytes = dladdr(ctypes.c_void_p(address), ctypes.byref(place))
-    return Path(os.fsdecode(place.file)) if n_bytes and place.file else None
 
 
 def last_error() -> str:
