@@ -83,6 +83,7 @@ def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str,
         {
             "pyllama_raw": __version__,
             "llama_cpp": libllama.llama_version(),
+            "cpu": libllama.cpu_level(),
             "system": libllama.system_info(),
         },
     )

@@ -39,7 +39,10 @@ def client_of(app, headers=None):
     """A client that needs no server."""
     transport = httpx.ASGITransport(app)
     return httpx.AsyncClient(
-        transport=transport, base_url="http://here", headers=headers
+        transport=transport,
+        base_url="http://here",
+        headers=headers,
+        timeout=LIMIT_S,
     )
 
 

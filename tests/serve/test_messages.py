@@ -9,6 +9,7 @@ import pytest
 
 from pyllama_raw.serve import make_app
 from pyllama_raw.serve.messages.body import MessagesBody
+from tests.limits import LIMIT_S
 from tests.media.files import image_file
 from tests.replying import TOOL, reply_engine
 from tests.serve.agent_clients import joined_message, message_events, messaging
@@ -201,7 +202,9 @@ async def test_a_mistake_is_an_error_of_the_dialect():
     async with reply_engine(REPLY) as engine:
         transport = httpx.ASGITransport(make_app({"a": engine}))
         async with httpx.AsyncClient(
-            transport=transport, base_url="http://here"
+            transport=transport,
+            base_url="http://here",
+            timeout=LIMIT_S,
         ) as client:
             for param, body in cases.items():
                 answer = (await client.post("/v1/messages", json=body)).json()
