@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
@@ -20,6 +19,8 @@ from threading import Thread
 
 from anyio import CancelScope, current_time, sleep
 
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.options.interpreter import NoInterpreter, interpreter
 from pyllama_raw.runners.errors import RunnerDied
 
 KEEPER = str(Path(__file__).with_name("keeper.py"))
@@ -44,8 +45,12 @@ class Child:
         self.name = name
         self.url = ""  # at which it listens, once it has told it
         self._written = bytearray()
+        try:
+            python = interpreter()
+        except NoInterpreter as error:
+            raise ConfigError(f"{name}: {error}") from error
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-I", "-S", KEEPER, name, *command],
+            [python, "-I", "-S", KEEPER, name, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

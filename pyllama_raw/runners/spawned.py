@@ -12,7 +12,6 @@ Rules:
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ from typing import Protocol
 import anyio
 
 from pyllama_raw import Prompt
-from pyllama_raw.errors import PyllamaError
+from pyllama_raw.errors import ConfigError, PyllamaError
+from pyllama_raw.options.interpreter import NoInterpreter, interpreter
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import Verb
 from pyllama_raw.runners.child import Child
@@ -85,13 +85,17 @@ class OwnServer:
     dialect: Dialect = PYLLAMA
 
     def check(self) -> None:
-        """Nothing: the server says what is wrong."""
+        """Raise ConfigError if there is no Python to start; the server says all else."""
+        try:
+            interpreter()
+        except NoInterpreter as error:
+            raise ConfigError(f"{self.name}: {error}") from error
 
     async def command(self) -> list[str]:
-        """By the Python of this process."""
+        """By the Python of this process, or the one that is named."""
         model = [] if self.model is None else [str(self.model)]
         own = ["--alias", self.served_name, "--host", HOST, "--port", "0"]
-        serve = [sys.executable, "-m", "pyllama_raw", "serve"]
+        serve = [interpreter(), "-m", "pyllama_raw", "serve"]
         return [*serve, *model, *own, *self.flags]
 
     def environment(self, key: str) -> dict[str, str]:

@@ -83,7 +83,8 @@ def _render(
         return True
     else:
         if len(text) <= MAX_CHARACTERS:
-            _answer({"text": text, "origins": origins})
+            told = {"text": text, "origins": origins}
+            _answer(told | ({"mended": template.mended} if template.mended else {}))
             return True
         _answer({"too_large": True})
     return False
