@@ -201,11 +201,11 @@ def _check_template(config: ModelConfig) -> None:
     value = config.chat_template
     if value is None or value == AUTO:
         return
-    from pyllama_raw.prompts.rendering.asking import prints_tools
+    from pyllama_raw.prompts.rendering.asking import check_reads
     from pyllama_raw.prompts.rendering.processes import Unreadable
 
     try:
-        prints_tools(given_template(value).text, config.template_process)
+        check_reads(given_template(value).text, config.template_process)
     except (ValueError, Unreadable) as error:
         raise ConfigError(f"chat_template={shown(value)}: {error}") from error
     except OSError:  # there is no process for it: the first chat says what to do

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flags import add, whole
+from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.chat_templates import AUTO
 from pyllama_raw.options.config import (
     CacheConfig,
@@ -103,7 +104,22 @@ def profile_of(options: Namespace) -> Profile:
 
 def model_spec(options: Namespace) -> str | Path | None:
     """The model that was named, or the profile's; None: the default one."""
-    return options.model or profile_of(options).path
+    return named_model(options) or profile_of(options).path
+
+
+def named_model(options: Namespace) -> str | None:
+    """
+    The model that an argument or --model names; None: neither does.
+
+    Raises:
+        ConfigError: both do.
+    """
+    argument: str | None = getattr(options, "model_argument", None)
+    if argument is not None and options.model is not None:
+        given_twice = f"{argument!r} and --model {options.model!r}"
+        raise ConfigError(f"{given_twice} are two models: give one of them")
+    named: str | None = argument or options.model
+    return named
 
 
 def given(options: Namespace, names: Iterable[str]) -> dict[str, Any]:

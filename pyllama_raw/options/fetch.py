@@ -174,13 +174,13 @@ def _url_from_index(artifact: Artifact) -> str:
 
 def _index_url() -> str:
     import subprocess
+    from importlib import import_module
 
     if named := os.environ.get("PIP_INDEX_URL"):
         return named
     try:
-        from pyllama_raw.options.interpreter import interpreter
-
-        python = interpreter()
+        interpreters = import_module("pyllama_raw.options.interpreter")
+        python = interpreters.interpreter()
     except ImportError:  # the package is being built, by a Python
         python = sys.executable
     except OSError:  # there is no Python, so there is no pip

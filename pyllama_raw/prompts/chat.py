@@ -25,15 +25,18 @@ from pyllama_raw.prompts.rendering.roles import check_roles
 
 RESERVED = {"bos_token", "eos_token", "messages", "tools"}
 TemplateRunner = TemplateProcesses | TemplateHere
+BLIND = "the chat template reads no variable `messages`, so no prompt has what they say"
 NO_TEMPLATE = (
     "chat messages",
-    "the model has no chat template: give a text prompt, chat_template=, or "
-    "ModelConfig(chat_template='chatml')",
+    "the model has no chat template",
+    "give a text prompt, or a template by chat_template= or ModelConfig.chat_template, such "
+    "as 'chatml'",
 )
 NO_TOOLS = (
     "tools",
-    "the chat template prints none, so the model would not know of them: describe them in "
-    "a message, or give chat_template=, one that prints tools, such as 'hermes'",
+    "the chat template prints none, so the model would not know of them",
+    "describe them in a message, or give one that prints tools, such as 'hermes', by "
+    "chat_template= or ModelConfig.chat_template",
 )
 
 
@@ -169,22 +172,31 @@ class ChatTemplates:
             asks = kwargs.pop("add_generation_prompt", begun is None)
             chat = {"tools": tools, "kwargs": kwargs, "asks": bool(asks)}
             rendered = Rendered(*runner.render(plain, chat))
+            if plain and not runner.reads_messages:
+                raise Unsupported("chat messages", BLIND)
         except TemplateRefused as error:
             allowed = f"what the chat template takes ({error})"
+            # System messages that are not the first are what most templates refuse.
+            at = next((i for i, m in enumerate(plain) if i and _is_system(m)), None)
+            if at is not None:
+                role = plain[at]["role"]
+                raise InvalidRequest(f"messages[{at}].role", role, allowed) from error
             raise InvalidRequest("messages", plain, allowed) from error
         except Exceeded as error:
             allowed = f"messages with which the chat template is {error}"
             raise InvalidRequest("messages", plain, allowed) from error
         except Unreadable as error:
-            reason = f"the chat template cannot be used: {error}"
+            reason = f"the model's chat template cannot be read: {error}"
             raise Unsupported("chat messages", reason) from error
         except OSError as error:
-            reason = (
-                f"they need a process for the template, which cannot start: {error}; or "
-                "give ModelConfig(template_process=False) if you trust the template"
-            )
-            raise Unsupported("chat messages", reason) from error
+            reason = f"their template needs a process, which cannot start: {error}"
+            advice = "or give ModelConfig(template_process=False), if you trust it"
+            raise Unsupported("chat messages", reason, advice) from error
         return rendered if begun is None else _cut_after(rendered, begun)
+
+
+def _is_system(message: Mapping[str, Any]) -> bool:
+    return message["role"] in ("system", "developer")
 
 
 def _begun(messages: list[Any]) -> str | None:

@@ -18,7 +18,7 @@ from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import facts, models, page, texts, tokens, vectors
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of, refused
+from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of, refused, words_of
 from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.service import Service
 
@@ -99,12 +99,19 @@ def _pattern_of(origins: Iterable[str]) -> str:
 async def _wrong_body(request: Request, error: Exception) -> Response:
     """The deepest mistake, with the field as OpenAI writes it: `messages[0].content`."""
     assert isinstance(error, RequestValidationError)
-    first = max(error.errors(), key=lambda mistake: len(mistake["loc"]))
-    name = _place(first["loc"], error.body, is_missing=first["type"] == "missing")
+    mistakes = error.errors()
+    names = [
+        _place(one["loc"], error.body, is_missing=one["type"] == "missing")
+        for one in mistakes
+    ]
+    first = max(mistakes, key=lambda mistake: len(mistake["loc"]))
+    name = names[mistakes.index(first)]
+    same = [one for at, one in zip(names, mistakes, strict=True) if at == name]
     is_other = "json" not in request.headers.get("content-type", "json")
     if name == "body" and first["type"] != "json_invalid" and is_other:
         first = {"msg": "send it with the header `content-type: application/json`"}
-    return refused(name, first["msg"]).answer(request.url.path)
+        same = [first]
+    return refused(name, words_of(same)).answer(request.url.path)
 
 
 def _place(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> str:

@@ -181,7 +181,7 @@ class ConversationBody(TextBody):
         more = self.more()
         options["reply"] = "special" not in more  # else the text stays as it is written
         params = self.params(found, config, **more)
-        media = await take_media(chat, found.engine, config)
+        media, old_media = await take_media(chat, found.engine, config)
         service.traffic.left_out.update(chat.left_out)
         asked = Asked(
             found=found,
@@ -191,6 +191,7 @@ class ConversationBody(TextBody):
             streams=bool(self.stream),
             names=self.names,
             media=media,
+            old_media=old_media,
             origins=chat.origins,
         )
         if points := await _points_of(chat, asked):

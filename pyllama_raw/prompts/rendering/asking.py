@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,23 @@ def are_printed(template: str | None, is_apart: bool = True) -> bool:
         return template is not None and prints_tools(template, is_apart)
     except (Unreadable, OSError):
         return False
+
+
+@lru_cache(MAX_KNOWN)
+def check_reads(source: str, is_apart: bool = True) -> None:
+    """
+    Check that the template *source* reads the messages of a chat; takes a tenth of a second.
+
+    Raises:
+        Unreadable: it does not, or it cannot be compiled.
+        OSError: no process can be started.
+    """
+    make = TemplateProcesses if is_apart else TemplateHere
+    with closing(make(source, NO_TOKENS)) as runner:
+        with suppress(Exceeded):
+            runner.takes_tools()
+        if not runner.reads_messages:
+            raise Unreadable("it reads no variable `messages`, which has the chat")
 
 
 @lru_cache(MAX_KNOWN)

@@ -42,6 +42,7 @@ class TemplateHere:
         self._lock = Lock()
         self._closed = False
         self.n_mended = 0
+        self.reads_messages = True  # whether its prompts can say anything of a chat
 
     def render(
         self, messages: list[Any], chat: dict[str, Any] | None = None
@@ -86,6 +87,7 @@ class TemplateHere:
             from pyllama_raw.prompts.rendering.template import CompiledTemplate
 
             self._template = CompiledTemplate(self._source, self._tokens)
+            self.reads_messages = self._template.reads_messages
         except Exception as error:
             raise Unreadable(str(error) or type(error).__name__) from error
         return self._template

@@ -27,6 +27,13 @@ SYSTEM = ("system", "developer")
 BLANK = "\n\n"  # between texts that were messages
 
 
+def with_content(messages: list[Message]) -> list[Message] | None:
+    """Messages without content have an empty one."""
+    if all("content" in message for message in messages):
+        return None
+    return [{"content": "", **message} for message in messages]
+
+
 def systems_in_front(messages: list[Message]) -> list[Message] | None:
     """System messages in front are one; later ones are text of the user beside them."""
     n_front = _n_systems(messages)
@@ -117,6 +124,7 @@ def user_in_front(messages: list[Message]) -> list[Message] | None:
 
 
 CHANGES: dict[str, Change] = {  # in the order in which they are tried
+    "messages without content have an empty one": with_content,
     "later system messages are text of the user": systems_in_front,
     "ids of calls are others": plain_ids,
     "results without a call are text of the user": results_as_users,

@@ -68,6 +68,8 @@ class TemplateProcesses:
 
     Attributes:
         n_mended: chats that were rendered only changed (`mending.py`).
+        reads_messages: whether its prompts can say anything of a chat; known once it has
+            rendered one.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class TemplateProcesses:
         self._all: set[_Process] = set()
         self._closed = False
         self.n_mended = 0
+        self.reads_messages = True
         self._mended: set[str] = set()  # changes that the log has told of
         weakref.finalize(self, _end_all, self._all)
 
@@ -116,6 +119,7 @@ class TemplateProcesses:
             if process is None:
                 process = self._started()
             answer = process.ask(chat)
+            self.reads_messages = process.reads_messages
         except BaseException as error:
             if process is not None:
                 process.end()
@@ -157,6 +161,7 @@ class TemplateProcesses:
 class _Process:
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup, self._is_set_up = setup, False
+        self.reads_messages = True
         folder = str(Path(__file__).resolve().parents[2])
         path = [str(entry) for entry in sys.path]
         # Another Python than ours has packages of its own, which site finds.
@@ -184,7 +189,7 @@ class _Process:
             answer = self._answer(self._setup)
             if "unreadable" in answer:
                 raise Unreadable(answer["unreadable"])
-            self._is_set_up = True
+            self._is_set_up, self.reads_messages = True, answer["reads_messages"]
         return self._answer(value)
 
     def _answer(self, value: Any) -> dict[str, Any]:

@@ -44,17 +44,17 @@ class CompiledTemplate:
 
     Attributes:
         takes: what it does with parts, tools, calls, systems and developers.
+        reads_messages: whether its prompts can say anything of a chat.
         mended: names of the changes without which it would not have taken the last chat.
 
     Raises:
-        ValueError: it reads no messages, so that its prompts would say nothing of them.
         Exception: of many kinds; Jinja and Python's compiler do not agree on one.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         environment = TextEnvironment()
-        if "messages" not in find_undeclared_variables(environment.parse(source)):
-            raise ValueError("it reads no variable `messages`, which has the chat")
+        variables = find_undeclared_variables(environment.parse(source))
+        self.reads_messages = "messages" in variables
         self._template = environment.from_string(source)
         self._knows_developers = "developer" in quoted_words(source)
         self._tokens = {name: from_template(text) for name, text in tokens.items()}
@@ -104,7 +104,8 @@ class CompiledTemplate:
         changes: list[Change] = []
         if "tool" in roles and not self.takes.lone_results:
             changes.append(results_as_users)
-        if n_systems > (roles[0] in SYSTEM) and not self.takes.systems:
+        n_front = sum(role in SYSTEM for role in roles[:1])
+        if n_systems > n_front and not self.takes.systems:
             changes.append(systems_in_front)
         if n_systems and not self.takes.system:
             changes.append(systems_as_users)
@@ -143,8 +144,10 @@ class CompiledTemplate:
                 message = with_reasoning(message)
             case "developer" if not (self._knows_developers and self.takes.developers):
                 message = message | {"role": "system"}
-        if message.get("content") is None and not message.get("tool_calls"):
-            message = message | {"content": ""}  # templates print None as a word
+        # Templates print None as a word.
+        is_none = "content" in message and message["content"] is None
+        if is_none and not message.get("tool_calls"):
+            message = message | {"content": ""}
         if isinstance(message.get("tool_calls"), list):
             form = self.takes.calls if message["tool_calls"] else CALL_FORMS[0]
             message = with_calls(message, form)

@@ -54,16 +54,20 @@ class ChatMessage(TypedDict, total=False):
 
 async def take_media(
     chat: ChatTurns, engine: AsyncEngine, config: ServeConfig
-) -> list[str]:
+) -> tuple[list[str], list[dict[str, Any] | None]]:
     """
-    Put bytes in place of addresses and of data in base64; the places that have them.
+    Put bytes in place of addresses and of data in base64.
 
     A part of the history that is not known or cannot be read becomes a short text.
+
+    Returns:
+        The places of what was taken, and for each its part, if it is of the history.
 
     Raises:
         Failure: such a part is in what the user says now.
     """
     taken: list[str] = []
+    old: list[dict[str, Any] | None] = []
     deadline = current_time() + config.fetch_s
     for place, part, is_new in _parts_of(chat):
         kind, _ = MEDIA.get(part["type"], ("", ""))
@@ -82,7 +86,8 @@ async def take_media(
         part.clear()
         part |= {"type": kind, kind: data}
         taken.append(place)
-    return taken
+        old.append(None if is_new else part)
+    return taken, old
 
 
 def _parts_of(chat: ChatTurns) -> Iterator[tuple[str, Any, bool]]:
