@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from pyllama_raw.errors import cut
 from pyllama_raw.native.kinds import (
     FlashAttention,
     KVType,
@@ -23,7 +22,7 @@ from pyllama_raw.native.kinds import (
     SplitMode,
 )
 from pyllama_raw.options import chat_templates, cpus
-from pyllama_raw.options.frozen import AnyPath, Frozen, Listed, Mapped, wrong
+from pyllama_raw.options.frozen import AnyPath, Frozen, Listed, Mapped
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 ImageRows = Annotated[int, Field(ge=1, le=2**16)]  # their pixels fit 32 bits
@@ -92,16 +91,12 @@ class ModelConfig(Frozen):
         """Fields that libllama reads."""
         return self.model_dump(exclude={"lease", *OF_CHATS})
 
-    @field_validator("chat_template")
-    @classmethod
-    def _is_template(cls, value: str | None) -> str | None:
-        if value is not None and value != chat_templates.AUTO:
+    def _misfits(self) -> Iterator[tuple[str, str]]:
+        if self.chat_template is not None and self.chat_template != chat_templates.AUTO:
             try:
-                chat_templates.given_template(value)
+                chat_templates.given_template(self.chat_template)
             except ValueError as error:
-                allowed = f"{chat_templates.ALLOWED} ({error})"
-                raise wrong("chat_template", cut(value, 80), allowed) from None
-        return value
+                yield "chat_template", f"{chat_templates.ALLOWED} ({error})"
 
 
 class ContextConfig(Frozen):
