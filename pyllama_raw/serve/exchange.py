@@ -114,7 +114,9 @@ class Traffic:
             "pyllama_raw:http_left_out",
             "Parts of chats that are not known here",
         )
-        kinds = {(kind,): n for kind, n in self.left_out.items()}
+        kinds: dict[tuple[str, ...], int] = {
+            (kind,): n for kind, n in self.left_out.items()
+        }
         yield _counted(name, text, ("kind",), kinds)
         name, text = "pyllama_raw:http_requests_in_flight", "Requests in work"
         yield GaugeMetricFamily(name, text, self.in_flight)

@@ -68,7 +68,7 @@ def plain_ids(messages: list[Message]) -> list[Message] | None:
         if not message.get("tool_calls"):
             return message
         calls = [
-            call | {"id": ids.get(call.get("id"), call.get("id"))}
+            call | {"id": ids.get(str(call.get("id")), call.get("id"))}
             if isinstance(call, dict)
             else call
             for call in message["tool_calls"]
