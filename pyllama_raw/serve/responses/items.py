@@ -52,12 +52,16 @@ def conversation_of(instructions: str | None, given: str | ItemList) -> ChatTurn
         at_end = at_end and given[i].get("role") != "assistant"
         if at_end and given[i].get("role") == "user":
             new.add(i)
+    failures: list[Failure] = []
     for i, item in enumerate(given):
         try:
             _add(chat, item, f"input[{i}]", is_new=i in new)
-        except Failure:
+        except Failure as failure:
+            failures.append(failure)
             if i in new:
                 raise
+            if len(failures) == len(given):  # nothing else is said
+                raise failures[0] from None
             _stand_in(chat, item, f"input[{i}]")
     if not any(message["role"] != "system" for message in chat.messages):
         chat.say("user", _parts("", "input"), "input")
@@ -87,8 +91,8 @@ def _add(chat: ChatTurns, item: Any, place: str, *, is_new: bool) -> None:
         case "function_call_output" | "custom_tool_call_output":
             parts = _parts(item.get("output") or "", f"{place}.output", chat)
             chat.say("tool", parts, place, tool_call_id=item.get("call_id"))
-        case _:
-            _stand_in(chat, item, place)
+        case kind:
+            raise unknown(kind, place)
 
 
 def _stand_in(chat: ChatTurns, item: Any, place: str) -> None:
