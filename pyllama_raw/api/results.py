@@ -189,6 +189,8 @@ class EngineStats(MediaStats, StepTimes, SchedulerStats):
     """The state of the engine."""
     watcher_faults: int = 0
     """Watchers that raised, such as logs and metrics; they are told nothing more."""
+    mended_chats: int = 0
+    """Chats that the chat template took only changed, such as system messages later on."""
     queue_s: float | None = None
     """
     Seconds until a request that comes now has a slot, an estimate by the latest ones: 0 while

@@ -100,7 +100,7 @@ def test_flags_reach_the_engine(cli: Cli, opened: list[object]):
     model, config = opened
     assert model == "m.gguf"
     assert config.model_dump(exclude_defaults=True) == {
-        "model": {"n_gpu_layers": 0},
+        "model": {"n_gpu_layers": 0, "chat_template": "auto"},
         "context": {
             "n_ctx": 999,
             "n_batch": 256,

@@ -237,7 +237,9 @@ def test_no_python_to_start(start, monkeypatch):
     """
     A program that is no Python says so when a chat comes.
     """
-    monkeypatch.setattr(processes.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(processes.sys, "executable", "/no/such/app")
+    monkeypatch.setattr(processes.sys, "_base_executable", None)
+    monkeypatch.setattr(processes.sys, "base_prefix", "/no/such/folder")
 
-    with pytest.raises(OSError, match="such"):
+    with pytest.raises(OSError, match="PYLLAMA_RAW_PYTHON"):
         start("x").render(CHAT)
