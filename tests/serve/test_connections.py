@@ -206,7 +206,7 @@ async def test_an_answer_that_nobody_reads_is_ended():
         async with wire(url) as client:
             await client.post(body, "/apply-template")
             await client.head()
-            with pytest.raises(anyio.BrokenResourceError):
+            with pytest.raises(anyio.BrokenResourceError):  # noqa: PT012
                 while True:  # the server reads no more of it, once it has closed
                     await client.send(GET + b"\r\n")
                     await anyio.sleep(0.05)
