@@ -248,7 +248,7 @@ async def running(app: FastAPI) -> Any:
     listening = anyio.Event()
 
     def say(line: str) -> None:
-        address.append(line.split()[-1])
+        address.append(line.rsplit(maxsplit=1)[-1])
         listening.set()
 
     async with anyio.create_task_group() as group:

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import uvicorn
@@ -167,7 +167,7 @@ async def serve(
         uds=listen.uds,
         http=Connection.of(connections),
         backlog=backlog_of(descriptors, limit),
-        timeout_keep_alive=listen.keep_alive_s,  # type: ignore[arg-type] - or a float
+        timeout_keep_alive=cast("int", listen.keep_alive_s),  # or a fraction
         **OPTIONS,
     )
     server = _Server(options, connections, service.bodies, say)

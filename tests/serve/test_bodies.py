@@ -244,7 +244,7 @@ async def test_bodies_that_come_at_the_end_are_refused(anyio_backend_name):
                 async with wire(url) as client:
                     await client.begin(content_length="100")
                     await client.send(b"{")
-                    while not app.state.service.traffic.in_flight:  # noqa: ASYNC110
+                    while not app.state.service.traffic.in_flight:
                         await anyio.lowlevel.checkpoint()
                     app.state.service.drain()
                     status, headers, told = await client.answer()
