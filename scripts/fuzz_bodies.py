@@ -31,9 +31,30 @@ LIMIT_S = 120
 MAX_BYTES = 2**20
 LATE_S = 0.5  # that the event loop may be late
 KEPT_BYTES = 64 * 2**20  # that the process may have more after all of it
-TEXTS = ("", "a", "\ud800", "\x00", "user", "text", "auto", "none", "a " * 500, "[]", "-1")
+TEXTS = (
+    "",
+    "a",
+    "\ud800",
+    "\x00",
+    "user",
+    "text",
+    "auto",
+    "none",
+    "a " * 500,
+    "[]",
+    "-1",
+)
 NUMBERS = (0, 1, -1, 2, 2**31, -(2**63), 10**40, 0.5, -0.0, 1e300, True, False)
-PIECES = (b"{}", b"[]", b"null", b"0", b'""', b'"a"', b'{"type":"text","text":""}', b"[1]")
+PIECES = (
+    b"{}",
+    b"[]",
+    b"null",
+    b"0",
+    b'""',
+    b'"a"',
+    b'{"type":"text","text":""}',
+    b"[1]",
+)
 
 
 class Case(NamedTuple):
@@ -56,7 +77,7 @@ def endpoints(app: FastAPI) -> dict[str, type[BaseModel]]:
 def cases(models: dict[str, type[BaseModel]], seed: int, count: int) -> Iterator[Case]:
     """Requests, each by a seed of its own."""
     for number in range(seed, seed + count):
-        draw = random.Random(number)
+        draw = random.Random(number)  # noqa: S311
         path = draw.choice(sorted(models))
         yield Case(path, _body(draw, models[path]))
 
@@ -83,7 +104,10 @@ def _usual(draw: random.Random) -> dict[str, Any]:
     content = draw.choice((text, blocks))
     role = draw.choice(("user", "system", "assistant"))
     return {
-        "messages": [{"role": "user", "content": content}, {"role": role, "content": text}],
+        "messages": [
+            {"role": "user", "content": content},
+            {"role": role, "content": text},
+        ],
         "prompt": draw.choice((text, [text, text], [1, 2, 3])),
         "input": text,
         "query": text,
@@ -111,7 +135,17 @@ def _value(draw: random.Random, depth: int) -> Any:
     inner = (_value(draw, depth - 1) for _ in range(draw.randrange(4)))
     if kind < 6:
         return list(inner)
-    names = ("type", "text", "role", "content", "function", "name", "parameters", "id", "")
+    names = (
+        "type",
+        "text",
+        "role",
+        "content",
+        "function",
+        "name",
+        "parameters",
+        "id",
+        "",
+    )
     return {draw.choice(names): value for value in inner}
 
 
@@ -139,7 +173,12 @@ def _many(draw: random.Random, fields: dict[str, Any], name: str) -> bytes:
         if len(piece) > 9:
             inner = b"{" + b",".join(b'"%d":0' % i for i in range(n)) + b"}"
     elif kind == 1:
-        inner = b'"' + draw.choice((b"a", b"a ", b"\\n", b"\\ud83d\\ude00", b"1,")) * (n_bytes // 12) + b'"'
+        inner = (
+            b'"'
+            + draw.choice((b"a", b"a ", b"\\n", b"\\ud83d\\ude00", b"1,"))
+            * (n_bytes // 12)
+            + b'"'
+        )
     elif kind == 2:
         inner = b"[" * (n_bytes // 2) + b"]" * (n_bytes // 2)
     else:
@@ -178,10 +217,12 @@ async def send(app: FastAPI, url: str, seed: int, count: int) -> Report:
             for number, case in zip(numbers, cases(models, seed, count), strict=True):
                 late[0] = 0.0
                 headers = {"content-type": "application/json"}
-                answer = await client.post(case.path, content=case.body, headers=headers)
+                answer = await client.post(
+                    case.path, content=case.body, headers=headers
+                )
                 statuses[answer.status_code] += 1
                 what = f"seed {number} {case.path} {len(case.body)} bytes"
-                if answer.status_code == 500 or answer.status_code == 503:
+                if answer.status_code in (500, 503):
                     failures.append(f"{what}: {answer.status_code} {answer.text[:300]}")
                 if late[0] > LATE_S:
                     failures.append(f"{what}: the event loop was {late[0]:.2f} s late")
@@ -194,7 +235,7 @@ async def send(app: FastAPI, url: str, seed: int, count: int) -> Report:
 def memory() -> int:
     """Bytes of this process in memory; 0 where the system does not say."""
     try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
+        pages = Path("/proc/self/statm").read_text().split(None, 2)[1]
     except OSError:
         return 0
     return int(pages) * 4096
@@ -221,7 +262,9 @@ async def fuzz(models: dict[str, Path], seed: int, count: int) -> Report:
     """Send cases to a server of *models* in this process."""
     config = EngineConfig()
     async with anyio.create_task_group():
-        engines = {name: AsyncEngine.open(path, config) for name, path in models.items()}
+        engines = {
+            name: AsyncEngine.open(path, config) for name, path in models.items()
+        }
         opened = {name: await engine.__aenter__() for name, engine in engines.items()}
         try:
             app = make_app(opened, ServeConfig(any_model=True, deadline_s=20))
@@ -242,7 +285,11 @@ def main() -> None:
     options = parser.parse_args()
     models = {path.stem: path for path in options.models}
     report = anyio.run(fuzz, models, options.seed, options.count)
-    print(dict(report.statuses), f"loop late {report.late_s:.2f} s,", f"{report.kept_bytes >> 20} MiB kept")
+    print(
+        dict(report.statuses),
+        f"loop late {report.late_s:.2f} s,",
+        f"{report.kept_bytes >> 20} MiB kept",
+    )
     print("\n".join(report.failures))
 
 

@@ -164,6 +164,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if (
         error.status_code == 405
     ):  # the router knows the methods of one route of the path
+        failure.headers.pop("Allow", None)
         failure.headers["allow"] = ", ".join(sorted(_methods(request)))
     return failure.answer(request.url.path)
 

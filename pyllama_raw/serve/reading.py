@@ -63,7 +63,6 @@ class Bodies:
         self._scopes: set[CancelScope] = set()  # of those that are not whole
         self._drains = False
         self._parsers: CapacityLimiter | None = None
-        self.n_large = 0  # bodies that were parsed in a worker thread
 
     def check(self, length: str) -> None:
         """Raise Failure if a body of the *length* that its header tells is too large."""
@@ -121,7 +120,6 @@ class Bodies:
         if len(body) <= INLINE:
             return _made(model, body, self._max_values)
         self._parsers = self._parsers or CapacityLimiter(N_PARSERS)
-        self.n_large += 1
         make = partial(_made, model, body, self._max_values)
         return await to_thread.run_sync(make, limiter=self._parsers)
 

@@ -35,7 +35,6 @@ from tests.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 
-LIMIT_S = 60.0
 FEW = SamplingParams(max_tokens=2)
 
 
