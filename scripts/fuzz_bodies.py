@@ -77,7 +77,7 @@ def endpoints(app: FastAPI) -> dict[str, type[BaseModel]]:
 def cases(models: dict[str, type[BaseModel]], seed: int, count: int) -> Iterator[Case]:
     """Requests, each by a seed of its own."""
     for number in range(seed, seed + count):
-        draw = random.Random(number)
+        draw = random.Random(number)  # noqa: S311
         path = draw.choice(sorted(models))
         yield Case(path, _body(draw, models[path]))
 
@@ -222,7 +222,7 @@ async def send(app: FastAPI, url: str, seed: int, count: int) -> Report:
                 )
                 statuses[answer.status_code] += 1
                 what = f"seed {number} {case.path} {len(case.body)} bytes"
-                if answer.status_code == 500 or answer.status_code == 503:
+                if answer.status_code in (500, 503):
                     failures.append(f"{what}: {answer.status_code} {answer.text[:300]}")
                 if late[0] > LATE_S:
                     failures.append(f"{what}: the event loop was {late[0]:.2f} s late")
@@ -235,7 +235,7 @@ async def send(app: FastAPI, url: str, seed: int, count: int) -> Report:
 def memory() -> int:
     """Bytes of this process in memory; 0 where the system does not say."""
     try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
+        pages = Path("/proc/self/statm").read_text().split(None, 2)[1]
     except OSError:
         return 0
     return int(pages) * 4096
@@ -248,7 +248,7 @@ async def running(app: FastAPI) -> Any:
     listening = anyio.Event()
 
     def say(line: str) -> None:
-        address.append(line.split()[-1])
+        address.append(line.rsplit(maxsplit=1)[-1])
         listening.set()
 
     async with anyio.create_task_group() as group:

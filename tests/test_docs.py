@@ -17,6 +17,7 @@ from benchmarks.figures import BEGIN, END, table
 from pyllama_raw import errors, policy, results, runners, serve, testing, tools
 from pyllama_raw.cli.command import main, root_parser
 from pyllama_raw.runners import errors as runner_errors
+from tests.limits import LIMIT_S
 from tests.tiny import tiny_adapter, tiny_model, tiny_projector
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -322,7 +323,7 @@ def test_examples_run(path: Path, model_path: Path, tmp_path: Path):
         env={**os.environ, "OMP_WAIT_POLICY": "passive"},  # share busy machines
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=LIMIT_S,
         check=False,
     )
 

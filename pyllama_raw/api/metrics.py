@@ -67,6 +67,7 @@ COUNTERS = {  # of EngineStats
         "relaxed_schemas",
         "Schemas of tools that a grammar keeps in part",
     ),
+    "pyllama_raw:mended_chats": ("mended_chats", "Chats that were changed to be taken"),
     "vllm:num_preemptions": ("preempted", "Requests that lost their slot"),
     "vllm:generation_tokens": ("output_tokens", "Output tokens"),
 }

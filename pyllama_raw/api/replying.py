@@ -23,7 +23,7 @@ from pyllama_raw.prompts.rendering.asking import reply_spec
 from pyllama_raw.prompts.rendering.processes import Unreadable
 
 if TYPE_CHECKING:  # most requests read no reply
-    from pyllama_raw.engine.parts import EngineParts, TextVocab
+    from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.replies.spec import ReplySpec
 
 MAX_SPECS = 16  # that are kept
@@ -74,7 +74,7 @@ class Replies:
     """Plans the replies of one engine; any thread may call."""
 
     def __init__(self, parts: EngineParts, encoder: PromptEncoder) -> None:
-        self._bound = lru_cache(MAX_SPECS)(partial(_bound, parts.vocab, encoder))
+        self._bound = lru_cache(MAX_SPECS)(partial(_bound, parts, encoder))
         self._template, self._encoder = parts.chat_template, encoder
 
     def plan(
@@ -200,7 +200,7 @@ def _name_of(tool: Any) -> object:
 
 
 def _bound(
-    vocab: TextVocab, encoder: PromptEncoder, source: ReplySpec | str
+    parts: EngineParts, encoder: PromptEncoder, source: ReplySpec | str
 ) -> BoundSpec:
     """
     Find the specification of replies, for this vocabulary.
@@ -208,7 +208,11 @@ def _bound(
     Args:
         source: a specification, or the template that it is found by.
     """
-    spec = _spec_of(source) if isinstance(source, str) else source
+    if isinstance(source, str):
+        spec = _spec_of(source, parts.template_process)
+    else:
+        spec = source
+    vocab = parts.vocab
     ids: dict[str, int] = {}
 
     def is_special(text: str) -> bool:
@@ -222,12 +226,12 @@ def _bound(
     return BoundSpec(bound, {ids[name]: name.encode() for name in bound.special})
 
 
-def _spec_of(template: str) -> ReplySpec:
+def _spec_of(template: str, is_apart: bool) -> ReplySpec:
     """The specification of *template*; an empty one if a reply is only content."""
     from pyllama_raw.replies.spec import ReplySpec
 
     try:
-        return reply_spec(template) or ReplySpec()
+        return reply_spec(template, is_apart) or ReplySpec()
     except (Unreadable, OSError) as error:
         reason = f"the chat template cannot be looked at: {error}"
         raise Unsupported("a reply that is taken apart", reason) from error

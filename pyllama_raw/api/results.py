@@ -201,6 +201,8 @@ class EngineStats(MediaStats, StepTimes, SchedulerStats):
     Schemas of tools that are not strict of which a part was left out, since no grammar has it; one
     a request and tool.
     """
+    mended_chats: int = 0
+    """Chats that the chat template took only changed, such as system messages later on."""
     queue_s: float | None = None
     """
     Seconds until a request that comes now has a slot, an estimate by the latest ones: 0 while

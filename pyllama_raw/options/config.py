@@ -21,7 +21,7 @@ from pyllama_raw.native.kinds import (
     RopeScaling,
     SplitMode,
 )
-from pyllama_raw.options import cpus
+from pyllama_raw.options import chat_templates, cpus
 from pyllama_raw.options.frozen import AnyPath, Frozen, Listed, Mapped
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -29,6 +29,12 @@ ImageRows = Annotated[int, Field(ge=1, le=2**16)]  # their pixels fit 32 bits
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 MIN_CHUNK = 3  # tokens a step must take to divide any prompt and leave none alone
+
+
+OF_CHATS = (
+    "chat_template",
+    "template_process",
+)  # options that no load of a model reads
 
 
 class LeaseConfig(Frozen):
@@ -72,11 +78,28 @@ class ModelConfig(Frozen):
     """Whether host memory of devices is avoided, so that extra buffers are used."""
     lease: LeaseConfig | None = None
     """Slots that the model takes on its devices while it is loaded. None: it takes none."""
+    chat_template: str | None = None
+    """
+    The chat template, as Jinja text, a name such as chatml, or the path of a file. None: the
+    model's own; auto: that, or chatml where the file has none.
+    """
+    template_process: bool = True
+    """
+    Whether chat templates run in a process of their own, with limits of time and memory. False:
+    they run in this process, for templates that you trust.
+    """
 
     @property
     def loading(self) -> dict[str, Any]:
         """Fields that libllama reads."""
-        return self.model_dump(exclude={"lease"})
+        return self.model_dump(exclude={"lease", *OF_CHATS})
+
+    def _misfits(self) -> Iterator[tuple[str, str]]:
+        if self.chat_template is not None and self.chat_template != chat_templates.AUTO:
+            try:
+                chat_templates.given_template(self.chat_template)
+            except ValueError as error:
+                yield "chat_template", f"{chat_templates.ALLOWED} ({error})"
 
 
 class ContextConfig(Frozen):

@@ -15,7 +15,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf
@@ -25,6 +24,7 @@ from threading import Event, Thread
 from anyio import CancelScope, current_time, sleep
 
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.options.interpreter import NoInterpreter, interpreter
 from pyllama_raw.runners.errors import RunnerDied
 from pyllama_raw.runners.keeper import kill_session
 
@@ -63,7 +63,7 @@ class Child:
         self._ended = Event()
         try:
             self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", "-S", KEEPER, name, *command],
+                [interpreter(), "-I", "-S", KEEPER, name, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -72,8 +72,10 @@ class Child:
             )
             self.pid = self._process.pid
             self._start_threads()
-        # No memory, process, thread or descriptor is left; NUL in a name; there is no Python.
-        except (OSError, RuntimeError, ValueError, TypeError) as error:
+        except NoInterpreter as error:
+            raise ConfigError(f"{name}: {error}") from error
+        # No memory, process, thread or descriptor is left; NUL in a name.
+        except (OSError, RuntimeError, ValueError) as error:
             raise ConfigError(f"Failed to spawn {name}: {error}") from error
 
     @property

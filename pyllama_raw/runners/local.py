@@ -93,7 +93,7 @@ class LocalRunner(ModelRunner):
                 for each in found.operations
                 if each != "embed" or found.model.pooling in POOLINGS
             ),
-            tools=found.model.has_chat_template,
+            tools=self._engine.info.chat_template is not None,
             media=found.images or found.sounds,
             n_ctx=self._engine.n_ctx_slot,
             n_slots=self._engine.info.n_slots,

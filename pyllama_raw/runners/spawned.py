@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import sys
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -34,7 +33,8 @@ from typing import Protocol, TypeVar
 import anyio
 
 from pyllama_raw import Prompt, __version__
-from pyllama_raw.errors import PyllamaError
+from pyllama_raw.errors import ConfigError, PyllamaError
+from pyllama_raw.options.interpreter import NoInterpreter, interpreter
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import VERBS, Verb
@@ -118,14 +118,18 @@ class OwnServer:
         return RunnerMetadata("GGUF", "pyllama_raw", __version__, None)
 
     def check(self) -> None:
-        """Nothing: the server says what is wrong."""
+        """Raise ConfigError if there is no Python to start; the server says all else."""
+        try:
+            interpreter()
+        except NoInterpreter as error:
+            raise ConfigError(f"{self.name}: {error}") from error
 
     async def command(self) -> list[str]:
-        """By the Python of this process."""
+        """By the Python of this process, or the one that is named."""
         model = [] if self.model is None else [str(self.model)]
         place = ["--host", self.host, "--port", str(self.port)]
         own = ["--alias", self.served_name, *place]
-        serve = [sys.executable, "-m", "pyllama_raw", "serve"]
+        serve = [interpreter(), "-m", "pyllama_raw", "serve"]
         return [*serve, *model, *own, *self.flags]
 
     def environment(self, key: str) -> dict[str, str]:

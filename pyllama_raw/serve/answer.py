@@ -24,7 +24,7 @@ from pyllama_raw import (
     PyllamaError,
     Result,
 )
-from pyllama_raw.errors import SamplingFailed, first_of
+from pyllama_raw.errors import BadMedia, SamplingFailed, first_of
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.codec import Codec
 from pyllama_raw.serve.events import EventStream
@@ -59,10 +59,17 @@ class TextAnswer(Response):
 
     async def _answer(self, events: EventStream, path: str) -> ASGIApp:
         """All of it but the last message."""
-        try:
-            return await self._run(events)
-        except (Failure, PyllamaError) as error:
-            failure = self._failure(error)
+        while True:
+            try:
+                return await self._run(events)
+            except BadMedia as error:
+                if not events.has_begun and self._asked.goes_on_without(error):
+                    self._service.traffic.left_out["image"] += 1
+                    continue
+                failure = self._failure(error)
+            except (Failure, PyllamaError) as error:
+                failure = self._failure(error)
+            break
         if failure.status in (429, 503):
             self._exchange.refused = failure.code
         if not events.has_begun:

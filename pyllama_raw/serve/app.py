@@ -22,7 +22,13 @@ from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import facts, models, page, texts, tokens, vectors
 from pyllama_raw.serve.body import Body
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import DESCRIBED, JSON, Failure, failure_of, refused
+from pyllama_raw.serve.failures import (
+    DESCRIBED,
+    JSON,
+    Failure,
+    failure_of,
+    refused,
+)
 from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.service import Service
 
@@ -158,6 +164,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if (
         error.status_code == 405
     ):  # the router knows the methods of one route of the path
+        failure.headers.pop("Allow", None)
         failure.headers["allow"] = ", ".join(sorted(_methods(request)))
     return failure.answer(request.url.path)
 

@@ -4,7 +4,10 @@ Chats that are to go on, whatever the form in which a client sends them.
 Rules:
 1. What an assistant thinks, says and calls in one turn is one message, as the model wrote it:
    so the prompt of the next turn begins as the last one went on.
-2. The positions of tokens that marks in a chat stand for are found by text: a prefix is
+2. Clients send their history again with each request, so what cannot be used in it is no reason
+   to refuse them for ever: a short text stands in for it, as `[image]`, and it is counted. Only
+   what the user says now is refused.
+3. The positions of tokens that marks in a chat stand for are found by text: a prefix is
    rendered alone and compared with the whole. What both begin with is the same in the next
    prompt, too.
 """
@@ -12,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -40,6 +44,25 @@ NAMES = {  # of fields that all chats have, by what the engine calls them
     "template_kwargs": "chat_template_kwargs",
 }
 MAX_MARKS = 4
+MAX_NAME = 80  # characters of what a stand-in names
+NAMED_BY = (
+    "tool_name",
+    "name",
+    "title",
+    "filename",
+    "query",
+    "url",
+)  # fields of blocks
+KINDS = {  # that are counted by their name; clients may make up any number of others
+    "additional_tools", "audio", "code_interpreter_call", "compaction", "computer_call",
+    "computer_call_output", "container_upload", "custom", "document", "file",
+    "file_search_call", "image", "image_generation_call", "image_url", "input_audio",
+    "input_file", "input_image", "item_reference", "local_shell_call",
+    "local_shell_call_output", "mcp", "mcp_call", "mcp_list_tools", "mcp_tool_result",
+    "mcp_tool_use", "namespace", "search_result", "server_tool_use", "text",
+    "tool_reference", "tool_search_call", "tool_search_output", "web_search",
+    "web_search_call", "web_search_tool_result",
+}  # fmt: skip
 PROBE = {"role": "user", "content": "\N{REPLACEMENT CHARACTER}"}
 
 
@@ -65,6 +88,10 @@ class ChatTurns:
     marks: set[int] = field(default_factory=set)  # ends of what is worth to be kept
     _pieces: dict[tuple[int, str], list[str]] = field(default_factory=dict)
     """Texts that grow, by message and field; to add each at once would copy the text each time."""
+    tools: list[Any] = field(default_factory=list)  # that came among the messages
+    left_out: Counter[str] = field(
+        default_factory=Counter
+    )  # kinds of what has a stand-in
 
     def say(
         self, role: str, parts: Iterable[PlacedPart], origin: str, **fields: Any
@@ -93,6 +120,16 @@ class ChatTurns:
         """The assistant calls a tool."""
         call = tool_call(call_id, name, arguments)
         self._open(origin).setdefault("tool_calls", []).append(call)
+
+    def stand_in(self, kind: object, block: Any) -> str:
+        """A short text for a *block* of the history that cannot be used; it is counted."""
+        kind = kind if isinstance(kind, str) else "unknown"
+        self.left_out[kind if kind in KINDS else "other"] += 1
+        fields = block if isinstance(block, Mapping) else {}
+        named = (fields.get(name) for name in NAMED_BY)
+        name = next((n for n in named if isinstance(n, str) and n), "")
+        words = [" ".join(word.split())[:MAX_NAME] for word in (kind, name)]
+        return f"[{': '.join(filter(None, words))}]"
 
     def mark(self, blocks: Iterable[Mapping[str, Any]]) -> None:
         """If one of the *blocks* says so, all messages until now are worth to be kept."""
@@ -154,8 +191,8 @@ class ConversationBody(TextBody):
         """The chat. Raises Failure."""
 
     @abstractmethod
-    def calling(self) -> dict[str, Any]:
-        """Options of the calls of tools. Raises Failure."""
+    def calling(self, chat: ChatTurns | None = None) -> dict[str, Any]:
+        """Options of the calls of tools, of which *chat* may have some. Raises Failure."""
 
     @abstractmethod
     def variables(self) -> dict[str, Any]:
@@ -192,12 +229,14 @@ class ConversationBody(TextBody):
             raise refused("n", "an answer has one output", "unsupported")
         service.check_outputs(found, 1, self.n)
         chat = self.chat()
-        options = self.options(found, config) | self.calling()
+        calling = self.calling(chat)
+        options = self.options(found, config) | calling
         options["template_kwargs"] = self.variables()
         more = self.more()
         options["reply"] = "special" not in more  # else the text stays as it is written
         params = self.params(found, config, **more)
-        media = await take_media(chat.messages, found.engine, config, chat.places)
+        media, old_media = await take_media(chat, found.engine, config)
+        service.traffic.left_out.update(chat.left_out)
         asked = Asked(
             found=found,
             prompts=(chat.messages,),
@@ -206,6 +245,7 @@ class ConversationBody(TextBody):
             streams=bool(self.stream),
             names=self.names,
             media=media,
+            old_media=old_media,
             origins=chat.origins,
         )
         if points := await _points_of(chat, asked):

@@ -123,7 +123,7 @@ class Connection(HttpToolsProtocol):
     @property
     def is_answered(self) -> bool:
         """Whether a request is in work."""
-        return self.cycle is not None and not self.cycle.response_complete
+        return bool(self.cycle) and not self.cycle.response_complete
 
     @property
     def owes(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -133,6 +133,8 @@ class Traffic:
         self._n_requests = Counter[tuple[str, ...]]()
         self._n_refused = Counter[tuple[str, ...]]()
         self._n_left = 0
+        # What was left out of chats, by kinds of KINDS in chats.py; a short text stands for it.
+        self.left_out = Counter[str]()
 
     def ended(self, exchange: Exchange, route: str) -> None:
         """Take in one request; *route* is "" if there is none of its path."""
@@ -148,6 +150,14 @@ class Traffic:
         yield _counted(name, text, ("method", "route", "status"), self._n_requests)
         name, text = "pyllama_raw:http_refused", "Requests that did not come in"
         yield _counted(name, text, ("reason",), self._n_refused)
+        name, text = (
+            "pyllama_raw:http_left_out",
+            "Parts of chats that are not known here",
+        )
+        kinds: dict[tuple[str, ...], int] = {
+            (kind,): n for kind, n in self.left_out.items()
+        }
+        yield _counted(name, text, ("kind",), kinds)
         name, text = "pyllama_raw:http_requests_in_flight", "Requests in work"
         yield GaugeMetricFamily(name, text, self.in_flight)
         name, text = "pyllama_raw:http_disconnects", "Clients that left before the end"
@@ -155,7 +165,10 @@ class Traffic:
 
 
 def _counted(
-    name: str, text: str, labels: tuple[str, ...], counts: Counter[tuple[str, ...]]
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    counts: Mapping[tuple[str, ...], int],
 ) -> Metric:
     family = CounterMetricFamily(name, text, labels=labels)
     for values, n in counts.items():

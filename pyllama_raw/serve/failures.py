@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic_core import to_json
@@ -27,6 +27,7 @@ from pyllama_raw.errors import (
     TextTooLong,
     Unsupported,
 )
+from pyllama_raw.options.frozen import allowed
 
 TYPES = {  # of errors, by status
     400: "invalid_request_error",
@@ -46,6 +47,11 @@ ANTHROPIC = {400: TYPES[400], 503: "overloaded_error", 504: "timeout_error"}
 
 MAX_MESSAGE, MAX_PARAM = 2000, 200  # characters: names of fields are what clients write
 
+ADVICE = {  # of errors whose own advice is for programs, by what is not supported
+    "tools": "describe them in a message, or start the service with a --chat-template that "
+    "prints tools, such as hermes",
+    "chat messages": "start the service with --chat-template, such as chatml",
+}
 NAMES = {"texts": "input"}  # of fields of bodies, by what the engine calls them
 
 
@@ -132,6 +138,17 @@ def refused(param: str, reason: str, code: str = "invalid_request") -> Failure:
     return Failure(400, code, f"{param}: {reason}", param)
 
 
+def words_of(mistakes: Sequence[Any]) -> str:
+    """
+    What fits in a place, in words, by the *mistakes* that pydantic found there.
+
+    A value that fits no branch of a union has one for each.
+    """
+    if len(mistakes) == 1:
+        return str(mistakes[0]["msg"])
+    return "give " + ", or ".join(dict.fromkeys(map(allowed, mistakes)))
+
+
 def failure_of(error: PyllamaError, retry_s: int) -> Failure:
     """
     An error of the engine as a client is told of it.
@@ -145,8 +162,18 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
         case TextTooLong():
             name = renamed(error.name, NAMES)
             return _too_long(error, name, error.n_tokens, error.max_tokens)
+        case InvalidRequest() if error.name.endswith(".role"):
+            # Claude Code looks for these words, and goes on without such messages.
+            message = (
+                f"role {error.value!r} is not supported here: give {error.allowed}"
+            )
+            return Failure(400, error.code, message, error.name)
         case InvalidRequest():
             param = renamed(error.name, NAMES)
+        case Unsupported() if error.operation in ADVICE and error.advice:
+            advice = ADVICE[error.operation]
+            message = f"{error.operation}: {error.why}: {advice}"
+            return Failure(400, error.code, message, "model")
         case Unsupported():
             param = "model"
         case AdapterLoadFailed():

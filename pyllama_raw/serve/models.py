@@ -77,6 +77,7 @@ def _model(
         "root": name,
         "parent": name if suffix else None,
         "max_model_len": engine.n_ctx_slot,
+        "chat_template": engine.info.chat_template,
         "capabilities": [str(one) for one in known.operations],
         "meta": {
             "n_ctx_train": known.model.n_ctx_train,

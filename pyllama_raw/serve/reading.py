@@ -24,7 +24,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import Failure, refused
+from pyllama_raw.serve.failures import Failure, refused, words_of
 
 CLOSE = {"connection": "close"}  # what is left of the body is not read
 SMALL = 2**14  # bytes
@@ -36,6 +36,7 @@ MANY, LEAST_MANY = (
 )  # largest bodies that may be read at a time; at least so many bytes
 INLINE = 2**16  # bytes that are parsed in the event loop
 N_PARSERS = 2
+MAX_BRANCHES = 64  # mistakes of a union that are told
 MAX_DEPTH = 100
 DRAINING = "the service is about to end: ask another one"
 
@@ -63,7 +64,6 @@ class Bodies:
         self._scopes: set[CancelScope] = set()  # of those that are not whole
         self._drains = False
         self._parsers: CapacityLimiter | None = None
-        self.n_large = 0  # bodies that were parsed in a worker thread
 
     def check(self, length: str) -> None:
         """Raise Failure if a body of the *length* that its header tells is too large."""
@@ -121,7 +121,6 @@ class Bodies:
         if len(body) <= INLINE:
             return _made(model, body, self._max_values)
         self._parsers = self._parsers or CapacityLimiter(N_PARSERS)
-        self.n_large += 1
         make = partial(_made, model, body, self._max_values)
         return await to_thread.run_sync(make, limiter=self._parsers)
 
@@ -192,7 +191,13 @@ def _mistake(error: ValidationError, values: Any) -> Failure:
     )
     first = max(mistakes, key=lambda mistake: len(mistake["loc"]))
     name = _place(first["loc"], values, is_missing=first["type"] == "missing")
-    return refused(name, first["msg"])
+    same = [  # a value that fits no branch of a union has a mistake for each
+        one
+        for one in mistakes[:MAX_BRANCHES]
+        if one is first
+        or _place(one["loc"], values, is_missing=one["type"] == "missing") == name
+    ]
+    return refused(name, words_of(same))
 
 
 def _place(loc: Sequence[str | int], values: Any, *, is_missing: bool) -> str:

@@ -8,7 +8,6 @@ only when the engines are done.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import uvicorn
@@ -32,14 +31,13 @@ from pyllama_raw.serve.connections import (
     usable,
 )
 from pyllama_raw.serve.deployment import Deployment
-from pyllama_raw.serve.reading import Bodies
 from pyllama_raw.serve.service import Service
 
 Loading = Callable[[str, float], None]
 Say = Callable[[str], None]
 
 TICK_S = 0.05
-TICKS, TRIM_TICKS = 10, 50  # of uvicorn, which has ten in a second
+TICKS = 10  # of uvicorn, in a second
 DESCRIPTORS = 2**16  # that a process asks for, if it has fewer
 
 OPTIONS: dict[str, Any] = {
@@ -56,11 +54,10 @@ class _Server(uvicorn.Server):
     """A server that says where it listens, and leaves signals to serve()."""
 
     def __init__(
-        self, config: uvicorn.Config, connections: Connections, bodies: Bodies, say: Say
+        self, config: uvicorn.Config, connections: Connections, say: Say
     ) -> None:
         super().__init__(config)
-        self._connections, self._bodies, self._say = connections, bodies, say
-        self._n_trimmed = 0
+        self._connections, self._say = connections, say
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -78,22 +75,10 @@ class _Server(uvicorn.Server):
             self._say(f"serving at {address}")
 
     async def on_tick(self, counter: int) -> bool:
-        """Look for connections that are over their time, and for memory that is left."""
-        loop, n_large = asyncio.get_running_loop(), self._bodies.n_large
+        """Look for connections that are over their time, every second."""
         if counter % TICKS == 0:
-            self._connections.sweep(loop.time())
-        if counter % TRIM_TICKS == 0 and n_large != self._n_trimmed:
-            self._n_trimmed = n_large
-            loop.run_in_executor(None, _trim)
+            self._connections.sweep(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
-
-
-def _trim() -> None:
-    """Give memory of large bodies and answers back, which the C library keeps."""
-    with suppress(
-        OSError, AttributeError, TypeError
-    ):  # other libraries have no such call
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Signals:
@@ -167,10 +152,10 @@ async def serve(
         uds=listen.uds,
         http=Connection.of(connections),
         backlog=backlog_of(descriptors, limit),
-        timeout_keep_alive=listen.keep_alive_s,  # type: ignore[arg-type] - or a float
+        timeout_keep_alive=cast("int", listen.keep_alive_s),  # or a fraction
         **OPTIONS,
     )
-    server = _Server(options, connections, service.bodies, say)
+    server = _Server(options, connections, say)
     signals = _Signals()
     with signals.counted(are_last=is_last):
         async with anyio.create_task_group() as group:

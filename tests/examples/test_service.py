@@ -96,7 +96,7 @@ def test_the_service_of_the_example_has_all_routes_and_its_own():
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
         asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=LIMIT_S) as client:
             chat = client.post("/v1/chat/completions", json=asked).json()
             tokens = client.get("/tokens/a").json()
         process.send_signal(signal.SIGTERM)

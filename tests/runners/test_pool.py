@@ -30,11 +30,11 @@ from pyllama_raw.runners import (
 )
 from pyllama_raw.runners.errors import Backpressure, NetworkError
 from pyllama_raw.runners.manager import runner_for
+from tests.limits import LIMIT_S
 from tests.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 
-LIMIT_S = 60.0
 FEW = SamplingParams(max_tokens=2)
 
 
@@ -196,7 +196,7 @@ async def test_a_runner_that_has_rested_gets_one_probe():
         await ask(pool)
         clock.now += 10
         bad._before = hold
-        with anyio.fail_after(10):
+        with anyio.fail_after(LIMIT_S):
             async with anyio.create_task_group() as group:
                 for _ in range(4):
                     group.start_soon(ask, pool)
@@ -286,7 +286,7 @@ async def test_requests_end_on_the_runner_that_gives_way():
     runners = {"a": MockRunner(before=hold), "b": MockRunner(["new"])}
     manager = RunnerManager(runners.__getitem__)
     await manager.swap("m", "a")
-    with anyio.fail_after(10):
+    with anyio.fail_after(LIMIT_S):
         async with manager.get("m").generate("a", FEW) as run:
             await anext(run)
             async with anyio.create_task_group() as group:

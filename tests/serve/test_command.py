@@ -144,7 +144,7 @@ def test_a_process_answers_at_a_port_that_it_tells():
         assert process.stderr is not None
         serving = (line for line in process.stderr if line.startswith("serving at"))
         url = next(serving).split()[-1]
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=LIMIT_S) as client:
             models = client.get("/v1/models").json()["data"]
             body = {"model": "b", "input": "a"}
             vectors = client.post("/v1/embeddings", json=body).json()["data"]

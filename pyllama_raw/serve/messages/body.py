@@ -59,8 +59,12 @@ class MessagesBody(ConversationBody):
             chat.marks.add(1)
         return chat
 
-    def calling(self) -> dict[str, Any]:
+    def calling(self, chat: ChatTurns | None = None) -> dict[str, Any]:
         """Options of the calls of tools. Raises Failure."""
+        chat = chat or ChatTurns()
+        for tool in self.tools or ():
+            if "input_schema" not in tool:
+                chat.stand_in(tool.get("name"), tool)
         tools = [
             function_tool(tool, tool["input_schema"])
             for tool in self.tools or ()

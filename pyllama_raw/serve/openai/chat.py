@@ -82,7 +82,7 @@ class ChatBody(ConversationBody):
             raise refused("add_generation_prompt", reason, "unsupported")
         return ChatTurns(self.messages)
 
-    def calling(self) -> dict[str, Any]:
+    def calling(self, chat: ChatTurns | None = None) -> dict[str, Any]:  # noqa: ARG002
         """Options of the calls of tools. Raises Failure."""
         return tool_options(self.tools, self.tool_choice, self.parallel_tool_calls)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from pydantic_core import PydanticCustomError, to_json
 
 from pyllama_raw.serve import fields
@@ -26,8 +26,11 @@ class ResponsesBody(ConversationBody):
     rules: ClassVar[fields.Rules] = fields.RESPONSES
     refuses: ClassVar[tuple[str, ...]] = ABSENT
 
-    input: str | Annotated[ItemList, Field(min_length=1)]
-    """A text, or items; what an assistant began may be the last one, and goes on."""
+    input: str | ItemList
+    """
+    A text, or items; what an assistant began may be the last one, and goes on. None at all are an
+    empty message, by which some clients try a model.
+    """
     instructions: str | None = None
     """What the model is told before the input."""
     max_output_tokens: Limit | None = None
@@ -73,11 +76,6 @@ class ResponsesBody(ConversationBody):
         told |= {"max_tokens": "max_output_tokens", "json_schema": "text"}
         return told | super().names
 
-    @property
-    def functions(self) -> list[dict[str, Any]]:
-        """The tools that the client runs."""
-        return [tool for tool in self.tools or () if tool.get("type") == "function"]
-
     def chat(self) -> ChatTurns:
         """The chat. Raises Failure."""
         for name in ABSENT:
@@ -88,15 +86,29 @@ class ResponsesBody(ConversationBody):
             raise refused("include", reason, "unsupported")
         return conversation_of(self.instructions, self.input)
 
-    def calling(self) -> dict[str, Any]:
+    @property
+    def functions(self) -> list[dict[str, Any]]:
+        """The tools that the client runs."""
+        return [tool for tool in self.tools or () if tool.get("type") == "function"]
+
+    def calling(self, chat: ChatTurns | None = None) -> dict[str, Any]:
         """Options of the calls of tools. Raises Failure."""
+        chat = chat or ChatTurns()
+        functions = []
+        for tool in (*(self.tools or ()), *chat.tools):
+            if isinstance(tool, dict) and tool.get("type") == "function":
+                functions.append(tool)
+            else:  # tools that a server would run, or whose calls are no JSON
+                chat.stand_in(
+                    tool.get("type") if isinstance(tool, dict) else None, tool
+                )
         tools = [
             function_tool(
                 tool,
                 tool.get("parameters"),
                 **({"strict": True} if tool.get("strict") else {}),
             )
-            for tool in self.functions
+            for tool in functions
         ]
         return tool_options(tools, self.tool_choice, self.parallel_tool_calls)
 
