@@ -140,6 +140,13 @@ class Result:
     """The name of the runner that served it; None: no runner did."""
 
     @property
+    def calls_tools(self) -> bool:
+        """Whether the model ended its turn with calls, all of which are whole."""
+        calls = self.tool_calls
+        ended = self.finish_reason is FinishReason.STOP
+        return bool(calls) and ended and all(call.is_whole for call in calls)
+
+    @property
     def prefill_tokens_per_s(self) -> float | None:
         """Prompt tokens that were computed, by the time until the first output token."""
         n_computed = self.usage.prompt_tokens - self.usage.cached_tokens
@@ -189,6 +196,11 @@ class EngineStats(MediaStats, StepTimes, SchedulerStats):
     """The state of the engine."""
     watcher_faults: int = 0
     """Watchers that raised, such as logs and metrics; they are told nothing more."""
+    relaxed_schemas: int = 0
+    """
+    Schemas of tools that are not strict of which a part was left out, since no grammar has it; one
+    a request and tool.
+    """
     mended_chats: int = 0
     """Chats that the chat template took only changed, such as system messages later on."""
     queue_s: float | None = None

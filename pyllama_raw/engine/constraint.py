@@ -15,7 +15,7 @@ from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
-from pyllama_raw.engine.guidance import Guidance, MaskState
+from pyllama_raw.engine.guidance import BYTES, Guidance, MaskState, byte_trials
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.engine.sampling import NamedTokens, dry_stage
 from pyllama_raw.engine.trials import Trials
@@ -136,3 +136,25 @@ class Grammars:
             lambda: vocab.tokenize(f"<{name}>", add_special=False, parse_special=True)
         )
         return tokens[0] if len(tokens) == 1 else None
+
+
+WHITE = frozenset(
+    b"\t\n\v\f\r\x1c\x1d\x1e\x1f \xc2\xe1\xe2\xe3"
+)  # and first bytes of it
+
+
+def may_begin_with_space(rule: str) -> bool:
+    """
+    Whether what *rule*, of a Lark grammar, stands for may begin with white space.
+
+    Also where that cannot be told without the vocabulary, or the rule is wrong.
+    """
+    text = f"start: {rule}"
+    try:
+        byte_trials().n_bytes("lark", text)
+        matcher = Matcher.compile(MaskTokenizer(BYTES, [256], None), "lark", text)
+        matcher.compute_mask()
+    except BadSchema:
+        return True
+    mask = matcher.mask
+    return bool(matcher.error) or any(mask[b // 32] >> b % 32 & 1 for b in WHITE)

@@ -224,12 +224,12 @@ def checked_schema(schema: object) -> str:
 
 @lru_cache(MAX_CHECKED)
 def _check(text: str) -> None:
-    if _byte_trials().n_bytes("json_schema", text) is None:
+    if byte_trials().n_bytes("json_schema", text) is None:
         _compile(MaskTokenizer(BYTES, [256], None), "json_schema", text)
 
 
 @cache
-def _byte_trials() -> Trials:
+def byte_trials() -> Trials:
     """With a vocabulary of bytes, which is enough to check schemas."""
     return Trials(BYTES, [256])
 

@@ -24,7 +24,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import Failure, refused
+from pyllama_raw.serve.failures import Failure, refused, words_of
 
 CLOSE = {"connection": "close"}  # what is left of the body is not read
 SMALL = 2**14  # bytes
@@ -36,6 +36,7 @@ MANY, LEAST_MANY = (
 )  # largest bodies that may be read at a time; at least so many bytes
 INLINE = 2**16  # bytes that are parsed in the event loop
 N_PARSERS = 2
+MAX_BRANCHES = 64  # mistakes of a union that are told
 MAX_DEPTH = 100
 DRAINING = "the service is about to end: ask another one"
 
@@ -190,7 +191,13 @@ def _mistake(error: ValidationError, values: Any) -> Failure:
     )
     first = max(mistakes, key=lambda mistake: len(mistake["loc"]))
     name = _place(first["loc"], values, is_missing=first["type"] == "missing")
-    return refused(name, first["msg"])
+    same = [  # a value that fits no branch of a union has a mistake for each
+        one
+        for one in mistakes[:MAX_BRANCHES]
+        if one is first
+        or _place(one["loc"], values, is_missing=one["type"] == "missing") == name
+    ]
+    return refused(name, words_of(same))
 
 
 def _place(loc: Sequence[str | int], values: Any, *, is_missing: bool) -> str:

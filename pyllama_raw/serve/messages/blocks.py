@@ -144,7 +144,7 @@ def _parts(
         if kind == "tool_result":  # it is a message of its own
             continue
         try:
-            part = PlacedPart(_part(block, kind, at, old), at)
+            part = PlacedPart(_part(block, kind, at), at)
         except Failure:
             if old is None:
                 raise
@@ -152,7 +152,7 @@ def _parts(
         yield part
 
 
-def _part(block: Any, kind: object, at: str, old: ChatTurns | None) -> dict[str, Any]:
+def _part(block: Any, kind: object, at: str) -> dict[str, Any]:
     match kind:
         case "text":
             text = text_of(block, "text", at)
