@@ -23,14 +23,13 @@ import mmap
 import os
 import random
 import resource
-import shutil
 import signal
 import struct
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -41,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scripts.fuzz_targets import Target, Try
 
+MAX_TEXT = 6000  # characters of what a process has said
 MAX_DEATHS = 10  # of processes of one target
 MAX_SILENCE_S = 120.0  # of a case: it may wait for other processes
 LOOK_S = 0.05
@@ -53,7 +53,9 @@ class Report:
     """What came of one target."""
 
     n_cases: int = 0
-    findings: dict[str, tuple[str, bytes]] = field(default_factory=dict)  # by kind: text, case
+    findings: dict[str, tuple[str, bytes]] = field(
+        default_factory=dict
+    )  # by kind: text, case
 
 
 def main() -> None:
@@ -62,7 +64,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each target")
     parser.add_argument("--count", type=int, help="cases of each target")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--guided", action="store_true", help="by atheris, if it is installed")
+    parser.add_argument(
+        "--guided", action="store_true", help="by atheris, if it is installed"
+    )
     parser.add_argument("--replay", help="one case in base64, of one target")
     options = parser.parse_args()
     os.environ["OMP_WAIT_POLICY"] = "passive"
@@ -71,7 +75,9 @@ def main() -> None:
     with _instrumented(atheris):
         targets = import_module("scripts.fuzz_targets").TARGETS
     if unknown := set(options.targets) - set(targets):
-        parser.error(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(targets)}")
+        parser.error(
+            f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(targets)}"
+        )
     if options.replay is not None:
         if len(options.targets) != 1:
             parser.error("--replay takes one target")
@@ -79,10 +85,18 @@ def main() -> None:
         return
     n_findings = 0
     for name in options.targets or targets:
-        report = fuzz(targets[name], options.seconds, options.count, options.seed, atheris)
-        print(f"{name}: {report.n_cases} cases, {len(report.findings)} findings", flush=True)
+        report = fuzz(
+            targets[name], options.seconds, options.count, options.seed, atheris
+        )
+        print(
+            f"{name}: {report.n_cases} cases, {len(report.findings)} findings",
+            flush=True,
+        )
         for kind, (text, case) in report.findings.items():
-            print(f"  {kind}\n{text}\n  --replay {base64.b64encode(case).decode()}", flush=True)
+            print(
+                f"  {kind}\n{text}\n  --replay {base64.b64encode(case).decode()}",
+                flush=True,
+            )
         n_findings += len(report.findings)
     raise SystemExit(int(n_findings > 0))
 
@@ -99,12 +113,18 @@ def _instrumented(atheris: ModuleType | None) -> AbstractContextManager[Any]:
     """Imports in this block, and those of later forks, are counted by branches."""
     if atheris is None:
         return nullcontext()
-    block: AbstractContextManager[Any] = atheris.instrument_imports(include=["pyllama_raw"])
+    block: AbstractContextManager[Any] = atheris.instrument_imports(
+        include=["pyllama_raw"]
+    )
     return block
 
 
 def fuzz(
-    target: Target, seconds: float, count: int | None, seed: int, atheris: ModuleType | None = None
+    target: Target,
+    seconds: float,
+    count: int | None,
+    seed: int,
+    atheris: ModuleType | None = None,
 ) -> Report:
     """Try *target* for *seconds*, or *count* cases; a process that ends too early is replaced."""
     report, n_deaths = Report(), 0
@@ -141,7 +161,9 @@ class _Work:
     def run(self, report: Report) -> bool:
         """Add to *report* what came; whether the process ended before it was done."""
         shared = mmap.mmap(-1, _HEAD.size + self.target.max_bytes)
-        found, said, done = (self.folder / name for name in ("findings", "stderr", "done"))
+        found, said, done = (
+            self.folder / name for name in ("findings", "stderr", "done")
+        )
         for path in (found, done):
             path.unlink(missing_ok=True)
         pid = os.fork()
@@ -161,10 +183,18 @@ class _Work:
             report.findings.setdefault(kind, (text, base64.b64decode(case)))
         if done.exists():
             return False
-        if not (self.target.may_exceed and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF):
+        if not (
+            self.target.may_exceed
+            and os.WIFSIGNALED(status)
+            and os.WTERMSIG(status) == signal.SIGPROF
+        ):
             kind = _end_of(status, is_silent, self.target)
-            text = said.read_text(errors="replace")[-3000:] if said.exists() else ""
-            report.findings.setdefault(kind, (text, shared[_HEAD.size : _HEAD.size + n_bytes]))
+            text = said.read_text(errors="replace") if said.exists() else ""
+            if len(text) > MAX_TEXT:
+                text = f"{text[: MAX_TEXT // 2]}\n...\n{text[-MAX_TEXT // 2 :]}"
+            report.findings.setdefault(
+                kind, (text, shared[_HEAD.size : _HEAD.size + n_bytes])
+            )
         return n_cases > 0
 
     def _wait(self, pid: int, shared: mmap.mmap) -> tuple[int, bool]:
@@ -190,9 +220,12 @@ class _Work:
         output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        faulthandler.enable()
-        faulthandler.register(signal.SIGPROF, chain=True)
-        with _instrumented(self.atheris):  # readers that are imported when they are made
+        sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)
+        faulthandler.enable(output)
+        faulthandler.register(signal.SIGPROF, output, chain=True)
+        with _instrumented(
+            self.atheris
+        ):  # readers that are imported when they are made
             attempt = self.target.make()
             seeds = self.target.seeds()
         attempt = _limited(self.target, attempt, shared, found)
@@ -226,17 +259,40 @@ class _Work:
                 return bytes(atheris.Mutate(data, max_size))
             return _edited(self.target, random.Random(seed), data, seeds)[:max_size]  # noqa: S311
 
-        flags = {"seed": self.seed, "max_len": self.target.max_bytes, "timeout": 0, "rss_limit_mb": 0}
-        flags |= dict.fromkeys(("handle_segv", "handle_abrt", "handle_fpe", "handle_bus", "handle_ill", "verbosity"), 0)
+        flags = {
+            "seed": self.seed,
+            "max_len": self.target.max_bytes,
+            "timeout": 10**6,
+            "rss_limit_mb": 0,
+        }
+        flags |= dict.fromkeys(
+            (
+                "handle_segv",
+                "handle_abrt",
+                "handle_fpe",
+                "handle_bus",
+                "handle_ill",
+                "verbosity",
+            ),
+            0,
+        )
         flags |= {"len_control": 0, "runs": -1 if self.count is None else self.count}
-        arguments = [sys.argv[0], *(f"-{name}={value}" for name, value in flags.items()), str(corpus)]
+        arguments = [
+            sys.argv[0],
+            *(f"-{name}={value}" for name, value in flags.items()),
+            str(corpus),
+        ]
         atheris.Setup(arguments, one, custom_mutator=mutate)
         atheris.Fuzz()
 
 
 def _limited(target: Target, attempt: Try, shared: mmap.mmap, found: Path) -> Try:
     """*attempt* within limits, which writes down its case before, and its findings behind."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
+    pages = (
+        int(Path("/proc/self/statm").read_text().split()[0])
+        if sys.platform == "linux"
+        else 0
+    )
     limit = pages * mmap.PAGESIZE + target.max_mib * 2**20
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if pages:
@@ -270,7 +326,9 @@ def _limited(target: Target, attempt: Try, shared: mmap.mmap, found: Path) -> Tr
             kinds.add(kind)
             text = "".join(traceback.format_exception(error))[-3000:]
             with found.open("a") as lines:
-                lines.write(json.dumps([kind, text, base64.b64encode(data).decode()]) + "\n")
+                lines.write(
+                    json.dumps([kind, text, base64.b64encode(data).decode()]) + "\n"
+                )
 
     return limited
 
@@ -309,14 +367,18 @@ def _cases(target: Target, seeds: list[bytes], seed: int) -> Iterator[bytes]:
         yield case
 
 
-def _edited(target: Target, rng: random.Random, case: bytes, seeds: list[bytes]) -> bytes:
+def _edited(
+    target: Target, rng: random.Random, case: bytes, seeds: list[bytes]
+) -> bytes:
     from scripts.mutations.edits import mutated
 
     n_head = target.n_head
     head, rest = case[:n_head], case[n_head:]
     if n_head and rng.random() < 0.05:
         head = rng.randbytes(n_head)
-    return (head + mutated(rng, rest, [seed[n_head:] for seed in seeds], target.words))[: target.max_bytes]
+    return (head + mutated(rng, rest, [seed[n_head:] for seed in seeds], target.words))[
+        : target.max_bytes
+    ]
 
 
 if __name__ == "__main__":

@@ -133,7 +133,11 @@ def _body_seeds() -> list[bytes]:
     server = _Server()
     models = _models(server)
     paths = sorted(models)
-    return [bytes([paths.index(case.path)]) + case.body for case in cases(models, 1, 150) if len(case.body) < 4096]
+    return [
+        bytes([paths.index(case.path)]) + case.body
+        for case in cases(models, 1, 150)
+        if len(case.body) < 4096
+    ]
 
 
 def _models(server: _Server) -> dict[str, Any]:
@@ -172,7 +176,9 @@ class _Transport(asyncio.Transport):
         pass
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
+        return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(
+            name, default
+        )
 
 
 def _heads() -> Try:
@@ -190,7 +196,9 @@ def _heads() -> Try:
 
     async def talk(data: bytes) -> bytes:
         state = ServerState()
-        connection = config.http_protocol_class(config, state, {}, asyncio.get_running_loop())  # type: ignore[operator,union-attr]
+        connection = config.http_protocol_class(
+            config, state, {}, asyncio.get_running_loop()
+        )  # type: ignore[operator,union-attr]
         transport = _Transport()
         connection.connection_made(transport)
         # In two parts, because heads come in any.
@@ -202,7 +210,9 @@ def _heads() -> Try:
         for _ in range(20):
             await asyncio.sleep(0)
         connection.connection_lost(None)
-        with_limit = asyncio.wait(state.tasks, timeout=60) if state.tasks else asyncio.sleep(0)
+        with_limit = (
+            asyncio.wait(state.tasks, timeout=60) if state.tasks else asyncio.sleep(0)
+        )
         await with_limit
         assert not state.tasks, "a request goes on without its client"
         return bytes(transport.sent)
@@ -233,7 +243,11 @@ def _head_seeds() -> list[bytes]:
         post + length + b"\r\n" + body,
         post + chunked + b"\r\n" + chunks,
         post + b"Expect: 100-continue\r\n" + length + b"\r\n" + body,
-        post + b"Authorization: Bearer a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" + length + b"\r\n" + body,
+        post
+        + b"Authorization: Bearer a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        + length
+        + b"\r\n"
+        + body,
         post + length + chunked + b"\r\n" + chunks,
         (b"GET /metrics HTTP/1.1\r\n" + host + b"\r\n") * 20,
     ]
@@ -260,7 +274,7 @@ def _constraint(kind: str, text_of: Callable[[bytes], str]) -> Try:
     def attempt(data: bytes) -> None:
         text = text_of(data)
         trials.n_bytes(kind, text)  # type: ignore[arg-type]
-        matcher = guidance._compile(tokenizer, kind, text)  # type: ignore[arg-type]  # noqa: SLF001
+        matcher = guidance._compile(tokenizer, kind, text)  # type: ignore[arg-type]
         rng = random.Random(data)  # noqa: S311 - repeats
         for _ in range(20):
             matcher.compute_mask()
@@ -287,8 +301,19 @@ def _schemas() -> Try:
 
 
 def _schema_seeds() -> list[bytes]:
-    texts = {"type": "string", "pattern": "^[a-z]{1,5}$", "minLength": 1, "maxLength": 20, "format": "date"}
-    numbers = {"type": "number", "minimum": -1.5, "exclusiveMaximum": 10, "multipleOf": 0.5}
+    texts = {
+        "type": "string",
+        "pattern": "^[a-z]{1,5}$",
+        "minLength": 1,
+        "maxLength": 20,
+        "format": "date",
+    }
+    numbers = {
+        "type": "number",
+        "minimum": -1.5,
+        "exclusiveMaximum": 10,
+        "multipleOf": 0.5,
+    }
     fields = {"a": texts, "b": numbers, "c": {"$ref": "#/$defs/d"}}
     schemas: list[Any] = [
         True,
@@ -320,7 +345,12 @@ def _gbnf() -> Try:
 
     def text_of(data: bytes) -> str:
         text = data.decode(errors="surrogateescape")
-        return to_lark(text, "root", lambda token: token if isinstance(token, int) and token < 256 else None, {256})
+        return to_lark(
+            text,
+            "root",
+            lambda token: token if isinstance(token, int) and token < 256 else None,
+            {256},
+        )
 
     return _constraint("lark", text_of)
 
@@ -328,7 +358,9 @@ def _gbnf() -> Try:
 def _regex() -> Try:
     from pyllama_raw.options.ascii_classes import with_ascii_classes
 
-    return _constraint("regex", lambda data: with_ascii_classes(data.decode(errors="replace")))
+    return _constraint(
+        "regex", lambda data: with_ascii_classes(data.decode(errors="replace"))
+    )
 
 
 def _lark() -> Try:
@@ -344,11 +376,22 @@ CHAT: list[dict[str, Any]] = [
         "role": "assistant",
         "content": "a",
         "reasoning_content": "r",
-        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}],
+        "tool_calls": [
+            {
+                "id": "1",
+                "type": "function",
+                "function": {"name": "f", "arguments": {"x": 1}},
+            }
+        ],
     },
     {"role": "tool", "content": "t", "tool_call_id": "1", "name": "f"},
 ]
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 
 
 def _templates() -> Try:
@@ -363,7 +406,9 @@ def _templates() -> Try:
         source = data.decode(errors="replace")
         template = None
         try:
-            template = CompiledTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+            template = CompiledTemplate(
+                source, {"bos_token": "<s>", "eos_token": "</s>"}
+            )
             text, origins = template.render(CHAT, tools=TOOLS)
         except Exception:  # noqa: BLE001 - whatever a stranger's program raises is told by its process
             return
@@ -395,9 +440,9 @@ TEMPLATE_WORDS = tuple(
 
 def _chats() -> Try:
     """Messages, tools and variables of a chat, as a prompt of the template that the first byte names."""
+    from pyllama_raw.options.chat_templates import TEMPLATES
     from pyllama_raw.prompts.chat import ChatSettings
     from pyllama_raw.prompts.prompt import PromptEncoder
-    from pyllama_raw.options.chat_templates import TEMPLATES
     from pyllama_raw.testing.vocab import FakeVocab
 
     encoders = [PromptEncoder(FakeVocab(), text, 2**15) for text in TEMPLATES.values()]
@@ -424,7 +469,11 @@ def _chat_seeds() -> list[bytes]:
         {"messages": [*CHAT[:2], {"role": "assistant", "content": "begun"}], "kwargs": {"add_generation_prompt": False}},
         CHAT[:2],
     ]  # fmt: skip
-    return [bytes([index]) + json.dumps(chat).encode() for index in range(3) for chat in chats]
+    return [
+        bytes([index]) + json.dumps(chat).encode()
+        for index in range(3)
+        for chat in chats
+    ]
 
 
 CHAT_WORDS = tuple(
@@ -475,7 +524,11 @@ def _gguf_seeds() -> list[bytes]:
         """Without most of a vocabulary and of the data, which the reader looks at last."""
         return file.encode()[:30_000]
 
-    paths = {b"m": tiny_model("llama"), b"p": tiny_projector("qwen2vl")[0], b"a": tiny_adapter(_adapter())}
+    paths = {
+        b"m": tiny_model("llama"),
+        b"p": tiny_projector("qwen2vl")[0],
+        b"a": tiny_adapter(_adapter()),
+    }
     seeds = [kind + small(read(path)) for kind, path in paths.items()]
     return [*seeds, b"m" + b"GGUF\3\0\0\0" + bytes(16)]
 
@@ -536,7 +589,11 @@ def _index_seeds() -> list[bytes]:
     folder = _store()
     states = sorted(folder.glob("*.plrstate"))
     parts = make_head([(3, 128), (4, 20)]) + b"abcdefg"
-    return [b"i" + (folder / "plrstates.sqlite").read_bytes(), b"s" + states[0].read_bytes(), b"p" + parts]
+    return [
+        b"i" + (folder / "plrstates.sqlite").read_bytes(),
+        b"s" + states[0].read_bytes(),
+        b"p" + parts,
+    ]
 
 
 # -- images and sounds ----------------------------------------------------------------------
@@ -592,7 +649,10 @@ def _sound_seeds() -> list[bytes]:
 
     wav = files.wav_file(200, n_channels=2)
     kinds = [files.sound_file(kind, 2000) for kind in ("FLAC", "MP3", "OGG")]
-    forms = [files.sound_file("WAV", 200, subtype=form) for form in ("FLOAT", "PCM_24", "ULAW", "IMA_ADPCM")]
+    forms = [
+        files.sound_file("WAV", 200, subtype=form)
+        for form in ("FLOAT", "PCM_24", "ULAW", "IMA_ADPCM")
+    ]
     return [wav, *kinds, *forms]
 
 
@@ -621,7 +681,14 @@ def _packets() -> Try:
 
 
 def _packet_seeds() -> list[bytes]:
-    metadata = {"max_new_tokens": 4, "timeout_ms": 5.0, "priority": 1, "seed": 2**40, "temperature": 0.5, "stop": ["a"]}
+    metadata = {
+        "max_new_tokens": 4,
+        "timeout_ms": 5.0,
+        "priority": 1,
+        "seed": 2**40,
+        "temperature": 0.5,
+        "stop": ["a"],
+    }
     packets: list[dict[str, Any]] = [
         {"shape": [1, 3], "dtype": "uint8", "data": [97, 98, 99]},
         {"shape": [1, 3], "dtype": "u8", "data_base64": "YWJj"},
@@ -650,7 +717,11 @@ def _answers() -> Try:
     def handle(_: Any) -> Any:
         head, _, content = answer[0].partition(HEADERS_END)
         first, *lines = head.split(b"\n")
-        status = int(first) if first.isdigit() and len(first) == 3 and first[:1] != b"1" else 200
+        status = (
+            int(first)
+            if first.isdigit() and len(first) == 3 and first[:1] != b"1"
+            else 200
+        )
         headers = [tuple(line.split(b":", 1)) for line in lines if b":" in line]
         halves = content[: len(content) // 2], content[len(content) // 2 :]
 
@@ -663,7 +734,9 @@ def _answers() -> Try:
     async def ask(verb: int) -> None:
         transport, limits = httpx2.MockTransport(handle), Timeouts()
         once = Backoff(max_retries=0)
-        async with RemoteRunner("http://a", "m", transport=transport, timeouts=limits, backoff=once) as runner:
+        async with RemoteRunner(
+            "http://a", "m", transport=transport, timeouts=limits, backoff=once
+        ) as runner:
             match verb % 6:
                 case 0:
                     await runner.embed(["a", "b"])
@@ -677,7 +750,10 @@ def _answers() -> Try:
                     await runner.health()
                 case _:
                     params = SamplingParams(max_tokens=4, n=2, logprobs=1)
-                    await runner.generate("a" if verb < 128 else [{"role": "user", "content": "a"}], params).collect()
+                    await runner.generate(
+                        "a" if verb < 128 else [{"role": "user", "content": "a"}],
+                        params,
+                    ).collect()
 
     def attempt(data: bytes) -> None:
         answer[0] = data[1:]
@@ -690,26 +766,80 @@ def _answer_seeds() -> list[bytes]:
     def event(told: Any) -> bytes:
         return b"data: %b\n\n" % json.dumps(told).encode()
 
-    listed = {"content": [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [{"token": "b", "logprob": -1}]}]}
+    listed = {
+        "content": [
+            {
+                "token": "a",
+                "logprob": -0.5,
+                "bytes": [97],
+                "top_logprobs": [{"token": "b", "logprob": -1}],
+            }
+        ]
+    }
     legacy = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5}]}
     call = {"index": 0, "id": "1", "function": {"name": "f", "arguments": "{}"}}
-    usage = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
     head = b"200\ncontent-type: text/event-stream" + HEADERS_END
     plain = b"200\ncontent-type: application/json" + HEADERS_END
     chat = b"".join(
         event({"choices": [choice], "usage": usage})
         for index in (0, 1)
         for choice in (
-            {"index": index, "delta": {"content": "a", "reasoning_content": "r"}, "logprobs": listed},
-            {"index": index, "delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"},
+            {
+                "index": index,
+                "delta": {"content": "a", "reasoning_content": "r"},
+                "logprobs": listed,
+            },
+            {
+                "index": index,
+                "delta": {"tool_calls": [call]},
+                "finish_reason": "tool_calls",
+            },
         )
     )
-    text = b"".join(event({"choices": [{"index": i, "text": "a", "logprobs": legacy, "finish_reason": "stop"}]}) for i in (0, 1))
-    error = json.dumps({"error": {"message": "no", "type": "rate_limit_error", "code": "context_length_exceeded", "param": "a"}}).encode()
-    rows = json.dumps({"data": [{"index": i, "embedding": [0.5, 1]} for i in (1, 0)], "usage": usage}).encode()
-    ranks = json.dumps({"results": [{"index": i, "relevance_score": 0.5} for i in (1, 0)]}).encode()
-    card = json.dumps({"data": [{"id": "m", "capabilities": ["generate"]}], "build_info": "b1"}).encode()
-    refused = b"429\nretry-after: 5\nx-ratelimit-remaining-requests: 1\ncontent-type: application/json" + HEADERS_END + error
+    text = b"".join(
+        event(
+            {
+                "choices": [
+                    {
+                        "index": i,
+                        "text": "a",
+                        "logprobs": legacy,
+                        "finish_reason": "stop",
+                    }
+                ]
+            }
+        )
+        for i in (0, 1)
+    )
+    error = json.dumps(
+        {
+            "error": {
+                "message": "no",
+                "type": "rate_limit_error",
+                "code": "context_length_exceeded",
+                "param": "a",
+            }
+        }
+    ).encode()
+    rows = json.dumps(
+        {"data": [{"index": i, "embedding": [0.5, 1]} for i in (1, 0)], "usage": usage}
+    ).encode()
+    ranks = json.dumps(
+        {"results": [{"index": i, "relevance_score": 0.5} for i in (1, 0)]}
+    ).encode()
+    card = json.dumps(
+        {"data": [{"id": "m", "capabilities": ["generate"]}], "build_info": "b1"}
+    ).encode()
+    refused = (
+        b"429\nretry-after: 5\nx-ratelimit-remaining-requests: 1\ncontent-type: application/json"
+        + HEADERS_END
+        + error
+    )
     done = b"data: [DONE]\n\n"
     return [
         b"\x05" + head + text + done, b"\x83" + head + chat + done, b"\x05" + head + event(json.loads(error)),
@@ -739,7 +869,9 @@ def _texts() -> Try:
 
     def vocab_of(name: str) -> Any:
         if name not in vocabs:
-            model = Model.load(path, vocab_only=True, kv_overrides={"tokenizer.ggml.pre": name})
+            model = Model.load(
+                path, vocab_only=True, kv_overrides={"tokenizer.ggml.pre": name}
+            )
             vocabs[name] = model
         return vocabs[name].vocab
 
@@ -755,7 +887,12 @@ def _texts() -> Try:
 
 
 def _text_seeds() -> list[bytes]:
-    texts = [b"Hello, world! 123\n\n  It's <|im_end|>\t", "Ünï東京🙂 \u3000".encode(), b"a" * 600, b" " * 600 + b"x"]
+    texts = [
+        b"Hello, world! 123\n\n  It's <|im_end|>\t",
+        "Ünï東京🙂 \u3000".encode(),
+        b"a" * 600,
+        b" " * 600 + b"x",
+    ]
     return [bytes([number]) + text for number in range(0, 184, 23) for text in texts]
 
 

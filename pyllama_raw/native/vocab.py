@@ -137,10 +137,15 @@ class Vocab:
         Raises:
             InvalidRequest: lone surrogates, more than 2 GiB, or a stretch without a break
                 that the tokenizer would take too long or too much memory for.
-            Unsupported: the model has no vocabulary.
+            Unsupported: the model has no vocabulary, or one that no text can be written in.
         """
         if self.kind == "none":
             raise Unsupported("text", "the model has no vocabulary: give token ids")
+        if self._unfinished:
+            reason = f"the byte {self._unfinished!r} begins tokens of the vocabulary and is none"
+            raise Unsupported(
+                "text", f"{reason}, so the tokenizer may not end: give token ids"
+            )
         raw = _encode(text)
         stack_bytes = self._stack_bytes(raw)
         ends = self._parts(raw, parse_special=parse_special)
@@ -152,6 +157,21 @@ class Vocab:
         for start, end in pairwise([0, *ends, len(raw)]):
             tokens += self._whole(raw[start:end], (False, parse_special), stack_bytes)
         return tokens + around[n_before:]
+
+    @cached_property
+    def _unfinished(self) -> bytes:
+        """
+        A byte that begins tokens, and is none; empty if there is no such byte.
+
+        The tokenizer of RWKV begins anew, without an end, where no token fits what follows.
+        """
+        if self.kind != "rwkv":
+            return b""
+        texts = {
+            piece or self.piece(token, special=True)
+            for token, piece in enumerate(self.pieces)
+        }
+        return min({text[:1] for text in texts} - texts, default=b"")
 
     @cached_property
     def _specials(self) -> Any:
