@@ -116,6 +116,7 @@ def assemble(
         scheduler = _make_scheduler(
             executor.context, config, layout, store, keys, texts=limits
         )
+        executor.attach_lanes()
         if memory is not None:
             scheduler = memory.scheduler
             if not restored(executor.context, memory.state):

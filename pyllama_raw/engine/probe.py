@@ -11,11 +11,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from math import inf
+from time import perf_counter
 from typing import TypeAlias
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import SnapshotCost
+from pyllama_raw.core.speed import CopyPrice
 from pyllama_raw.errors import DecodeFailed, ModelLoadFailed, Unsupported
+from pyllama_raw.native.arrays import new_bytes
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import EXCEPTION
 from pyllama_raw.native.context import Context
@@ -23,6 +28,9 @@ from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import ContextConfig
 
 SLACK_BYTES = 256  # of a snapshot's head, which may differ a little by slot
+MAX_COPIES = 5  # of a slot, to time one
+LONG_COPY_S = 0.005  # a copy that takes longer is timed once
+NOISE = 0.1  # of the time of a copy
 MUCH_CLOSER = 4.0  # a row that is another one by mistake differs from it in digits only
 
 Row: TypeAlias = "array[float]"
@@ -42,7 +50,7 @@ def expected_kind(model: Model, context: ContextConfig) -> SnapshotKind:
 
 def measure(context: Context) -> SnapshotCost:
     """
-    Measure what a snapshot of *context* costs, which is empty before and after.
+    Measure what a snapshot of *context* costs, which is empty before and after, without lanes.
 
     Raises:
         ModelLoadFailed: libllama cannot compute the model.
@@ -72,8 +80,7 @@ def blaming(model: Model) -> Iterator[None]:
 def _compute(context: Context) -> SnapshotCost:
     """Two tokens, and three in another slot: one decode, if all find room in it."""
     fits = context.n_seq_max > 1 and context.max_tokens >= 5
-    many_rows = context.n_outputs_max > 2 and not context.has_lanes  # one a sequence
-    compute = _at_once if fits and many_rows else _one_by_one
+    compute = _at_once if fits and context.n_outputs_max > 2 else _one_by_one
     cost, rows = compute(context, some_tokens(context))
     first, second, middle = rows
     if MUCH_CLOSER * _distance(middle, first) < _distance(middle, second):
@@ -88,7 +95,53 @@ def _at_once(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list[Ro
     batch.add(tokens[2:], 2, 1, False)
     context.decode(batch)
     rows = [context.logits(place) for place in (0, 1, 3)]
-    return cost_of(2, context.state_bytes(0), context.state_bytes(1)), rows
+    cost = cost_of(2, context.state_bytes(0), context.state_bytes(1))
+    return replace(cost, price=_price(context)), rows
+
+
+def _price(context: Context) -> CopyPrice:
+    """
+    Price of copies of slots 0 and 1, which hold two and three tokens in a run of cells each.
+
+    Slot 0 then gets a cell of slot 1, too: that is the same number of cells in two runs. Without
+    a pool for all slots cells of a slot always lie in one run.
+    """
+    base_s = _least_s(context, 0)
+    longer_s = _least_s(context, 1)
+    has_runs = context.kv_unified and not context.model.is_recurrent
+    state = new_bytes(context.state_bytes(0))
+    context.capture(0, state)
+    runs_s = longer_s
+    if has_runs:
+        context.seq_cp(1, 0, 2, 3)
+        runs_s = _least_s(context, 0)
+    started = perf_counter()
+    context.restore(0, state)
+    restore_s = perf_counter() - started
+    return CopyPrice(
+        base_s,
+        _beyond(runs_s, longer_s),
+        _beyond(longer_s, base_s),
+        restore_s,
+    )
+
+
+def _least_s(context: Context, slot: int) -> float:
+    """Seconds that a capture of *slot* takes, at the best of a few if that is short."""
+    state = new_bytes(context.state_bytes(slot))
+    least_s = inf
+    for _ in range(MAX_COPIES):
+        started = perf_counter()
+        context.capture(slot, state)
+        least_s = min(least_s, perf_counter() - started)
+        if least_s > LONG_COPY_S:
+            break
+    return least_s
+
+
+def _beyond(seconds: float, base_s: float) -> float:
+    """What *seconds* are beyond *base_s*; 0 if that may be the noise of a clock."""
+    return seconds - base_s if seconds > base_s * (1 + NOISE) else 0.0
 
 
 def _one_by_one(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list[Row]]:
