@@ -153,13 +153,16 @@ def _one_by_one(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list
         context.decode(batch)
         n_bytes.append(context.state_bytes(0))
         rows.append(context.logits(0))
+    # There is no second slot to compare with, but the least that a copy takes.
+    base_s = _least_s(context, 0)
+    cost = replace(cost_of(1, *n_bytes), price=CopyPrice(base_s, restore_s=base_s))
     if context.max_tokens < 2:  # no prompt is ever computed in chunks
-        return cost_of(1, *n_bytes), [rows[0], rows[1], rows[1]]
+        return cost, [rows[0], rows[1], rows[1]]
     context.clear()
     batch.clear()
     batch.add(tokens[:2], 0, 0, True)
     context.decode(batch)
-    return cost_of(1, *n_bytes), [*rows, context.logits(1)]
+    return cost, [*rows, context.logits(1)]
 
 
 def cost_of(n_tokens: int, n_bytes: int, one_more: int) -> SnapshotCost:
