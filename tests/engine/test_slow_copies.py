@@ -1,0 +1,109 @@
+"""States that are slow to copy, as from a device that is read cell by cell."""
+
+from time import monotonic
+
+import pytest
+
+from pyllama_raw import EngineConfig, SamplingParams
+from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.core.speed import SHARE, SLACK
+from pyllama_raw.core.step import Load, Save
+from pyllama_raw.engine.driver import Driver
+from pyllama_raw.engine.opening import build
+from pyllama_raw.native.libllama import lib
+from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
+from tests.engine.test_executor import make_prompt
+from tests.held import check_held
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.native
+
+TARGET_S = 0.005
+PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, seed=1)
+
+
+@pytest.fixture
+def slow_copies():
+    """Sets the seconds that each copied cell takes."""
+    yield lambda cell_s: lib.plr_slow_copies(round(cell_s * 1e9))
+    lib.plr_slow_copies(0)
+
+
+class Runs:
+    """Requests, and what their steps captured and loaded."""
+
+    def __init__(self, parts) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.captured: list[int] = []  # tokens, by step
+        self.n_loaded = 0
+        self.longest_s = 0.0  # of what steps compute
+        self._executor = parts.executor
+        self.open, self.close = parts.executor.open, parts.executor.close
+        self.driver = Driver(parts.scheduler, self, monotonic, self._take)
+
+    def execute(self, plan):
+        saves = [move for move in plan.moves if isinstance(move, Save)]
+        self.captured.append(sum(save.stop - save.start for save in saves))
+        self.n_loaded += sum(isinstance(move, Load) for move in plan.moves)
+        result = self._executor.execute(plan)
+        self.longest_s = max(self.longest_s, result.decode_s + result.sample_s)
+        return result
+
+    def _take(self, events, _) -> None:
+        for event in events:
+            if not isinstance(event, Finished):
+                self.tokens.setdefault(event.request_id, []).extend(event.tokens)
+
+
+def run(name: str, mode: str) -> Runs:
+    """24 requests over 8 slots, and the first ones again."""
+    config = EngineConfig(
+        context=ContextConfig(n_ctx=8 * 256, n_threads=1),
+        scheduler=SchedulerConfig(n_slots=8, target_step_s=TARGET_S),
+        cache=CacheConfig(mode=mode),
+        deterministic=True,
+    )
+    parts = build(tiny_model(name), config)
+    try:
+        runs = Runs(parts)
+        for first in (0, 100):
+            requests = [
+                Request(first + i, make_prompt(i, 90 + 3 * i), 8, sampling=PARAMS)
+                for i in range(24)
+            ]
+            runs.driver.add(requests, monotonic())
+            while runs.driver.step():
+                parts.scheduler.check_integrity()
+        check_held(parts)
+        return runs
+    finally:
+        parts.release()
+
+
+@pytest.mark.parametrize("name", ["llama", "jamba"])
+@pytest.mark.parametrize("cell_s", [0.00001, 0.001])
+def test_no_step_is_long_by_captures(slow_copies, name, cell_s):
+    """
+    Captures take the part of a step that they are given, and outputs are as without any.
+    """
+    expected = run(name, "off")
+    slow_copies(cell_s)
+
+    found = run(name, "snapshots")
+
+    most_s = max(SHARE * TARGET_S, SLACK * max(TARGET_S, found.longest_s))
+    assert found.tokens == expected.tokens
+    assert max(found.captured) * cell_s <= most_s + SLACK * TARGET_S
+
+
+def test_what_is_dearer_to_copy_than_to_compute_is_neither_saved_nor_loaded(
+    slow_copies,
+):
+    """
+    20 ms for each cell would stall all requests for a minute.
+    """
+    slow_copies(0.02)
+
+    found = run("llama", "snapshots")
+
+    assert (sum(found.captured), found.n_loaded) == (0, 0)
