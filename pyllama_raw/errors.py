@@ -28,8 +28,9 @@ import copyreg
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from reprlib import Repr
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 MAX_SHOWN = 160  # characters of a value in a message
 MAX_REASON = 2000  # characters of somebody else's message in ours
@@ -44,6 +45,8 @@ class PyllamaError(Exception):
     is_retryable: ClassVar[bool] = False
     counts_as_circuit_failure: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
+    prompt_index: int | None = None
+    """Index of the prompt that the error is about, in a call that takes many."""
 
     def __init_subclass__(cls) -> None:
         if "code" not in vars(cls):
@@ -52,6 +55,18 @@ class PyllamaError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the constructor, which may take other arguments than the error keeps.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+
+
+E = TypeVar("E", bound=PyllamaError)
+
+
+def of_prompt(error: E, index: int) -> E:
+    """A copy of *error* that says which of many prompts it is about."""
+    copied = copy(error)  # other requests may have ended with the same object
+    copied.args = (f"prompts[{index}]: {error}",)
+    copied.prompt_index = index
+    copied.__cause__ = error.__cause__
+    return copied.with_traceback(error.__traceback__)
 
 
 class ConfigError(PyllamaError, ValueError):
@@ -430,7 +445,7 @@ class PolicyFailed(PyllamaError):
         self.reason = cut(reason, MAX_REASON)
         super().__init__(
             f"policy {self.policy}: {hook} {self.reason}. Mend it, or let the scheduler "
-            "decide as fcfs where it fails (keep_going)"
+            "decide as fcfs where it fails (keep_going=True, --keep-going)"
         )
 
 

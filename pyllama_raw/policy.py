@@ -85,6 +85,12 @@ def make_policy(name: str) -> SchedulingPolicy:
         return (_made_here(name) or _checked(_entry(name).load()))()
     except ConfigError:
         raise
+    except ModuleNotFoundError as error:
+        text = (
+            f"policy {name!r}: {error}. Commands look in the current folder, too; name "
+            "others in the variable PYTHONPATH"
+        )
+        raise ConfigError(text) from error
     except Exception as error:
         raise ConfigError(f"policy {name!r} cannot be made: {error!r}") from error
 

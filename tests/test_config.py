@@ -1,13 +1,20 @@
 """Each option reaches something."""
 
+import ast
 import inspect
+from pathlib import Path
 
 import pytest
 
+import pyllama_raw
 from pyllama_raw import (
+    CacheConfig,
     ConfigError,
     ContextConfig,
+    EmbeddingConfig,
     EngineConfig,
+    LogConfig,
+    MediaConfig,
     ModelConfig,
     SamplingParams,
     SchedulerConfig,
@@ -17,7 +24,12 @@ from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.build import context_fields
 from pyllama_raw.native import params as native
 from pyllama_raw.native.libllama import ffi
+from pyllama_raw.options.config import LeaseConfig
+from pyllama_raw.serve.config import ListenConfig, ServeConfig
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits, letters
+
+PACKAGE = Path(pyllama_raw.__file__).parent
+DECLARING = {"options/config.py"}
 
 # A value other than the default for each field, and the C field that shows it.
 MODEL_FIELDS = {
@@ -66,6 +78,33 @@ def test_the_tables_name_every_field():
     assert set(MODEL_FIELDS) | {"lease"} == set(ModelConfig.model_fields)
     # tests/native/kernels shows that the last one reaches something.
     assert set(CONTEXT_FIELDS) | {"fast_kernels"} == set(ContextConfig.model_fields)
+
+
+def names_read() -> set[str]:
+    """The names of attributes that the package reads, without where options are declared."""
+    names: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).as_posix() not in DECLARING:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute):
+                    names.add(node.attr)
+    return names
+
+
+def test_no_option_is_dead():
+    """
+    Each option of the other classes is read somewhere behind its declaration.
+    """
+    classes = (
+        *(CacheConfig, EmbeddingConfig, MediaConfig, LogConfig, LeaseConfig),
+        *(EngineConfig, ServeConfig, ListenConfig),
+    )
+    fields = {
+        f"{of.__name__}.{name}": name for of in classes for name in of.model_fields
+    }
+    read = names_read()
+
+    assert {where for where, name in fields.items() if name not in read} == set()
 
 
 @pytest.mark.native

@@ -114,7 +114,10 @@ def test_a_class_is_found_where_it_is():
         ("sfj", "policy 'sfj' is not known: give one of edf, fcfs, gone, hrrn"),
         ("outdated", "was written for version 0 of the policy API; this is version 1"),
         ("gone", "policy 'gone' cannot be made: AttributeError"),
-        ("nowhere:Last", "policy 'nowhere:Last' cannot be made: ModuleNotFoundError"),
+        (
+            "nowhere:Last",
+            "policy 'nowhere:Last': No module named 'nowhere'. Commands look in the current folder",
+        ),
         ("offering:logging", "is no subclass of SchedulingPolicy"),
         ("lost", "policy 'lost' cannot be made: KeyError"),
     ],

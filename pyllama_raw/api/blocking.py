@@ -14,13 +14,24 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    overload,
+)
 from weakref import WeakSet
 
 import anyio
@@ -33,7 +44,7 @@ from pyllama_raw.api.loading import Progress
 from pyllama_raw.api.model import Model
 from pyllama_raw.api.owner import Owner
 from pyllama_raw.engine.mailbox import check_may_wait
-from pyllama_raw.errors import ClosedError
+from pyllama_raw.errors import ClosedError, PyllamaError
 from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -73,6 +84,8 @@ class Engine(Facts, _Blocking[AsyncEngine]):
 
     def __init__(self, make: Callable[[], Awaitable[AsyncEngine]]) -> None:
         """Use open(); *make* is called in the event loop of the engine."""
+        if not callable(make):
+            raise TypeError("use Engine.open(model, config) in a `with` block")
         check_may_wait()
         self._closing = Lock()
         self._loop = _Loop()
@@ -133,16 +146,54 @@ class Engine(Facts, _Blocking[AsyncEngine]):
         generation = self._awaited.generate(prompt, params, **options)
         return BlockingGeneration(self._loop, generation)
 
+    @overload
+    def complete_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        errors: Literal["raise"] = "raise",
+        progress: Callable[[int], object] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Result]: ...
+
+    @overload
+    def complete_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        errors: Literal["return"],
+        progress: Callable[[int], object] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Result | PyllamaError]: ...
+
+    def complete_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        errors: Literal["raise", "return"] = "raise",
+        progress: Callable[[int], object] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Result] | list[Result | PyllamaError]:
+        """See AsyncEngine.complete_many; *progress* is called in the thread of the loop."""
+        complete_many: Any = partial(  # its overloads stand above
+            self._awaited.complete_many, errors=errors, progress=progress, **options
+        )
+        results: list[Result] = self._loop.run(complete_many, prompts, params)
+        return results
+
     def events(self, max_events: int = 1024) -> BlockingEvents:
         """Events of the engine and of its requests; use it as `with`, then `for`."""
         return BlockingEvents(self._loop, self._awaited.events(max_events))
 
     complete = _waiting(AsyncEngine.complete)
     complete_n = _waiting(AsyncEngine.complete_n)
-    complete_many = _waiting(AsyncEngine.complete_many)
     score = _waiting(AsyncEngine.score)
     embed = _waiting(AsyncEngine.embed)
     embed_tokens = _waiting(AsyncEngine.embed_tokens)
+    chunks = _waiting(AsyncEngine.chunks)
     rank = _waiting(AsyncEngine.rank)
     tokenize = _waiting(AsyncEngine.tokenize)
     detokenize = _waiting(AsyncEngine.detokenize)

@@ -37,9 +37,11 @@ from pyllama_raw.options.arguments import (
     checked_flag,
     checked_number,
     checked_serving,
+    checked_text,
     checked_texts_or_ids,
     checked_word,
 )
+from pyllama_raw.prompts.chunks import chunks
 from pyllama_raw.prompts.prompt import PromptEncoder
 
 if TYPE_CHECKING:
@@ -125,13 +127,17 @@ class Embedder:
         progress: Told | None,
         *,
         joined: bool = False,
+        truncate: object = False,
         **options: object,
     ) -> list[Vectors]:
         """An array for each of *texts*, or *joined* into one of all."""
-        encode = partial(
-            self.parts.vocab.tokenize, add_special=True, parse_special=False
+        cuts = checked_flag("truncate", truncate)
+        tokens = await self.tokens(
+            checked_texts_or_ids(texts), "texts", self._encode, counts_only=cuts
         )
-        tokens = await self.tokens(checked_texts_or_ids(texts), "texts", encode)
+        if cuts:
+            n_most, _ = self._longest(may_cut=self._may_cut(pooling))
+            tokens = [self._cut(part, n_most) for part in tokens]
         values = await self.compute(tokens, "texts", pooling, progress, options)
         counts = list(map(len, tokens))
         make = partial(_shaped, values, counts, shape, joined=joined)
@@ -145,6 +151,8 @@ class Embedder:
         texts: Sequence[str | Sequence[int]],
         name: str,
         encode: Callable[[str], array[int]],
+        *,
+        counts_only: bool = False,
     ) -> list[array[int]]:
         """
         Tokens of each of *texts*, made in a worker, a few at a time: closing waits for none.
@@ -152,14 +160,16 @@ class Embedder:
         Args:
             name: of the argument that has them.
             encode: makes the tokens of one.
+            counts_only: a text may be longer than what the model reads.
 
         Raises:
             InvalidRequest, TextTooLong, Unsupported, ClosedError.
         """
         tokens: list[array[int]] = []
+        encoder = self._encoder.counting() if counts_only else self._encoder
         for at in range(0, len(texts), MANY_TEXTS):
             part = texts[at : at + MANY_TEXTS]
-            make = partial(self._encoder.encode_texts, part, at, name, encode)
+            make = partial(encoder.encode_texts, part, at, name, encode)
             tokens += await self._workers.run("text", make)
         return tokens
 
@@ -202,8 +212,7 @@ class Embedder:
     ) -> EmbedRequest:
         """Raises TextTooLong, InvalidRequest."""
         checked = checked_serving(options)
-        is_causal = self.parts.capabilities.model.is_causal
-        may_cut = is_causal and pooling in (Pooling.LAST, Pooling.RANK)
+        may_cut = self._may_cut(pooling)
         self._check_lengths(texts, name, may_cut=may_cut)
         started = self._thread.clock() - self._waited_s
         deadline_s = checked.get("deadline_s")
@@ -224,6 +233,13 @@ class Embedder:
     def _check_lengths(
         self, texts: Sequence[array[int]], name: str, *, may_cut: bool
     ) -> None:
+        n_most, advice = self._longest(may_cut=may_cut)
+        for index, tokens in enumerate(texts):
+            if len(tokens) > n_most:
+                raise TextTooLong(f"{name}[{index}]", len(tokens), n_most, advice)
+
+    def _longest(self, *, may_cut: bool) -> tuple[int, str]:
+        """The most tokens of a text, and what to do about a longer one."""
         limits = self._contexts().limits
         n_most, advice = limits.n_ctx_slot, "shorten it, or raise n_ctx"
         if not may_cut and limits.n_batch < n_most:
@@ -231,9 +247,44 @@ class Embedder:
             advice = "shorten it, or raise max_step_tokens and max_step_bytes of EmbeddingConfig"
         if n_most == self.parts.capabilities.model.n_ctx_train:
             advice = "shorten it, because the model was made for no more"
-        for index, tokens in enumerate(texts):
-            if len(tokens) > n_most:
-                raise TextTooLong(f"{name}[{index}]", len(tokens), n_most, advice)
+        return n_most, f"{advice}; embed() takes truncate=True, chunks() cuts a text"
+
+    def _may_cut(self, pooling: Pooling) -> bool:
+        """Whether a step may compute a part of a text: what comes later is not looked at."""
+        is_causal = self.parts.capabilities.model.is_causal
+        return is_causal and pooling in (Pooling.LAST, Pooling.RANK)
+
+    def _encode(self, text: str) -> array[int]:
+        return self.parts.vocab.tokenize(text, add_special=True, parse_special=False)
+
+    def _cut(self, tokens: array[int], n_most: int) -> array[int]:
+        """The first *n_most* of *tokens*; a text that ends with control tokens still does."""
+        if len(tokens) <= n_most:
+            return tokens
+        ends = self._encode("")[1 if self.parts.vocab.add_bos else 0 :]
+        if not ends or tokens[-len(ends) :] != ends or len(ends) >= n_most:
+            return tokens[:n_most]
+        return tokens[: n_most - len(ends)] + ends
+
+    async def chunks(
+        self, text: object, max_tokens: object, overlap: object
+    ) -> list[str]:
+        """See AsyncEngine.chunks."""
+        n_own = len(self._encode(""))
+        n_most, _ = self._longest(may_cut=False)
+        n_tokens = n_most
+        if max_tokens is not None:
+            n_tokens = checked_number("max_tokens", max_tokens, n_own + 1, n_most)
+        n_shared = checked_number("overlap", overlap, 0, (n_tokens - n_own) // 2)
+        whole = checked_text("text", text)
+
+        def count(part: str) -> int:
+            return len(self._encode(part))
+
+        def cut() -> list[str]:
+            return list(chunks(whole, n_tokens, n_shared, count))
+
+        return await self._workers.run("text", partial(self._encoder.run, cut))
 
 
 class _Reading:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
 import anyio
 
@@ -15,9 +15,10 @@ from pyllama_raw.api.many import complete_all
 from pyllama_raw.api.model import Model, release
 from pyllama_raw.api.whole import score_of, whole
 from pyllama_raw.engine.mailbox import check_may_wait
-from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.options.arguments import (
     check_opening,
+    check_progress,
     checked_adapter,
     checked_chat,
     checked_file,
@@ -29,6 +30,7 @@ from pyllama_raw.options.arguments import (
     checked_salt,
     checked_top,
     checked_wait,
+    checked_word,
 )
 from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
@@ -233,27 +235,68 @@ class AsyncEngine(LifeVerbs):
             results = await generation.collect_all()
         return whole(results)
 
+    @overload
     async def complete_many(
         self,
         prompts: Iterable[Prompt],
         params: SamplingParams | None = None,
+        *,
+        errors: Literal["raise"] = "raise",
+        progress: Callable[[int], object] | None = None,
         **options: Unpack[RequestOptions],
-    ) -> list[Result]:
+    ) -> list[Result]: ...
+
+    @overload
+    async def complete_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        errors: Literal["return"],
+        progress: Callable[[int], object] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Result | PyllamaError]: ...
+
+    async def complete_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        errors: Literal["raise", "return"] = "raise",
+        progress: Callable[[int], object] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Result] | list[Result | PyllamaError]:
         """
-        Results in the order of *prompts*; the first error ends all of them.
+        Results in the order of *prompts*.
 
         At most twice as many as there are slots are submitted at a time, and what finds
         the queue full waits for another one to end; *deadline_s* counts from there.
 
+        Args:
+            errors: "raise": the first error ends all; its text begins with "prompts[2]:"
+                and `prompt_index` is 2. "return": the error of a prompt stands in the
+                place of its result, and the others go on.
+            progress: called with the number of prompts that have ended.
+
         Raises, besides:
             QueueFull: requests of others fill the engine, and none of these runs.
         """
+        word = checked_word(
+            "errors", errors, ("raise", "return"), "'raise' or 'return'"
+        )
+        check_progress(progress)
         checked = checked_options(options)  # iterators are read once, for all prompts
         complete = partial(self.complete, params=checked_params(params), **checked)
         n_tasks = min(
             2 * self._parts.admission.n_slots, self._parts.admission.max_requests
         )
-        return await complete_all(complete, checked_prompts(prompts), n_tasks)
+        return await complete_all(
+            complete,
+            checked_prompts(prompts),
+            n_tasks,
+            progress,
+            returns_errors=word == "return",
+        )
 
     async def score(
         self, prompt: Prompt, n_top: int = 0, **options: Unpack[RequestOptions]
@@ -343,14 +386,15 @@ class AsyncEngine(LifeVerbs):
 
     async def count(self, prompt: Prompt, **options: Unpack[ChatOptions]) -> int:
         """
-        Tokens of *prompt*, as `usage.prompt_tokens` will tell.
+        Tokens of *prompt*, as `usage.prompt_tokens` will tell; it need not fit a slot.
 
         Raises:
-            InvalidRequest, PromptTooLong, Unsupported, ClosedError: as generate().
+            InvalidRequest: as generate(), or it has more than 2**20 tokens.
+            Unsupported, ClosedError: as generate().
         """
         chat = checked_chat(options)
         async with self._sessions.session() as session:
-            return len(await session.preparation.encode(prompt, chat))
+            return await session.preparation.count(prompt, chat)
 
     async def render(
         self, messages: Sequence[Message], **options: Unpack[ChatOptions]

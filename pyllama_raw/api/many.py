@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from pyllama_raw.errors import QueueFull
+from pyllama_raw.errors import PyllamaError, QueueFull, of_prompt
 from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -18,17 +18,37 @@ async def complete_all(
     complete: Callable[[Prompt], Awaitable[Result]],
     prompts: Iterable[Prompt],
     n_tasks: int,
-) -> list[Result]:
-    """Complete *prompts* in order, *n_tasks* at a time; raises the first error bare."""
+    progress: Callable[[int], object] | None = None,
+    *,
+    returns_errors: bool = False,
+) -> list[Result | PyllamaError]:
+    """
+    Complete *prompts* in order, *n_tasks* at a time.
+
+    Args:
+        progress: called with the number of prompts that have ended.
+        returns_errors: the error of a prompt stands in the place of its result. Otherwise
+            the first one ends all, and is raised bare, with the index of its prompt.
+    """
     numbered = enumerate(prompts)
-    results: dict[int, Result] = {}
+    results: dict[int, Result | PyllamaError] = {}
     errors: list[Exception] = []
     complete = _Patient(complete)
+
+    async def end_of(index: int, prompt: Prompt) -> Result | PyllamaError:
+        try:
+            return await complete(prompt)
+        except PyllamaError as error:
+            if returns_errors:
+                return of_prompt(error, index)
+            raise of_prompt(error, index) from error.__cause__
 
     async def work() -> None:
         try:
             for index, prompt in numbered:
-                results[index] = await complete(prompt)
+                results[index] = await end_of(index, prompt)
+                if progress is not None:
+                    progress(len(results))
         except Exception as error:  # noqa: BLE001 - raised below
             errors.append(error)
             group.cancel_scope.cancel()

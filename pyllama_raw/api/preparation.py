@@ -31,7 +31,12 @@ from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
 from pyllama_raw.engine.capabilities import Operation
-from pyllama_raw.errors import InvalidRequest, InvalidSampling, Unsupported
+from pyllama_raw.errors import (
+    InvalidRequest,
+    InvalidSampling,
+    PromptTooLong,
+    Unsupported,
+)
 from pyllama_raw.options.arguments import reading_prompt
 from pyllama_raw.options.declared import with_declared
 from pyllama_raw.options.requests import ChatOptions, RequestOptions
@@ -39,7 +44,7 @@ from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.prompts.history import with_history
 from pyllama_raw.prompts.media_prompt import MediaPrompt
 from pyllama_raw.prompts.messages import Message
-from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
+from pyllama_raw.prompts.prompt import MAX_COUNTED, Prompt, PromptEncoder
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.parts import EngineParts
@@ -180,6 +185,16 @@ class Preparation:
         """Tokens of *prompt*; raises as prepare()."""
         return (await self._read(prompt, options)).tokens
 
+    async def count(self, prompt: Prompt, options: ChatOptions) -> int:
+        """Tokens of *prompt*, which need not fit a slot; raises as prepare()."""
+        try:
+            counting = self._encoder.counting()
+            return len((await self._read(prompt, options, encoder=counting)).tokens)
+        except PromptTooLong as error:
+            text = f"{error.n_prompt} tokens or more"
+            allowed = f"at most {MAX_COUNTED} tokens, or count it in parts"
+            raise InvalidRequest("prompt", text, allowed) from None
+
     async def encode_text(self, text: str, *, adds: bool, parses: bool) -> array[int]:
         """Tokens of *text*; see PromptEncoder.encode_text."""
         encode = partial(self._encoder.encode_text, text, adds=adds, parses=parses)
@@ -191,9 +206,11 @@ class Preparation:
         prompt: Prompt,
         options: ChatOptions | None,
         namespace: Namespace = None,
+        encoder: PromptEncoder | None = None,
     ) -> MediaPrompt:
         settings = settings_of(options)
-        encode = partial(self._encoder.read, settings=settings, namespace=namespace)
+        encoder = encoder or self._encoder
+        encode = partial(encoder.read, settings=settings, namespace=namespace)
         read = partial(with_history, encode, prompt)
         with reading_prompt(prompt):
             kind = self._encoder.takes_long(prompt, settings)

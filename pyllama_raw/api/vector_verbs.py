@@ -26,6 +26,7 @@ class VectorVerbs(Facts):
         normalize: bool = True,
         pooling: TextPooling | None = None,
         *,
+        truncate: bool = False,
         progress: Told | None = None,
         **options: Unpack[TextOptions],
     ) -> Vectors:
@@ -45,6 +46,7 @@ class VectorVerbs(Facts):
             normalize: make vectors as long as 1, after they are cut.
             pooling: how the vectors of the tokens of a text become one; None: as the model
                 says.
+            truncate: a text that is too long loses its end, instead of TextTooLong.
             progress: called with the number of texts that have a vector.
 
         Raises:
@@ -59,7 +61,13 @@ class VectorVerbs(Facts):
             wanted = embedder.pooling(pooling)
             shape = embedder.shape(dimensions, normalize=normalize)
             (rows,) = await embedder.embed(
-                texts, wanted, shape, progress, joined=True, **options
+                texts,
+                wanted,
+                shape,
+                progress,
+                joined=True,
+                truncate=truncate,
+                **options,
             )
         return rows
 
@@ -69,6 +77,7 @@ class VectorVerbs(Facts):
         dimensions: int | None = None,
         normalize: bool = True,
         *,
+        truncate: bool = False,
         progress: Told | None = None,
         **options: Unpack[TextOptions],
     ) -> list[Vectors]:
@@ -77,7 +86,27 @@ class VectorVerbs(Facts):
 
         async with self._embedding(options) as embedder:
             shape = embedder.shape(dimensions, normalize=normalize)
-            return await embedder.embed(texts, Pooling.NONE, shape, progress, **options)
+            return await embedder.embed(
+                texts, Pooling.NONE, shape, progress, truncate=truncate, **options
+            )
+
+    async def chunks(
+        self, text: str, max_tokens: int | None = None, overlap: int = 0
+    ) -> list[str]:
+        """
+        *text* cut into parts that embed() takes, at white space where there is any.
+
+        Args:
+            max_tokens: of a part, control tokens included; None: what the model takes.
+            overlap: tokens of the end of a part that the next one begins with, at most half
+                of a part.
+
+        Raises:
+            InvalidRequest: *text* is empty, or a number is not allowed.
+            Unsupported: the model makes no vectors.
+        """
+        async with self._embedding({}) as embedder:
+            return await embedder.chunks(text, max_tokens, overlap)
 
     async def rank(
         self,

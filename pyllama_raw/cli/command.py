@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
 from typing import Any, NamedTuple
 
@@ -60,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         sys.stderr.write(f"error: {error}\n")
         return FAILED
+    # Classes of `--policy module:Class`; last, so that a file here shadows nothing.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
     parsed = root_parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         # In JSON, the backslash form of a lone surrogate is its escape.

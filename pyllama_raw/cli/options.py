@@ -93,6 +93,7 @@ def add_embed(parser: ArgumentParser) -> None:
     _add_texts(parser, "TEXT", "to make a vector of")
     add(parser, "--dimensions", count, "N", "only the first of each vector")
     add_switch(parser, "--raw", "vectors as they are, not of length 1")
+    add_switch(parser, "--truncate", "cut the end off texts that are too long")
     parser.add_argument(
         "--pooling",
         choices=("mean", "cls", "last"),
@@ -113,7 +114,7 @@ def add_rank(parser: ArgumentParser) -> None:
 
 def _add_texts(parser: ArgumentParser, metavar: str, text: str) -> None:
     parser.add_argument("texts", nargs="*", metavar=metavar, help=text)
-    text = 'JSON lines, each a string or an object with "text"; - is stdin'
+    text = 'lines: text, a JSON string, or an object with "text"; - is stdin'
     add(parser, "--input", str, "FILE", text)
     add(parser, "--model", str, "MODEL", FILE_HELP)
     group = parser.add_argument_group("steps of texts")

@@ -30,7 +30,15 @@ def serve(options: Namespace) -> int:
         return max(show(paths[n], configs[n], as_json=False) for n in paths)
     terminal = Terminal(sys.stdout, sys.stderr)
 
+    begun: set[str] = set()
+
     def loading(name: str, fraction: float) -> None:
+        if (
+            name not in begun
+        ):  # a log has a line for each model, a screen what it has now
+            begun.add(name)
+            path = deployment.models[name] or "the default model"
+            terminal.say(f"loading {name}: {path}")
         terminal.status(f"{name}: {fraction:.0%} loaded")
 
     has_uvloop = find_spec("uvloop") is not None  # not on Windows
@@ -55,7 +63,9 @@ def deployment_of(options: Namespace) -> Deployment:
         fields["models"] = _named(options.models or [profile.path], options.alias)
     elif options.alias:
         raise ConfigError("--alias names a MODEL: the file names its models itself")
-    settings = profile.settings.updated(given_parts(options))
+    flags = given_parts(options)
+    flags["engine"] |= given(options, ("warm_up",))
+    settings = profile.settings.updated(flags)
     return Deployment.of(fields, settings.model_dump())
 
 

@@ -8,7 +8,7 @@ from pyllama_raw.cli.engine_options import add_engine
 from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flags import add, add_switch
 from pyllama_raw.cli.options import MODEL_HELP
-from pyllama_raw.options.config import MediaConfig
+from pyllama_raw.options.config import EngineConfig, MediaConfig
 from pyllama_raw.serve.config import FILE_ONLY, ListenConfig, ServeConfig
 
 
@@ -26,5 +26,6 @@ def add_serve(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("service")
     names = [name for name in ServeConfig.model_fields if name not in FILE_ONLY]
     add_fields(group, ServeConfig, names)
+    add_fields(group, EngineConfig, ("warm_up",))
     add_fields(parser.add_argument_group("media"), MediaConfig, ("mmproj",))
     add_engine(parser)

@@ -30,10 +30,11 @@ def embed(options: Namespace) -> int:
     with opened(options, "embed") as (engine, terminal):
         told = _progress(terminal, len(texts))
         shape = options.dimensions, not options.raw
+        how: dict[str, Any] = {"truncate": options.truncate, "progress": told}
         if options.tokens:
-            _tell(engine.embed_tokens(texts, *shape, progress=told))
+            _tell(engine.embed_tokens(texts, *shape, **how))
             return 0
-        vectors = engine.embed(texts, *shape, options.pooling, progress=told)
+        vectors = engine.embed(texts, *shape, options.pooling, **how)
         if options.npy is None:
             _tell(vectors)
         else:
@@ -69,17 +70,24 @@ def _texts(options: Namespace) -> list[str]:
 
 
 def _text(number: int, line: bytes) -> str:
-    """The text of one line: a JSON string, or an object with "text"."""
-    given = line.decode("utf-8", "replace").strip()
-    allowed = 'a JSON string, or an object with "text"'
+    """
+    The text of one line.
+
+    A line that begins as JSON does must be a JSON string, or an object with "text". Any other
+    line is itself the text, because files of plain lines are what people have.
+    """
+    text = line.decode("utf-8", "replace").strip()
+    if text[0] not in '"{':
+        return text
+    allowed = 'a JSON string, an object with "text", or plain text'
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise InvalidRequest(f"line {number}", given, allowed) from error
+        raise InvalidRequest(f"line {number}", text, allowed) from error
     if isinstance(value, dict):
         value = value.get("text")
     if not isinstance(value, str):
-        raise InvalidRequest(f"line {number}", given, allowed)
+        raise InvalidRequest(f"line {number}", text, allowed)
     return value
 
 

@@ -81,7 +81,11 @@ class ModelInfo:
     n_vocab: int
     """Tokens that it knows."""
     n_embd: int
-    """Numbers of a vector that it makes of a text."""
+    """Width of its layers, and numbers of a vector of a token."""
+    embedding_dimensions: int
+    """Numbers that it makes of a text: of a vector, or the scores of a model that ranks."""
+    labels: tuple[str, ...]
+    """Names of these scores, as far as the file has them."""
     n_layer: int
     """Its layers."""
     n_expert: int
@@ -108,17 +112,23 @@ def model_info(path: str, header: Header) -> ModelInfo:
 
     is_pair = kind is ModelClass.ENCODER_DECODER
     start = number(f"{arch}.decoder_start_token_id", -1)
+    pooling = _pooling(path, arch, number(f"{arch}.pooling_type", -1))
+    n_embd = number(f"{arch}.embedding_length_out") or number(
+        f"{arch}.embedding_length"
+    )
+    ranks = pooling is Pooling.RANK  # libllama: as many scores as labels, or one
     n_vocab = header.lengths.get("tokenizer.ggml.tokens", 0)
     return ModelInfo(
         architecture=arch,
         model_class=kind,
-        pooling=_pooling(path, arch, number(f"{arch}.pooling_type", -1)),
+        pooling=pooling,
         is_causal=arch not in _AT_ONCE
         and values.get(f"{arch}.attention.causal", kind not in _NON_CAUSAL) is True,
         n_ctx_train=number(f"{arch}.context_length"),
         n_vocab=n_vocab or number(f"{arch}.vocab_size"),
-        n_embd=number(f"{arch}.embedding_length_out")
-        or number(f"{arch}.embedding_length"),
+        n_embd=n_embd,
+        embedding_dimensions=(len(header.labels) or 1) if ranks else n_embd,
+        labels=header.labels if ranks else (),
         n_layer=number(f"{arch}.block_count"),
         n_expert=number(f"{arch}.expert_count"),
         n_files=number("split.count", 1) or 1,

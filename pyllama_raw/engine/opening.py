@@ -127,6 +127,9 @@ def build_on(
             logs=logs or open_logs(config.log),
             restarts=restarts or Restarts(config.max_restarts),
         )
+        has_memory = kept is not None and kept.memory is not None  # warm_up() keeps it
+        if config.warm_up and not has_memory:
+            opened.executor.warm_up()
         undo.pop_all()
     pass_on_lines()
     limits = opened.scheduler.limits

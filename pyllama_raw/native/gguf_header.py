@@ -20,6 +20,8 @@ from pyllama_raw.errors import ModelLoadFailed
 from pyllama_raw.native.libllama import ffi, lib
 
 ALIGNMENT = "general.alignment"
+LABELS = ".classifier.output_labels"  # behind the name of the architecture
+MAX_LABELS = 1024
 MAX_VALUES = 2**16
 MAX_TENSORS = 2**20
 MAX_DIMS = 4  # ggml.h: GGML_MAX_DIMS
@@ -62,6 +64,7 @@ class Header:
     tensors: tuple[TensorInfo, ...]
     n_left: int  # bytes behind the tensor table, from the next aligned one on
     alignment: int
+    labels: tuple[str, ...] = ()  # of the scores that a ranking model gives
 
     def overridden(self, values: Mapping[str, Scalar]) -> Header:
         """The header as libllama takes it with kv_overrides."""
@@ -145,6 +148,7 @@ class _Reader:
     def header(self, n_tensors: int, n_values: int) -> Header:
         values: dict[str, Scalar] = {}
         lengths: dict[str, int] = {}
+        labels: tuple[str, ...] = ()
         for index in range(n_values):
             self._what = f"metadata entry {index}"
             key = self._string()
@@ -155,7 +159,10 @@ class _Reader:
             self._what = key
             kind = self._number(_U32)
             if kind == _ARRAY:
+                start = self._at
                 lengths[key] = self._skip_array()
+                if key.endswith(LABELS) and lengths[key] <= MAX_LABELS:
+                    labels = self._strings_at(start)
             else:
                 values[key] = self._scalar(kind)
         tensors = []
@@ -164,7 +171,7 @@ class _Reader:
             tensors.append(self._tensor())
         alignment = _alignment(values)
         n_left = self._size - -(-self._at // alignment) * alignment
-        return Header(values, lengths, tuple(tensors), n_left, alignment)
+        return Header(values, lengths, tuple(tensors), n_left, alignment, labels)
 
     def _scalar(self, kind: int) -> Scalar:
         if kind == _STRING:
@@ -181,6 +188,15 @@ class _Reader:
         else:
             self._skip(count * self._format(kind).size)
         return count
+
+    def _strings_at(self, start: int) -> tuple[str, ...]:
+        """The strings of an array at *start* that was skipped; none, if it has numbers."""
+        end, self._at = self._at, start
+        kind, count = self._number(_U32), self._number(_U64)
+        strings = (self._string() for _ in range(count if kind == _STRING else 0))
+        texts = tuple(strings)
+        self._at = end
+        return texts
 
     def _tensor(self) -> TensorInfo:
         name = self._string()

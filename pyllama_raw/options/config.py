@@ -330,6 +330,11 @@ class EngineConfig(Frozen):
     Failures of the engine in a minute after which its context is made anew and all requests go
     on; the next one ends it. 0: the first one does (docs/life.md).
     """
+    warm_up: bool = False
+    """
+    Compute a micro-batch and a token of each slot before the engine is open, so the first
+    request waits for nothing that a device does once.
+    """
     deterministic: bool = False
     """Outputs do not depend on other requests (docs/exactness.md); costs speed."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.options.config import Count, Finite, Token
@@ -185,6 +185,19 @@ class SamplingParams(Frozen):
     def refusal(cls, mistakes: list[Mistake]) -> InvalidSampling:
         """The first mistake: it is the request's fault."""
         return InvalidSampling(*mistakes[0])
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("json_schema", mode="before")
+    @classmethod
+    def _schema_of(cls, value: object) -> object:
+        """The schema of a class that pydantic made, which is how many have theirs."""
+        if isinstance(value, type) and hasattr(value, "model_json_schema"):
+            return value.model_json_schema()
+        return value
 
     @model_validator(mode="before")
     @classmethod

@@ -12,6 +12,8 @@ from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from threading import Condition
@@ -41,6 +43,7 @@ T = TypeVar("T")
 Prompt = str | Sequence[int] | Sequence[Message] | Sequence["str | Image | Audio"]
 
 MAX_IDS = 2**20  # that detokenize() takes
+MAX_COUNTED = 2**20  # tokens of a prompt that is only counted
 LONG_PROMPT = 4096  # characters that an event loop may wait for
 MANY_IDS = 2**14  # token ids, likewise
 LONG_TOKEN = 8  # characters of a token; most texts have about four
@@ -79,8 +82,7 @@ class PromptEncoder:
             eos_token=_text_of(vocab, vocab.eos),
         )
         self._idle = Condition()
-        self._n_users = 0
-        self._closed = False
+        self._users = _Users()
 
     @classmethod
     def of(cls, parts: EngineParts) -> Self:
@@ -93,6 +95,12 @@ class PromptEncoder:
             parts.media,
             limits.n_source,
         )
+
+    def counting(self) -> Self:
+        """This encoder with another limit: prompts have at most MAX_COUNTED tokens."""
+        encoder = copy(self)  # both have the same users, so close() waits for both
+        encoder._n_ctx_slot = MAX_COUNTED + 1
+        return encoder
 
     def takes_long(
         self, prompt: Prompt, settings: ChatSettings = NOTHING
@@ -239,22 +247,22 @@ class PromptEncoder:
         Templates that are being rendered are ended.
         """
         with self._idle:
-            self._closed = True
+            self._users.are_refused = True
         self._chat.close()
         with self._idle:
-            self._idle.wait_for(lambda: self._n_users == 0)
+            self._idle.wait_for(lambda: self._users.n_now == 0)
 
     @contextmanager
     def _using_vocab(self) -> Iterator[None]:
         with self._idle:
-            if self._closed:
+            if self._users.are_refused:
                 raise ClosedError("the engine is closed")
-            self._n_users += 1
+            self._users.n_now += 1
         try:
             yield
         finally:
             with self._idle:
-                self._n_users -= 1
+                self._users.n_now -= 1
                 self._idle.notify_all()
 
     def _read(self, read: MediaPrompt, prompt: Prompt, settings: ChatSettings) -> None:
@@ -389,7 +397,7 @@ class PromptEncoder:
 
     def _check_fits(self, n_tokens: int) -> None:
         """Raise PromptTooLong, also if there are only more tokens to come."""
-        if self._closed:
+        if self._users.are_refused:
             raise ClosedError("the engine is closed")
         if n_tokens >= self._n_ctx_slot:
             raise self._too_long(n_tokens)
@@ -397,6 +405,14 @@ class PromptEncoder:
     def _too_long(self, n_tokens: int) -> PromptTooLong:
         limit = self._n_source or self._n_ctx_slot
         return PromptTooLong(n_tokens, limit, self._n_source)
+
+
+@dataclass(slots=True)
+class _Users:
+    """The callers that use a vocabulary now; copies of an encoder share one of these."""
+
+    n_now: int = 0
+    are_refused: bool = False  # the engine closes
 
 
 def _check_text(text: str) -> None:

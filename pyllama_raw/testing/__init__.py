@@ -109,6 +109,8 @@ def _capabilities(
         n_ctx_train=limits.n_ctx_slot,
         n_vocab=vocab.n_tokens,
         n_embd=1,
+        embedding_dimensions=1,
+        labels=(),
         n_layer=1,
         n_expert=0,
         n_files=1,

@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 
-from pyllama_raw import EmbeddingConfig
+from pyllama_raw import AsyncEngine, EmbeddingConfig
 from pyllama_raw.api.vectors import vectors_of
 from pyllama_raw.errors import InvalidRequest, TextTooLong
-from tests.api.embedding_support import OTHER_ENCODERS, POOLED, TEXTS, open_engine
+from tests.api.embedding_support import (
+    OTHER_ENCODERS,
+    POOLED,
+    TEXTS,
+    config,
+    open_engine,
+)
+from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
@@ -158,3 +165,60 @@ async def test_steps_of_any_size_are_computed(name, n_tokens):
         vectors = await engine.embed(["Z"] * 9)
 
     assert np.isfinite(vectors).all()
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+async def test_a_text_that_is_too_long_may_lose_its_end(name):
+    """
+    What is cut is the text of the first tokens, with the control tokens of its end.
+    """
+    small = config(embedding=EmbeddingConfig(max_step_tokens=32))
+    async with AsyncEngine.open(tiny_model(name), small) as engine:
+        long = "a b c d " * 40
+        with pytest.raises(TextTooLong, match="truncate=True"):
+            await engine.embed([long], pooling="mean")
+        (rows,) = await engine.embed_tokens([long], truncate=True)
+        vectors = await engine.embed([long, "a"], pooling="mean", truncate=True)
+        alone = await engine.embed(["a"], pooling="mean")
+
+    assert len(rows) == 32
+    assert vectors.usage.prompt_tokens == 32 + alone.usage.prompt_tokens
+    assert vectors.shape[0] == 2
+    np.testing.assert_allclose(vectors[1], alone[0], rtol=0, atol=1e-6)
+
+
+async def test_chunks_cover_a_text_and_fit():
+    """
+    Without an overlap they are the text; each has as many tokens as are allowed at most.
+    """
+    text = "".join(f"word{i} and more. " for i in range(60))
+    text += "".join(f"{i:03}" for i in range(100, 120))
+    async with open_engine("bert") as engine:
+        parts = await engine.chunks(text, max_tokens=20)
+        counts = [(await engine.embed([part])).usage.prompt_tokens for part in parts]
+        shared = await engine.chunks(text, max_tokens=20, overlap=6)
+
+    assert "".join(parts) == text
+    assert len(parts) > 10
+    assert max(counts) <= 20
+    assert len(shared) > len(parts)
+    at = [text.index(part) for part in shared]
+    ends = [start + len(part) for start, part in zip(at, shared, strict=True)]
+    assert at == sorted(at)
+    assert all(start < end for start, end in zip(at[1:], ends, strict=False))
+    assert ends[-1] == len(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(("",), "text"), (("a", 1), "max_tokens"), (("a", 20, 15), "overlap")],
+)
+async def test_chunks_refuse_what_cannot_be(arguments, name):
+    """
+    An empty text, no room for a token, an overlap of more than half.
+    """
+    async with open_engine("bert") as engine:
+        with pytest.raises(InvalidRequest) as raised:
+            await engine.chunks(*arguments)
+
+    assert raised.value.name == name

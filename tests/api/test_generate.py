@@ -111,14 +111,40 @@ async def test_outputs_do_not_depend_on_what_runs_beside():
 
 async def test_complete_many_raises_the_first_error_bare():
     """
-    One bad prompt ends the call with its own error, not with a group.
+    One bad prompt ends the call with its own error, not with a group, and the error says
+    which prompt it is about.
     """
     async with fake_engine() as engine:
-        with pytest.raises(PromptTooLong):
+        with pytest.raises(PromptTooLong) as raised:
             await engine.complete_many(["a", "b" * 500, "c"])
         stats = engine.stats()
 
     assert stats.waiting == 0
+    assert raised.value.prompt_index == 1
+    assert str(raised.value).startswith("prompts[1]: the prompt has ")
+
+
+async def test_complete_many_may_return_errors_in_the_places_of_results():
+    """
+    With errors="return" the others go on, and progress counts all that have ended.
+    """
+    counts: list[int] = []
+    prompts = ["a", "b" * 500, "c", ""]
+    params = SamplingParams(max_tokens=3)
+    async with fake_engine() as engine:
+        results = await engine.complete_many(
+            prompts, params, errors="return", progress=counts.append
+        )
+
+    texts = [r.text if isinstance(r, Result) else type(r).__name__ for r in results]
+    assert texts == [
+        expected("a", 3),
+        "PromptTooLong",
+        expected("c", 3),
+        "InvalidRequest",
+    ]
+    assert [getattr(r, "prompt_index", None) for r in results] == [None, 1, None, 3]
+    assert counts == [1, 2, 3, 4]
 
 
 async def test_complete_many_of_nothing():

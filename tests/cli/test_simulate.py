@@ -1,10 +1,16 @@
 """`simulate`: one table for several policies, and cost models from step logs."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from pyllama_raw.cli import main
 from pyllama_raw.lab.sim import CostModel
 
+ROOT = Path(__file__).resolve().parents[2]
 FEW = ["simulate", "--requests", "120", "--rate", "20", "--slots", "4"]
 
 
@@ -90,3 +96,44 @@ def test_costs_are_numbers_of_seconds(tmp_path, text, capsys):
 
     assert main([*FEW, "--cost", str(tmp_path / "cost.json")]) == 2
     assert "cost.json" in capsys.readouterr().err
+
+
+POLICY = """
+from pyllama_raw.policy import SchedulingPolicy
+
+class Mine(SchedulingPolicy):
+    name = "mine"
+
+class Broken(SchedulingPolicy):
+    name = "broken"
+
+    def order_key(self, request, view):
+        raise RuntimeError("mine is broken")
+"""
+
+
+def test_a_policy_of_the_current_folder_is_compared_and_a_broken_one_costs_no_table(
+    tmp_path,
+):
+    """
+    The table has those that ran, in a line each; the broken one is named behind it.
+    """
+    (tmp_path / "own_policies.py").write_text(POLICY)
+    names = "own_policies:Mine,own_policies:Broken,fcfs"
+    command = [sys.executable, "-m", "pyllama_raw", *FEW, "--compare", names]
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    run = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=variables,
+        check=False,
+    )
+
+    assert run.returncode == 1
+    starts = [line.split()[0] for line in run.stdout.splitlines()]
+    assert starts == ["policy", "own_policies:Mine", "fcfs", "seconds;", "figure:"]
+    *lines, failure = run.stderr.splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["1/3", "2/3", "3/3"]
+    assert failure.startswith("error: policy broken: order_key ")

@@ -60,6 +60,8 @@ def test_a_file_that_says_nothing_is_a_decoder():
         n_ctx_train=0,
         n_vocab=320,
         n_embd=0,
+        embedding_dimensions=0,
+        labels=(),
         n_layer=0,
         n_expert=0,
         n_files=1,
@@ -200,3 +202,26 @@ def test_an_override_counts_as_the_file():
 
     assert probe(tiny_model("bert")).model.pooling is Pooling.MEAN
     assert probe(tiny_model("bert"), overrides).model.pooling is Pooling.CLS
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("name", "width", "labels"),
+    [
+        ("bert", 64, ()),
+        ("bert-rank", 1, ()),
+        ("bert-labels", 3, ("yes", "no", "maybe")),
+    ],
+)
+def test_the_width_of_what_a_model_makes_of_a_text_is_in_its_header(
+    name, width, labels
+):
+    """
+    A vector has the width of the model, ranks have a score for each label, or one.
+    """
+    from pyllama_raw.engine.capabilities import probe
+    from tests.tiny import tiny_model
+
+    model = probe(tiny_model(name)).model
+
+    assert (model.embedding_dimensions, model.labels) == (width, labels)

@@ -14,8 +14,10 @@ from anyio.from_thread import start_blocking_portal
 from starlette.responses import JSONResponse
 
 from pyllama_raw import AsyncEngine, EngineConfig, MediaConfig
+from pyllama_raw.results import EngineState
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.page import HTML
 from pyllama_raw.testing import EOS, FakeExecutor, fake_engine, fake_limits
 from scripts.browser import PROGRAM, Page, browsing
 from tests.media.files import image_file
@@ -52,6 +54,17 @@ print("<b>")
 def in_browser(test: Any) -> Any:
     """A test that needs Chromium."""
     return pytest.mark.nightly(has_none(test))
+
+
+def test_the_dot_is_red_only_for_an_engine_that_has_ended():
+    """
+    The page has a class for each other state.
+    """
+    table = re.search(r"STATE_CLASSES = \{(.*?)\}", HTML, re.DOTALL)
+
+    assert table is not None
+    states = re.findall(r"(\w+):", table[1])
+    assert sorted(states) == sorted(s for s in EngineState if not s.has_ended)
 
 
 def spelling(text: str, **options: Any) -> FakeExecutor:

@@ -56,6 +56,8 @@ async def stream() -> None:
         assert_type(called.tool_calls, tuple[ToolCall, ...])
         assert_type(arguments_of(called.tool_calls[0]), dict[str, Any])
         assert_type(await engine.complete_many(["a", [1], chat]), list[Result])
+        either = await engine.complete_many(["a"], errors="return")
+        assert_type(either, list[Result | PyllamaError])
         assert_type(
             await engine.complete_n("a", SamplingParams(n=2)), tuple[Result, ...]
         )
@@ -113,6 +115,8 @@ def blocking() -> None:
         assert_type(generation.result, Result)
         assert_type(engine.complete("a"), Result)
         assert_type(engine.complete_many(["a", [1]]), list[Result])
+        either = engine.complete_many(["a"], errors="return")
+        assert_type(either, list[Result | PyllamaError])
         assert_type(engine.complete_n("a", SamplingParams(n=2)), tuple[Result, ...])
         assert_type(engine.score("a"), Score)
         assert_type(engine.stats(), EngineStats)

@@ -33,7 +33,10 @@ MAX_CHANCE = 0.01
 MORE = {"total_token_throughput", "output_throughput", "request_throughput"}
 MORE |= {"request_goodput", "cached_share"}
 FIGURES = [key for key in WIDE.values() if key != "others_cpus"]
-NOT_CONDITIONS = {"machine.date", "machine.commit", "options.targets"}
+NOT_CONDITIONS = {
+    *("machine.date", "machine.commit", "options.targets"),
+    *("options.request_log", "options.step_log", "options.out"),
+}
 
 Verdict = Literal["better", "worse", "equal", "noise", "too few rounds"]
 

@@ -114,10 +114,14 @@ def latencies(records: Iterable[Record]) -> Result:
         "e2el": [record.e2e_s for record in done],
         "queue": [record.queue_s for record in done if record.queue_s is not None],
     }
+    paces = [1 / t for t in values["tpot"] if t > 0]
     return {
-        f"{figure}_{name}_ms": summary(of_name) * 1e3 if of_name else None
-        for name, of_name in values.items()
-        for figure, summary in SUMMARY.items()
+        "median_decode_tok_per_s": median(paces) if paces else None,
+        **{
+            f"{figure}_{name}_ms": summary(of_name) * 1e3 if of_name else None
+            for name, of_name in values.items()
+            for figure, summary in SUMMARY.items()
+        },
     }
 
 

@@ -36,7 +36,7 @@ class Opened:
 
 
 Opener = Callable[[], AbstractAsyncContextManager[Opened]]
-MakeCalls = Callable[[object], list[Call]]  # of a seed
+MakeCalls = Callable[..., list[Call]]  # of a seed, and of a length of prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Point(Checked):
     clients: Count | None = None
     rate: Positive | None = None  # calls a second
     burstiness: Positive = 1.0
+    prompt_tokens: Count | None = None  # of each call; None: as the workload has it
 
     async def run(self, target: Target, calls: list[Call], seed: object) -> Run:
         if self.clients is not None:
@@ -65,6 +66,7 @@ class Point(Checked):
             "max_concurrency": self.clients,
             "request_rate": "inf" if self.clients else self.rate,
             "burstiness": self.burstiness,
+            "prompt_tokens": self.prompt_tokens,
         }
 
 
@@ -99,7 +101,8 @@ class Plan:
 
     async def _measure(self, opened: Opened, point: Point, index: int) -> Result:
         seed = (self.seed, index, point)
-        calls = self.make_calls(seed)
+        sizes = () if point.prompt_tokens is None else (point.prompt_tokens,)
+        calls = self.make_calls(seed, *sizes)
         before = _counters(opened.target)
         with watching(opened.pid) as use:
             run = await point.run(opened.target, calls, seed)

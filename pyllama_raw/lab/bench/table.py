@@ -27,6 +27,7 @@ WIDE = {
     "good req/s": "request_goodput",
     "TTFT p50": "median_ttft_ms",
     "TTFT p99": "p99_ttft_ms",
+    "decode tok/s": "median_decode_tok_per_s",
     "TPOT p50": "median_tpot_ms",
     "ITL p50": "median_itl_ms",
     "ITL p99": "p99_itl_ms",
@@ -60,6 +61,11 @@ def round_of(result: Result) -> tuple[object, int]:
 
 def point_of(result: Result) -> str:
     """The way that calls were sent, in words."""
+    n_prompt = result.get("prompt_tokens")  # results of earlier versions have none
+    return _sending(result) + (f", prompts of {n_prompt}" if n_prompt else "")
+
+
+def _sending(result: Result) -> str:
     clients = result["max_concurrency"]
     if clients is not None:
         return f"{clients} client{'s' * (clients != 1)}"
@@ -99,7 +105,11 @@ def rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
         line: dict[str, object] = {"target": names[target]}
         if len(points) > 1:
             clients = runs[0]["max_concurrency"]
-            line |= {"sent": point} if clients is None else {"clients": clients}
+            line |= (
+                {"sent": _sending(runs[0])} if clients is None else {"clients": clients}
+            )
+            if n_prompt := runs[0].get("prompt_tokens"):
+                line["prompt"] = n_prompt
         for heading in WIDE if wide else MAIN:
             key = WIDE[heading]
             value = middle(runs, key)

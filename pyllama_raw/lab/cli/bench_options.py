@@ -61,7 +61,12 @@ def _add_shape(parser: ArgumentParser) -> None:
         usual = [
             f"{n} {v}" for n, w in WORKLOADS.items() if (v := getattr(w.shape, name))
         ]
-        add(group, f"--{name.replace('_', '-')}", kind, "N", ", ".join(usual))
+        flag, text = f"--{name.replace('_', '-')}", ", ".join(usual)
+        if name == "prompt_tokens":
+            text = f"{text}; several: one run for each"
+            add(group, flag, kind, "N", text, nargs="+")
+        else:
+            add(group, flag, kind, "N", text)
     add(group, "--trace", Path, "FILE", "of workload trace")
     add(group, "--speed", positive, "X", "of the trace's clock", default=1)
     add(group, "--length-scale", positive, "X", "of the trace's lengths", default=1)

@@ -15,7 +15,7 @@ from pyllama_raw.engine.records import read_records, write_records
 from pyllama_raw.engine.request_log import RequestLog
 from pyllama_raw.engine.step_log import StepLog
 from pyllama_raw.engine.watcher import StepRecord
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.errors import ConfigError, PyllamaError
 from pyllama_raw.lab.cli.simulate_options import OF_SCHEDULER
 from pyllama_raw.lab.sim import (
     CostModel,
@@ -48,14 +48,22 @@ def simulate(options: Namespace) -> int:
         make_policy(name)  # a mistake shows before the first run
     total = len(options.compare) * workload.n_requests
     with tqdm(total=total, unit=" requests", unit_scale=True, disable=None) as bar:
-        results = [
-            _run_one(options, workload, replace(machine, policy=name), bar)
-            for name in options.compare
-        ]
-    sys.stdout.write("\n".join(table(results)) + "\n")
+        results, failures = [], []
+        for index, name in enumerate(options.compare, 1):
+            try:
+                mine = replace(machine, policy=name)
+                results.append(_run_one(options, workload, mine, bar))
+            except PyllamaError as error:  # the table of the others is worth as much
+                failures.append(f"error: {error}")
+            if bar.disable:  # no terminal: a line for who reads a log
+                sys.stderr.write(f"{index}/{len(options.compare)} simulated: {name}\n")
+    if results:
+        sys.stdout.write("\n".join(table(results)) + "\n")
     if options.figure is not None or len(results) > 1:
         sys.stdout.write(_figure(results, options.figure) + "\n")
-    return 1 if any(result.n_faults for result in results) else 0
+    sys.stdout.flush()
+    sys.stderr.write("".join(f"{line}\n" for line in failures))
+    return 1 if failures or any(result.n_faults for result in results) else 0
 
 
 def _run_one(

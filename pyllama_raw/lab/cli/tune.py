@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,11 +32,18 @@ def tune(options: Namespace) -> int:
         n_output=options.output_tokens,
         max_step_s=options.max_step_s,
     )
-    with tqdm(desc="measuring", total=n_measurements(), unit="", disable=None) as bar:
+    total, began = n_measurements(), time.monotonic()
+    with tqdm(desc="measuring", total=total, unit="", disable=None) as bar:
 
         def note(what: str) -> None:
             bar.set_postfix_str(what, refresh=False)
             bar.update()
+            if bar.disable:  # no terminal: a line each, for who reads a log
+                bar.n += 1
+                seconds = time.monotonic() - began
+                line = f"measured {bar.n} of about {total}, {seconds:.0f} s: {what}"
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
 
         found = search(
             model,
@@ -42,6 +51,7 @@ def tune(options: Namespace) -> int:
             file_types=options.file_types or ["q4_0"],
             keep=options.requantize,
             progress=note,
+            max_s=math.inf if options.minutes is None else 60 * options.minutes,
         )
         bar.total = bar.n
     found.profile.save(out)

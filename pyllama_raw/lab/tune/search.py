@@ -18,13 +18,16 @@ MAX_PASSES = 2
 Cost = Callable[[Point], float]
 
 
-def descend(sizes: Sequence[int], cost: Cost) -> Point:
+def descend(
+    sizes: Sequence[int], cost: Cost, may_go_on: Callable[[], bool] = lambda: True
+) -> Point:
     """
-    The best point found.
+    The best point that was measured.
 
     Args:
         sizes: choices of each knob; 0 is the default.
         cost: lower is better, infinite for what does not run; never more when asked again.
+        may_go_on: whether there is time for one more knob.
     """
     known: dict[Point, float] = {}
 
@@ -40,6 +43,8 @@ def descend(sizes: Sequence[int], cost: Cost) -> Point:
     for _ in range(MAX_PASSES):
         before = best
         for knob, size in enumerate(sizes):
+            if not may_go_on():
+                return best
             others = [_turned(best, knob, choice) for choice in range(size)]
             found = min(others, key=cost_of)
             if gains(found, best):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,6 +49,7 @@ def tune(
     file_types: Sequence[FileType] = ("q4_0",),
     keep: Path | None = None,
     progress: Progress = lambda _: None,
+    max_s: float = math.inf,
 ) -> Tuning:
     """
     Search the options that do *work* fastest on this machine; takes minutes.
@@ -57,12 +60,15 @@ def tune(
     Args:
         keep: where to leave the requantised file if it is the fastest; then the profile
             names it. None: the profile keeps to *model*.
+        max_s: seconds after which no further option is tried; the perplexity of what was
+            found is measured all the same.
 
     Raises:
         ConfigError: *keep* exists or cannot be written.
         PyllamaError: the model does not work with the defaults.
     """
     work, others = work or Work(), Others()
+    end = time.monotonic() + max_s
     with tempfile.TemporaryDirectory(dir=_folder_of(keep), prefix=".tune.") as scratch:
         files = _requantised(model, file_types, Path(scratch), progress)
         spaces = make_spaces(
@@ -71,7 +77,7 @@ def tune(
         ours = spaces[model]
         ours.measure(ours.default)  # raises what is wrong with the model
         path = model if keep is None else _fastest(spaces)
-        found = _search(spaces, path, files, progress)
+        found = _search(spaces, path, files, progress, end)
         if keep is not None and path != model:
             path = path.replace(keep)
         facts = {
@@ -88,11 +94,12 @@ def _search(
     path: Path,
     files: Mapping[FileType, Path],
     progress: Progress,
+    end: float,
 ) -> Tuning:
     """The best settings of *path*, against the defaults of the model, the first of *spaces*."""
     (model, ours), *_ = spaces.items()
     space = spaces[path]
-    best = descend(space.sizes, space.cost)
+    best = descend(space.sizes, space.cost, lambda: time.monotonic() < end)
     settings = settings_of(space.table, best)
     assert settings is not None
 

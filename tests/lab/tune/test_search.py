@@ -40,6 +40,17 @@ def test_a_gain_that_depends_on_a_later_knob_is_found():
     assert descend([2, 2], costs.__getitem__) == (1, 1)
 
 
+def test_a_search_may_end_between_two_knobs():
+    """
+    What was found before stands; later knobs keep their defaults.
+    """
+    answers = iter([True, False])
+
+    best = descend([2, 2], lambda point: 10 - sum(point), lambda: next(answers))
+
+    assert best == (1, 0)
+
+
 def test_noise_does_not_turn_a_knob():
     """
     Less than a hundredth is no reason to leave the default.
