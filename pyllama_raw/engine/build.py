@@ -99,7 +99,8 @@ def assemble(
         texts = text_contexts(model, config)
     executor = NativeExecutor(
         make_context,
-        lanes=Lanes(model.vocab, waits.n_slots, off=refusal(model, config)),
+        # A sequence may run in a parked slot, too.
+        lanes=Lanes(model.vocab, layout.scratch, off=refusal(model, config)),
         kind=layout.kind,
         scratch=layout.scratch,
         disk=writer,

@@ -13,7 +13,12 @@ from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import NativeError
 from pyllama_raw.native.context import Context
-from pyllama_raw.options.config import ContextConfig, ModelConfig, SchedulerConfig
+from pyllama_raw.options.config import (
+    CacheConfig,
+    ContextConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from tests.engine.test_executor import make_prompt
 from tests.held import check_held
 from tests.tiny import HYBRID, RECURRENT, tiny_model
@@ -340,3 +345,24 @@ def test_lanes_serve_memory_that_is_a_state(name, token_budget):
         parts.release()
 
     assert found[0] == found[1]
+
+
+def test_parked_slots_have_lanes():
+    """
+    Sequences that begin in slots which idle ones were moved to are served as well.
+    """
+    config = EngineConfig(
+        context=ContextConfig(n_ctx=1024, n_threads=1),
+        scheduler=SchedulerConfig(n_slots=2),
+        cache=CacheConfig(mode="live"),
+        sampler_placement="backend",
+    )
+    parts = build(tiny_model("llama"), config)
+    used = {}
+    for first in range(0, 12, 2):
+        used |= run(parts, request(first, LANES), request(first + 1, LANES))[1]
+    n_fallbacks = parts.executor.times.lane_fallbacks
+    parts.release()
+
+    assert set(used.values()) == {SamplerUse("backend", "")}
+    assert n_fallbacks == 0

@@ -6,7 +6,7 @@
 
 #include "adapters_gate.h"
 #include "exceptions.h"
-#include "step/lane.h"
+#include "lane.h"
 
 struct plr_progress {
     std::atomic<float> value{0.0f};

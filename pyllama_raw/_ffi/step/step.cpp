@@ -5,9 +5,9 @@
 
 #include "boundary/adapters_gate.h"
 #include "boundary/exceptions.h"
+#include "boundary/lane.h"
 #include "fault.h"
 #include "kernels/kernels.h"
-#include "lane.h"
 #include "logprobs.h"
 #include "output_rows.h"
 #include "runner.h"
