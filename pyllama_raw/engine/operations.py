@@ -138,24 +138,23 @@ class SlotOperations:
 
     def _save(self, save: Save) -> None:
         """To host memory, or from there to the thread that writes files."""
-        before_s = self.capture_s
+        capture_s = -self.capture_s
         if isinstance(save.source, Snapshot):
             state = save.source.payload
             assert isinstance(state, memoryview)
         else:
             state = self._capture(save, save.source)
+        capture_s += self.capture_s
         if save.tier is CacheTier.HOST:
             if state is not None:
-                self._saved[save.save_id] = Saved(
-                    state, state.nbytes, self.capture_s - before_s
-                )
+                self._saved[save.save_id] = Saved(state, state.nbytes, capture_s)
         elif state is None:
             self._files.report(Written(save.save_id, None))
         else:
             assert save.key is not None
             namespace, tokens, spans = save.key
             written = to_file(tokens, spans)
-            self._files.write(save.save_id, namespace, written, state)
+            self._files.write(save.save_id, namespace, written, state, capture_s)
 
     def _capture(self, save: Save, slot: int) -> State | None:
         """Copy what *slot* holds of the range, by way of scratch if it is a part."""

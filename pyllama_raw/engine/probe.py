@@ -9,7 +9,7 @@ error, and it brings the weights into memory before the first request.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
@@ -28,9 +28,8 @@ from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import ContextConfig
 
 SLACK_BYTES = 256  # of a snapshot's head, which may differ a little by slot
-MAX_COPIES = 5  # of a slot, to time one
-LONG_COPY_S = 0.005  # a copy that takes longer is timed once
-NOISE = 0.1  # of the time of a copy
+MAX_COPIES = 20  # of a slot, to time one
+MAX_COPIES_S = 0.2  # in all, after which no other copy is timed
 MUCH_CLOSER = 4.0  # a row that is another one by mistake differs from it in digits only
 
 Row: TypeAlias = "array[float]"
@@ -106,42 +105,39 @@ def _price(context: Context) -> CopyPrice:
     Slot 0 then gets a cell of slot 1, too: that is the same number of cells in two runs. Without
     a pool for all slots cells of a slot always lie in one run.
     """
-    base_s = _least_s(context, 0)
-    longer_s = _least_s(context, 1)
+    base_s = _capture_s(context, 0)
+    longer_s = _capture_s(context, 1)
     has_runs = context.kv_unified and not context.model.is_recurrent
     state = new_bytes(context.state_bytes(0))
     context.capture(0, state)
     runs_s = longer_s
     if has_runs:
         context.seq_cp(1, 0, 2, 3)
-        runs_s = _least_s(context, 0)
-    started = perf_counter()
-    context.restore(0, state)
-    restore_s = perf_counter() - started
+        runs_s = _capture_s(context, 0)
     return CopyPrice(
         base_s,
-        _beyond(runs_s, longer_s),
-        _beyond(longer_s, base_s),
-        restore_s,
+        max(runs_s - longer_s, 0.0),
+        max(longer_s - base_s, 0.0),
+        _least_s(lambda: context.restore(0, state)),
     )
 
 
-def _least_s(context: Context, slot: int) -> float:
-    """Seconds that a capture of *slot* takes, at the best of a few if that is short."""
+def _capture_s(context: Context, slot: int) -> float:
     state = new_bytes(context.state_bytes(slot))
-    least_s = inf
+    return _least_s(lambda: context.capture(slot, state))
+
+
+def _least_s(copy: Callable[[], object]) -> float:
+    """Seconds that *copy* takes at the best of many: on a busy machine most take longer."""
+    least_s, spent_s = inf, 0.0
     for _ in range(MAX_COPIES):
         started = perf_counter()
-        context.capture(slot, state)
-        least_s = min(least_s, perf_counter() - started)
-        if least_s > LONG_COPY_S:
+        copy()
+        took_s = perf_counter() - started
+        least_s, spent_s = min(least_s, took_s), spent_s + took_s
+        if spent_s > MAX_COPIES_S:
             break
     return least_s
-
-
-def _beyond(seconds: float, base_s: float) -> float:
-    """What *seconds* are beyond *base_s*; 0 if that may be the noise of a clock."""
-    return seconds - base_s if seconds > base_s * (1 + NOISE) else 0.0
 
 
 def _one_by_one(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list[Row]]:
@@ -154,7 +150,7 @@ def _one_by_one(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list
         n_bytes.append(context.state_bytes(0))
         rows.append(context.logits(0))
     # There is no second slot to compare with, but the least that a copy takes.
-    base_s = _least_s(context, 0)
+    base_s = _capture_s(context, 0)
     cost = replace(cost_of(1, *n_bytes), price=CopyPrice(base_s, restore_s=base_s))
     if context.max_tokens < 2:  # no prompt is ever computed in chunks
         return cost, [rows[0], rows[1], rows[1]]

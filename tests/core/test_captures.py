@@ -5,7 +5,14 @@ import pytest
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import SnapshotCost
-from pyllama_raw.core.speed import Capture, Captures, CopyPrice, PrefillSpeed
+from pyllama_raw.core.speed import (
+    MIN_PART,
+    SHARE,
+    SLACK,
+    Captures,
+    CopyPrice,
+    PrefillSpeed,
+)
 from pyllama_raw.core.step import Load, Save, Saved
 from tests.core.support import answer, finished, make_request, make_scheduler
 
@@ -57,7 +64,19 @@ def test_outputs_that_lie_apart_are_left_out():
 
     capture = captures.plan(0, 512, 128, in_parts=True)
 
-    assert capture == Capture(128, 2, pytest.approx(0.0005 + 128 * 0.0004))
+    assert (capture.stop, capture.n_runs) == (128, 2)
+    assert capture.bound_s >= 0.0005 + 128 * 0.0004
+
+
+def capture_all(captures, n_tokens, seconds):
+    """Capture slots of *n_tokens* as long as a step makes captures; the tokens of each."""
+    sizes = []
+    while capture := captures.plan(0, n_tokens, n_tokens, in_parts=True):
+        captures.spend(capture, capture.stop)
+        sizes.append((capture.stop, capture.n_runs))
+    for size, n_runs in sizes:
+        captures.observe(size, n_runs, seconds(size))
+    return [size for size, _ in sizes]
 
 
 def test_captures_of_a_step_take_half_of_it_and_end_in_parts():
@@ -65,14 +84,12 @@ def test_captures_of_a_step_take_half_of_it_and_end_in_parts():
     Until it is known how cells lie, each may lie alone; what does not fit is left out.
     """
     captures = make_captures(FLASH)
-    stops = []
-    for _ in range(3):
-        capture = captures.plan(0, 100, 100, in_parts=True)
-        stops.append(capture and capture.stop)
-        if capture:
-            captures.spend(capture)
+    captures.observe(64, 64, 0.0005 + 62 * 0.0004)
+    captures.begin(others_wait=True)
 
-    assert stops == [100, 22, None]
+    sizes = capture_all(captures, 80, lambda n: 0.0004 * n)
+
+    assert sizes == [80, 42]
     assert captures.spent_s <= TARGET_S / 2
 
 
@@ -81,41 +98,125 @@ def test_decodes_come_first():
     Beside decodes of 90 ms a step of 100 has 10 ms for captures, and never less than a tenth.
     """
     captures = make_captures(FLASH)
-    found = []
+    captures.observe(64, 64, 0.0005 + 62 * 0.0004)
+    sizes = []
     for decode_s in (0.0, 0.09, 0.2):
         for _ in range(50):
             captures.observe_decode(decode_s)
         captures.begin(others_wait=True)
         capture = captures.plan(0, 1000, 1000, in_parts=True)
-        found.append(capture.stop)
+        sizes.append(capture.stop)
 
-    assert found == [123, 23, 48]
+    assert sizes == [123, 23, 48]
 
 
 def test_prices_follow_what_captures_take():
     """
-    Where cells lie side by side more and more fits; one slow capture, and it is as at first.
+    Where cells lie side by side more and more fits; one slow capture, and little does.
     """
     captures = make_captures(FLASH)
-    stops = []
-    for n_tokens, seconds in ((100, 0.001),) * 8 + ((100, 10.0),):
+    steps = []
+    for seconds in (0.00001,) * 8 + (0.01,) * 2:
         captures.begin(others_wait=True)
-        stops.append(captures.plan(0, 4000, 4000, in_parts=True).stop)
-        captures.observe(n_tokens, 2, seconds)
-    captures.begin(others_wait=True)
-    last = captures.plan(0, 4000, 4000, in_parts=True)
+        steps.append(sum(capture_all(captures, 4000, lambda n, s=seconds: s * n)))
 
-    assert stops == sorted(stops)
-    assert stops[-1] > 4 * stops[0]
-    assert last is None or last.stop == stops[0]
+    assert steps[:3] == [16, 64, 256]
+    assert max(steps) > 2000
+    assert steps[-1] < MIN_PART
+
+
+@pytest.mark.parametrize("cell_s", [0.00001, 0.0001, 0.001, 0.003])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 1.0])
+@pytest.mark.parametrize("base_s", [0.0, 0.000001, 0.01])
+def test_no_step_is_long_whatever_the_first_price_was(cell_s, share, base_s):
+    """
+    The first captures are small, and the larger ones are as dear as the smaller ones were.
+    """
+    price = CopyPrice(base_s=base_s, token_s=share * cell_s)
+    captures = make_captures(price, tokens_per_s=100.0)
+    longest_s = 0.0
+    for n_step in range(200):
+        captures.begin(others_wait=True)
+        sizes = capture_all(captures, 400 + n_step % 7, lambda n: cell_s * n)
+        longest_s = max(longest_s, cell_s * sum(sizes))
+
+    assert longest_s <= TARGET_S * (SHARE + SLACK)
+
+
+@pytest.mark.parametrize("others_wait", [True, False])
+@pytest.mark.parametrize(
+    "price",
+    [
+        CopyPrice(base_s=0.00003, token_s=0.02),
+        CopyPrice(base_s=0.00003, run_s=0.02),
+        CopyPrice(base_s=0.02, run_s=0.02, token_s=0.02),
+        CopyPrice(base_s=0.00003, run_s=9.0, token_s=9.0),
+    ],
+)
+def test_a_busy_moment_does_not_end_captures(price, others_wait):
+    """
+    Measured while others took the CPU, a copy looks thousands of times as dear as it is; so does a
+    later one, once. Soon all is captured again.
+    """
+    captures = make_captures(price)
+    sizes = []
+    for n_round in range(3):
+        if n_round:
+            captures.observe(400, 7, 4.0)
+        for _ in range(100):
+            captures.begin(others_wait=others_wait)
+            captures.observe_decode(0.01)
+            size = 0
+            if capture := captures.plan(0, 400, 400, in_parts=True):
+                captures.spend(capture, capture.stop)
+                size = capture.stop
+                captures.observe(size, capture.n_runs, 0.00002 + 0.000001 * size)
+        sizes.append(size)
+
+    assert sizes == [400, 400, 400]
+
+
+@pytest.mark.parametrize("others_wait", [True, False])
+def test_whole_states_are_captured_again_after_a_busy_moment(others_wait):
+    """
+    A state that is of use as a whole has no beginning to try, so its price is doubted in time.
+    """
+    captures = make_captures(CopyPrice(base_s=0.01, token_s=0.00001), 1000.0)
+    sizes = []
+    for n_round in range(2):
+        if n_round:
+            captures.observe(400, 7, 0.4)
+        for _ in range(300):
+            captures.begin(others_wait=others_wait)
+            size = 0
+            if capture := captures.plan(0, 400, 400, in_parts=False):
+                captures.spend(capture, 400)
+                size = 400
+                captures.observe(size, capture.n_runs, 0.01 + 0.000001 * size)
+        sizes.append(size)
+
+    assert sizes == [400, 400]
+
+
+def test_a_dear_capture_is_never_tried_where_others_wait():
+    """
+    One token takes longer than captures may, and the small copies have shown that.
+    """
+    captures = make_captures(CopyPrice(base_s=0.2, run_s=0.1, restore_s=0.2))
+    n_captures = 0
+    for _ in range(1000):
+        captures.begin(others_wait=True)
+        n_captures += captures.plan(0, 400, 400, in_parts=True) is not None
+
+    assert n_captures == 0
 
 
 @pytest.mark.parametrize("in_parts", [True, False])
-def test_what_costs_nothing_is_always_captured(in_parts):
+def test_what_was_not_measured_is_captured(in_parts):
     """
-    Without prices, as in a context that was not measured, all is captured.
+    Without a price all pays, until a capture tells one.
     """
-    captures = make_captures(CopyPrice())
+    captures = make_captures(None)
 
     assert captures.plan(3, 9000, 9000, in_parts=in_parts).stop == 9000
 

@@ -1,7 +1,5 @@
 """States that are slow to copy, as from a device that is read cell by cell."""
 
-from time import monotonic
-
 import pytest
 
 from pyllama_raw import EngineConfig, SamplingParams
@@ -19,6 +17,7 @@ from tests.tiny import tiny_model
 pytestmark = pytest.mark.native
 
 TARGET_S = 0.005
+STEP_S, TOKEN_S = 0.0005, 0.0002  # of the clock of a run, beside its moves
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, seed=1)
 
 
@@ -30,16 +29,21 @@ def slow_copies():
 
 
 class Runs:
-    """Requests, and what their steps captured and loaded."""
+    """
+    Requests, and what their steps captured and loaded.
+
+    The clock knows what the moves took, and steps and tokens have a fixed price. So only captures
+    are measured, and no decode is slow on a busy machine.
+    """
 
     def __init__(self, parts) -> None:
         self.tokens: dict[int, list[int]] = {}
         self.captured: list[int] = []  # tokens, by step that others wait for
         self.n_loaded = 0
-        self.longest_s, self._at = 0.0, monotonic()  # of a step, with all around it
+        self._now = 0.0
         self._executor, self._scheduler = parts.executor, parts.scheduler
         self.open, self.close = parts.executor.open, parts.executor.close
-        self.driver = Driver(parts.scheduler, self, monotonic, self._take)
+        self.driver = Driver(parts.scheduler, self, self.now, self._take)
 
     def execute(self, plan):
         saves = [move for move in plan.moves if isinstance(move, Save)]
@@ -48,9 +52,11 @@ class Runs:
             self.captured.append(n_captured)
         self.n_loaded += sum(isinstance(move, Load) for move in plan.moves)
         result = self._executor.execute(plan)
-        now, before, self._at = monotonic(), self._at, monotonic()
-        self.longest_s = max(self.longest_s, now - before)
+        self._now += STEP_S + TOKEN_S * plan.n_tokens + result.moves_s
         return result
+
+    def now(self) -> float:
+        return self._now
 
     def _take(self, events, _) -> None:
         for event in events:
@@ -74,7 +80,7 @@ def run(name: str, mode: str) -> Runs:
                 Request(first + i, make_prompt(i, 90 + 3 * i), 8, sampling=PARAMS)
                 for i in range(24)
             ]
-            runs.driver.add(requests, monotonic())
+            runs.driver.add(requests, runs.now())
             while runs.driver.step():
                 parts.scheduler.check_integrity()
         check_held(parts)
@@ -84,7 +90,7 @@ def run(name: str, mode: str) -> Runs:
 
 
 @pytest.mark.parametrize("name", ["llama", "jamba"])
-@pytest.mark.parametrize("cell_s", [0.00001, 0.001])
+@pytest.mark.parametrize("cell_s", [0.00001, 0.0001, 0.001])
 def test_no_step_is_long_by_captures(slow_copies, name, cell_s):
     """
     Where others wait captures take the part of a step that they are given, and outputs are as
@@ -95,9 +101,8 @@ def test_no_step_is_long_by_captures(slow_copies, name, cell_s):
 
     found = run(name, "snapshots")
 
-    most_s = max(SHARE * TARGET_S, SLACK * max(TARGET_S, found.longest_s))
     assert found.tokens == expected.tokens
-    assert max(found.captured) * cell_s <= most_s + SLACK * TARGET_S
+    assert max(found.captured) * cell_s <= (SHARE + SLACK) * TARGET_S
 
 
 def test_what_is_dearer_to_copy_than_to_compute_is_neither_saved_nor_loaded(

@@ -14,9 +14,12 @@ void plr_slow_copies(int64_t ns_per_cell) {
 // Wait as a device does that copies cells one by one.
 static void wait_as_slow(llama_context * ctx, llama_seq_id seq_id) {
     const auto memory = cell_ns > 0 && seq_id >= 0 ? llama_get_memory(ctx) : nullptr;
-    const auto first  = memory == nullptr ? -1 : llama_memory_seq_pos_min(memory, seq_id);
-    if (first >= 0) {
-        const int64_t n_cells = llama_memory_seq_pos_max(memory, seq_id) - first + 1;
+    const auto last   = memory == nullptr ? -1 : llama_memory_seq_pos_max(memory, seq_id);
+    if (last >= 0) {
+        // Of a hybrid memory the lowest position is that of its recurrent part, which has one cell.
+        const bool is_hybrid = llama_model_is_hybrid(llama_get_model(ctx));
+        const auto first     = is_hybrid ? 0 : llama_memory_seq_pos_min(memory, seq_id);
+        const int64_t n_cells = last - first + 1;
         std::this_thread::sleep_for(std::chrono::nanoseconds(cell_ns * n_cells));
     }
 }

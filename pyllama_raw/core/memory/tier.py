@@ -25,7 +25,7 @@ from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.spans import Spans, position
-from pyllama_raw.core.speed import FREE, Captures, CopyPrice, PrefillSpeed
+from pyllama_raw.core.speed import Captures, CopyPrice, PrefillSpeed
 from pyllama_raw.core.step import Delete, FileKey, Move, Save, Saved, Snapshot
 
 MIN_GAIN = 64  # tokens a file must have beyond what memory has
@@ -37,7 +37,7 @@ class SnapshotCost:
 
     base_bytes: int = 0
     token_bytes: int = 0
-    price: CopyPrice = FREE
+    price: CopyPrice | None = None  # None: not measured
 
     def bound(self, n_tokens: int) -> int:
         """No state of *n_tokens* is larger."""
@@ -78,7 +78,7 @@ class Tier:
             known: what is there already, from the one used longest ago to the latest.
         """
         # Captures of all tiers together take the time of one step; `Tiers` sets them.
-        self.captures = Captures(FREE, PrefillSpeed(), 0.0)
+        self.captures = Captures(None, PrefillSpeed(), 0.0)
         self.name = name
         self.cache = cache
         self.is_on_disk = name is CacheTier.DISK
@@ -135,7 +135,7 @@ class Tier:
             free = partial(host.give_back, n_bytes)
         moves = self._begin(plan, slot, n_bytes, free, spans, n_runs=capture.n_runs)
         if moves:
-            self.captures.spend(capture)
+            self.captures.spend(capture, capture.stop - plan.start)
         return moves
 
     def save_snapshots(

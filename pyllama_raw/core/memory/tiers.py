@@ -49,7 +49,7 @@ class Tiers:
         disk: Tier,
         prefill: PrefillSpeed,
         captures: Captures,
-        price: CopyPrice,
+        price: CopyPrice | None,
     ) -> None:
         self.host = host
         self.disk = disk
@@ -57,7 +57,8 @@ class Tiers:
         self.is_open = True  # False: nothing is saved or loaded any more
         self._by_name = {tier.name: tier for tier in (host, disk)}
         self._speeds = {
-            name: CopySpeed(prefill, price.restore_s) for name in self._by_name
+            name: CopySpeed(prefill, price.restore_s if price else 0.0)
+            for name in self._by_name
         }
         self._loading: dict[int, Loading] = {}  # by slot, of the next step
         self._n_fetches = 0
