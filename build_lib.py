@@ -4,9 +4,11 @@ Find or build libllama and libmtmd, and describe the extension that links them.
 Looked for in this order:
   PYLLAMA_RAW_PREFIX   an installed llama.cpp: headers in include/, libraries in lib/
   PYLLAMA_RAW_SOURCE   a llama.cpp source tree, built with PYLLAMA_RAW_CMAKE_ARGS
-  the pinned source    the same llama.cpp this package was written against, from PyPI
-A build is kept in the user's cache under a key of all that shaped it. Packaging
-(setup.py) calls this file before the package can be imported: standard library only.
+  the pinned source    the same llama.cpp this package was written against, from PyPI,
+                       with MENDS
+PYLLAMA_RAW_CPU builds for a lesser CPU than this one (_ffi/cpu_level.py). A build is kept in
+the user's cache under a key of all that shaped it. Packaging (setup.py) calls this file
+before the package can be imported: standard library only.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ fetch = load_by_path(ROOT / "pyllama_raw" / "options" / "fetch.py")
 toolchain = load_by_path(ROOT / "scripts" / "toolchain.py")
 c_declarations = load_by_path(ROOT / "scripts" / "c_declarations.py")
 c_fit = load_by_path(ROOT / "scripts" / "c_fit.py")
+cpu_level = load_by_path(FFI_DIR / "cpu_level.py")
 BuildError: type[Exception] = toolchain.BuildError
 
 # The one place that pins llama.cpp. Raising it is its own commit.
@@ -62,6 +65,30 @@ SOURCE = fetch.Artifact(
     n_bytes=76_589_250,
 )
 SOURCE_FOLDER = PurePosixPath("llama_cpp_python-0.3.36/vendor/llama.cpp")
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """A bug of llama.cpp that is mended in the source before it is built."""
+
+    file: str
+    wrong: str  # stands once in the file
+    right: str
+
+
+# prepare() computes where each token of a batch goes, then puts back where each stream
+# searches its next cell. v_heads_old has one entry a stream, and s counts the streams of one
+# micro-batch. So a batch that ends early, by an abort or for lack of cells, leaves streams of
+# micro-batches that were not reached at the place of another stream. Their next token then
+# leaves a gap, and sums over cells are made in another order.
+MENDS = (
+    Mend(
+        "src/llama-kv-cache.cpp",
+        "head = it->v_heads_old[s];",
+        "head = it->v_heads_old[sinfo.strm[s]];",
+    ),
+)
+MENDED = "mended"  # a file of the prefix whose library has all of MENDS
 
 CMAKE_FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -110,6 +137,12 @@ class Library:
     include: Path
     lib: Path
     bundled: bool  # copied next to the extension; else found where the user has it
+    cpu: str = cpu_level.NATIVE
+
+    @property
+    def is_mended(self) -> bool:
+        """Whether the library is known to have MENDS."""
+        return (self.prefix / MENDED).is_file()
 
     @property
     def files(self) -> list[Path]:
@@ -126,7 +159,13 @@ def find_or_build() -> Library:
         BuildError: says what is missing and what to install or set.
     """
     toolchain.check_compilers()
+    cpu = chosen_cpu()
     if prefix := os.environ.get("PYLLAMA_RAW_PREFIX"):
+        if cpu != cpu_level.NATIVE:
+            raise BuildError(
+                f"{cpu_level.VARIABLE}={cpu} has no effect on the library that is "
+                f"installed in PYLLAMA_RAW_PREFIX={prefix}: unset one of both"
+            )
         return installed_at(Path(prefix).expanduser().resolve())
     if source := os.environ.get("PYLLAMA_RAW_SOURCE"):
         tree = _source_tree(source)
@@ -137,7 +176,15 @@ def find_or_build() -> Library:
         with fetch.locked(home.with_suffix(".lock"), toolchain.say):
             if not (home / "done").is_file():
                 _build_into(home)
-    return Library(home, home / "include", home / "lib", bundled=True)
+    return Library(home, home / "include", home / "lib", bundled=True, cpu=cpu)
+
+
+def chosen_cpu() -> str:
+    """The level of CPUs to build for. Raises BuildError for one that cannot be."""
+    try:
+        return str(cpu_level.level_of_environment())
+    except cpu_level.CpuLevelError as error:
+        raise BuildError(str(error)) from None
 
 
 def installed_at(prefix: Path) -> Library:
@@ -185,18 +232,21 @@ def check_headers(variable: str, named: Path, folders: list[Path]) -> None:
 def build_key() -> str:
     """Name everything that shapes the binary: source, flags, compiler, machine."""
     source = os.environ.get("PYLLAMA_RAW_SOURCE")
+    cpu = chosen_cpu()
     parts = (
         str(RECIPE),
+        str(MENDS),
         _tree_stamp(_source_tree(source)) if source else SOURCE.sha256,
         IN_FRONT.read_text(),
         AMX_FLAGS.read_text(),
         *CMAKE_FLAGS,
+        *cpu_level.cmake_flags(cpu),
         *user_flags(),
         *(f"{k}={os.environ.get(k, '')}" for k in ("CFLAGS", "CXXFLAGS", "LDFLAGS")),
         toolchain.compiler("CC", "cc"),
         toolchain.compiler("CXX", "c++"),
         sys.platform,
-        toolchain.cpu(),
+        toolchain.cpu() if cpu == cpu_level.NATIVE else cpu,
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -237,6 +287,8 @@ def _build_into(home: Path) -> None:
             toolchain.find_tool(tool)  # before minutes of downloading
         named = os.environ.get("PYLLAMA_RAW_SOURCE")
         tree = _source_tree(named) if named else unpack_source(folder / "llama.cpp")
+        if not named:
+            mend(tree)
         prefix, work = folder / "prefix", folder / "work"
         toolchain.say(
             f"building libllama and libmtmd from {named or 'llama.cpp ' + LLAMA_COMMIT}"
@@ -245,7 +297,7 @@ def _build_into(home: Path) -> None:
         cmake_build(
             tree,
             work,
-            [*CMAKE_FLAGS, *user_flags()],
+            [*CMAKE_FLAGS, *cpu_level.cmake_flags(chosen_cpu()), *user_flags()],
             TARGETS,
             c_flags=shlex.join(["-include", str(folder / IN_FRONT.name)]),
         )
@@ -257,6 +309,8 @@ def _build_into(home: Path) -> None:
             str(prefix),
         )
         shutil.copy(tree / "LICENSE", prefix / "lib" / "LICENSE.llama.cpp")
+        if is_mended(tree):
+            (prefix / MENDED).touch()
         (prefix / "done").write_text(f"{time.monotonic() - started:.0f} s\n")
         shutil.rmtree(home, ignore_errors=True)
         prefix.rename(home)
@@ -281,6 +335,35 @@ def unpack_source(target: Path) -> Path:
             with path.open("wb") as file:
                 shutil.copyfileobj(content, file)
     return target
+
+
+def mend(tree: Path) -> None:
+    """
+    Mend the llama.cpp in *tree*, which is ours.
+
+    Raises:
+        BuildError: its text has neither what is wrong nor what is right.
+    """
+    for one in MENDS:
+        path = tree / one.file
+        text = path.read_text("utf-8") if path.is_file() else ""
+        if text.count(one.wrong) == 1:
+            path.write_text(text.replace(one.wrong, one.right), "utf-8")
+        elif one.right not in text:
+            raise BuildError(
+                f"{one.file} of llama.cpp {LLAMA_COMMIT} has neither {one.wrong!r} once "
+                f"nor {one.right!r}: look whether it is mended otherwise, and change "
+                "MENDS in build_lib.py"
+            )
+
+
+def is_mended(tree: Path) -> bool:
+    """Whether the llama.cpp in *tree*, of anybody, has the text of all MENDS."""
+    paths = [(tree / one.file, one) for one in MENDS]
+    return all(
+        path.is_file() and one.right in path.read_text("utf-8", "replace")
+        for path, one in paths
+    )
 
 
 def cmake_build(
@@ -352,7 +435,11 @@ def ffibuilder(library: Library) -> Any:
             "-Wno-deprecated-declarations",
         ],
         extra_link_args=[f"-Wl,-rpath,{rpath(library)}"],
-        define_macros=[("Py_LIMITED_API", "0x030b0000")],
+        define_macros=[
+            ("Py_LIMITED_API", "0x030b0000"),
+            ("PLR_IS_MENDED", str(int(library.is_mended))),
+            *cpu_level.macros(library.cpu),
+        ],
         py_limited_api=True,
     )
     return ffi
@@ -373,6 +460,7 @@ def kept_extension(library: Library) -> Path | None:
         Path(__file__),
         ROOT / "setup.py",
         USED,
+        Path(cpu_level.__file__),
         *(ROOT / "scripts").glob("c_*.py"),
     ]
     for path in sorted([*makers, *map(Path, sources()), *FFI_DIR.rglob("*.h")]):
@@ -442,7 +530,15 @@ def main() -> None:
         "--inplace", action="store_true", help="build the extension too"
     )
     parser.add_argument("--key", action="store_true", help="print the cache key only")
+    parser.add_argument(
+        "--lesser-cpu",
+        action="store_true",
+        help="print a lesser level of CPUs than this machine's, if it has one",
+    )
     options = parser.parse_args()
+    if options.lesser_cpu:
+        print(cpu_level.lesser_level() or "")
+        return
     try:
         toolchain.check_compilers()
         if options.key:

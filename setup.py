@@ -80,6 +80,7 @@ def _copy_libraries(library: Any, beside: Path) -> None:
         beside.mkdir(parents=True)
         for path in [*library.files, library.lib / "LICENSE.llama.cpp"]:
             shutil.copy(path, beside / path.name)
+        (beside / build_lib.cpu_level.LEVEL_FILE).write_text(f"{library.cpu}\n")
 
 
 setup(

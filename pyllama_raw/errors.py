@@ -287,10 +287,18 @@ class AdapterLimit(RequestError):
 
 
 class Unsupported(RequestError):
-    """The model or context cannot do *operation*; *reason* says why and what to do."""
+    """
+    The model or context cannot do *operation*; *reason* says why and what to do.
 
-    def __init__(self, operation: str, reason: str) -> None:
-        self.operation, self.reason = operation, cut(reason, MAX_REASON)
+    Args:
+        advice: what a program does about it, at the end of the reason. Who answers others by
+            HTTP has other words; `why` is the reason without it.
+    """
+
+    def __init__(self, operation: str, reason: str, advice: str = "") -> None:
+        self.why, self.advice = reason, advice
+        whole = f"{reason}: {advice}" if advice else reason
+        self.operation, self.reason = operation, cut(whole, MAX_REASON)
         super().__init__(f"{operation}: {self.reason}")
 
 

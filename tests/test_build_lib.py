@@ -16,6 +16,7 @@ import pytest
 
 import build_lib
 from build_lib import BuildError
+from tests.limits import LIMIT_S
 
 SUFFIX = "dylib" if sys.platform == "darwin" else "so"
 
@@ -380,7 +381,7 @@ def test_bootstrap_ends_where_the_build_cannot_begin(tmp_path):
     )
     python.chmod(0o755)
 
-    done = subprocess.run([bootstrap], cwd=tmp_path, check=False, timeout=20)
+    done = subprocess.run([bootstrap], cwd=tmp_path, check=False, timeout=LIMIT_S)
 
     calls = (tmp_path / "calls").read_text().splitlines()
     assert (done.returncode, calls[1:]) == (1, ["build_lib.py --key"])
@@ -463,3 +464,156 @@ def test_library_has_amx_where_the_cpu_has_it():
     cpu_has_it = re.search(r"\bamx_int8\b", build_lib.toolchain.cpu())
 
     assert ("AMX_INT8 = 1" in system_info()) == (cpu_has_it is not None)
+
+
+AVX2_MACHINE = "flags : ssse3 sse4_2 popcnt avx avx2 fma f16c bmi2"
+WRONG, RIGHT = build_lib.MENDS[0].wrong, build_lib.MENDS[0].right
+
+
+def make_cache_file(folder: Path, text: str) -> Path:
+    """A source tree with the file that is mended."""
+    path = folder / build_lib.MENDS[0].file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("text", [f"a {WRONG} b", f"a {RIGHT} b"])
+def test_a_source_is_mended_once(text, tmp_path):
+    """
+    A later llama.cpp that has the right text is fine as it is.
+    """
+    path = make_cache_file(tmp_path, text)
+    before = build_lib.is_mended(tmp_path)
+    build_lib.mend(tmp_path)
+
+    assert path.read_text() == f"a {RIGHT} b"
+    assert (before, build_lib.is_mended(tmp_path)) == (RIGHT in text, True)
+
+
+@pytest.mark.parametrize("text", ["another text", f"{WRONG} {WRONG}"])
+def test_a_source_that_cannot_be_mended_is_refused(text, tmp_path):
+    """
+    A mend is never lost in silence.
+    """
+    make_cache_file(tmp_path, text)
+
+    with pytest.raises(BuildError, match=r"llama-kv-cache\.cpp .* change MENDS"):
+        build_lib.mend(tmp_path)
+
+
+def test_a_library_of_the_user_is_not_taken_for_mended(tmp_path):
+    """
+    Only what was built from a mended source is.
+    """
+    library = build_lib.installed_at(make_prefix(tmp_path / "prefix"))
+    before = library.is_mended
+    (library.prefix / build_lib.MENDED).touch()
+
+    assert (before, library.is_mended) == (False, True)
+
+
+def test_a_level_is_part_of_the_key(monkeypatch):
+    """
+    Each level has a library of its own; native ones are of one machine.
+    """
+    monkeypatch.setattr(build_lib.cpu_level, "check_runs", lambda *_: None)
+    keys = {build_lib.build_key()}
+    for level in ("native", *build_lib.cpu_level.LEVELS):
+        monkeypatch.setenv("PYLLAMA_RAW_CPU", level)
+        keys.add(build_lib.build_key())
+
+    assert len(keys) == 1 + len(build_lib.cpu_level.LEVELS)
+
+
+def test_a_wrong_level_is_refused_with_those_there_are(monkeypatch):
+    """
+    Before anything is fetched or built.
+    """
+    monkeypatch.setenv("PYLLAMA_RAW_CPU", "avx3")
+
+    with pytest.raises(
+        BuildError, match="no such level; levels are native, sse42, avx2, avx512vnni"
+    ):
+        build_lib.find_or_build()
+
+
+def test_a_level_that_the_machine_cannot_run_is_refused(monkeypatch):
+    """
+    With what it lacks and what it can run.
+    """
+    levels = build_lib.cpu_level
+    monkeypatch.setenv("PYLLAMA_RAW_CPU", "avx512vnni")
+
+    with pytest.raises(
+        levels.CpuLevelError,
+        match=r"no avx512_vnni, .*; it can run native, sse42, avx2$",
+    ):
+        levels.level_of_environment(AVX2_MACHINE)
+
+
+def test_a_level_has_no_effect_on_an_installed_library(monkeypatch, tmp_path):
+    """
+    It is refused rather than forgotten.
+    """
+    monkeypatch.setattr(build_lib.cpu_level, "check_runs", lambda *_: None)
+    monkeypatch.setenv("PYLLAMA_RAW_PREFIX", str(make_prefix(tmp_path / "prefix")))
+    monkeypatch.setenv("PYLLAMA_RAW_CPU", "avx2")
+
+    with pytest.raises(BuildError, match="has no effect on the library"):
+        build_lib.find_or_build()
+
+
+def test_levels_say_what_cmake_and_kernels_may_use():
+    """
+    Each option is on or off, because ggml has some on by default.
+    """
+    levels = build_lib.cpu_level
+
+    assert levels.cmake_flags("native") == []
+    assert levels.cmake_flags("sse42") == [
+        "-DGGML_NATIVE=OFF",
+        "-DGGML_SSE42=ON",
+        *(f"-DGGML_{name}=OFF" for name in ("AVX", "AVX2", "FMA", "F16C", "BMI2")),
+        *(f"-DGGML_{name}=OFF" for name in ("AVX512", "AVX512_VNNI")),
+        *(f"-DGGML_{name}=OFF" for name in ("AMX_TILE", "AMX_INT8")),
+    ]
+    assert [dict(levels.macros(level)) for level in ("sse42", "avx2", "native")] == [
+        {
+            "PLR_CPU_LEVEL": '"sse42"',
+            "PLR_WITHOUT_AVX2": "1",
+            "PLR_WITHOUT_AVX512": "1",
+        },
+        {"PLR_CPU_LEVEL": '"avx2"', "PLR_WITHOUT_AVX512": "1"},
+        {"PLR_CPU_LEVEL": '"native"'},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "level"),
+    [
+        ("", "sse42"),
+        (" avx512f avx512cd avx512vl avx512dq avx512bw avx512_vnni", "avx2"),
+    ],
+)
+def test_the_lesser_level_is_another_than_the_machines(more, level):
+    """
+    It is what scripts/test --all builds besides.
+    """
+    assert build_lib.cpu_level.lesser_level(AVX2_MACHINE + more) == level
+
+
+def test_a_library_for_another_level_is_refused(monkeypatch):
+    """
+    When it is loaded: the variable would be without effect.
+    """
+    from pyllama_raw import _ffi
+    from pyllama_raw.errors import LibraryNotBuilt
+
+    monkeypatch.setattr(_ffi, "level_of_environment", lambda: "avx2")
+    monkeypatch.setattr(_ffi, "check_runs", lambda _: None)
+    monkeypatch.setattr(_ffi, "LEVEL_FILE", "no such file")
+    monkeypatch.setenv("PYLLAMA_RAW_CPU", "avx2")
+
+    with pytest.raises(LibraryNotBuilt, match=r"for native, and .*=avx2 says"):
+        _ffi.load()

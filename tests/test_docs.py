@@ -14,8 +14,10 @@ import pytest
 
 import pyllama_raw
 from benchmarks.figures import BEGIN, END, table
-from pyllama_raw import errors, results, tools
+from pyllama_raw import errors, policy, results, runners, serve, testing, tools
 from pyllama_raw.cli.command import main, root_parser
+from pyllama_raw.runners import errors as runner_errors
+from tests.limits import LIMIT_S
 from tests.tiny import tiny_adapter, tiny_model, tiny_projector
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,6 +32,14 @@ ERRORS = [
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.PyllamaError)
 ]
+OF_RUNNERS = [
+    kind
+    for kind in vars(runner_errors).values()
+    if isinstance(kind, type) and kind.__module__ == runner_errors.__name__
+]
+# Public names of modules that list none, and modules whose names are for programs.
+ALONE = {"cluster", "application", "EngineMetrics", "EngineSpans", "RunnerContract"}
+PUBLIC = (results, tools, runners, serve, policy, testing)
 
 # Runs an example on the model of the tests.
 ON_MODEL = """
@@ -83,6 +93,7 @@ SHOWN = {
         "equal: True; the engine is ",
     ],
     "profile": ["Paris"],
+    "packets": [" bytes:  Paris"],
     "runners": ["Usage(prompt_tokens=", "completion_tokens="],
     "search": ["  Paris is the capital of France.", "0."],
     "rerank": ["  The giant panda is a bear", "  Paris is the capital of France."],
@@ -213,8 +224,8 @@ def test_the_readme_has_the_figures_that_were_measured():
 
 def test_the_errors_page_has_every_error():
     """
-    Its table has each class in the order of the tree, its code, whether to try again, and
-    its HTTP status.
+    Its tables have each class in the order of the tree, those of runners behind, its code,
+    whether to try again, and its HTTP status.
     """
     text = (ROOT / "docs" / "errors.md").read_text()
 
@@ -223,7 +234,7 @@ def test_the_errors_page_has_every_error():
             *(kind.__name__, kind.code, "yes" if kind.is_retryable else "no"),
             str(kind.http_status),
         )
-        for kind in ERRORS[1:]
+        for kind in ERRORS[1:] + OF_RUNNERS
     ]
     line = r"^\| `(\w+)` \| `(\w+)` \|.*\| (yes|no) \| (\d+) \|$"
     assert re.findall(line, text, re.MULTILINE) == told
@@ -231,17 +242,22 @@ def test_the_errors_page_has_every_error():
 
 def test_the_api_page_has_every_public_name():
     """
-    Each class and function is shown; errors together, and types of arguments where they
-    are used.
+    Each class and function is shown; errors together, types of arguments and constants where
+    they are used.
     """
     text = (ROOT / "docs" / "api.md").read_text()
     shown = set(re.findall(r"^::: pyllama_raw\.[\w.]*\.(\w+)$", text, re.MULTILINE))
-    others = {"FinishDetail", "Message", "Part", "Prompt"} | {
+    others = {"FinishDetail", "Key", "Message", "NextToken", "Part", "Prompt"} | {
         kind.__name__ for kind in ERRORS
     }
 
-    names = {*pyllama_raw.__all__, *results.__all__, *tools.__all__}
-    assert shown == names - others
+    names = {
+        name
+        for module in PUBLIC
+        for name in module.__all__
+        if callable(getattr(module, name)) and name != "Key"
+    }
+    assert shown == {*pyllama_raw.__all__, *names, *ALONE} - others
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path):
@@ -307,7 +323,7 @@ def test_examples_run(path: Path, model_path: Path, tmp_path: Path):
         env={**os.environ, "OMP_WAIT_POLICY": "passive"},  # share busy machines
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=LIMIT_S,
         check=False,
     )
 

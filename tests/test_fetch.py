@@ -8,6 +8,7 @@ import pytest
 
 from pyllama_raw.options import fetch
 from pyllama_raw.options.fetch import Artifact, FetchFailed
+from tests.limits import LIMIT_S
 
 CONTENT = b"the pinned content" * 1000
 
@@ -150,9 +151,9 @@ def test_lock_makes_the_second_wait(tmp_path):
     thread = threading.Thread(target=second)
     with fetch.locked(tmp_path / "lock", pytest.fail):
         thread.start()
-        assert waits.wait(30)
+        assert waits.wait(LIMIT_S)
         order.append("first")
-    thread.join(30)
+    thread.join(LIMIT_S)
 
     assert order == ["first", "second"]
 

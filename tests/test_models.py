@@ -120,10 +120,12 @@ def test_missing_path_is_refused(tmp_path):
     assert caught.value.spec == str(tmp_path / "none.gguf")
 
 
-@pytest.mark.parametrize("spec", ["hf:", "hf:owner", "hf:owner/repo", "hf:owner/repo/"])
+@pytest.mark.parametrize(
+    "spec", ["hf:", "hf:owner", "hf:owner/repo/", "hf:owner/repo@/a", "hf:a/b:"]
+)
 def test_incomplete_hub_name_is_refused(spec):
     """
-    A name on the hub needs owner, repository and file.
+    A name on the hub needs an owner and a repository, and no empty part behind them.
     """
     with pytest.raises(ModelNotFound, match="hf:OWNER/REPO/FILE"):
         models.resolve_model(spec)
@@ -156,6 +158,95 @@ def test_hub_name_is_handed_on(monkeypatch, tmp_path):
 
     assert path == tmp_path / "q4" / "file.gguf"
     assert asked == [("owner/repo", "q4/file.gguf")]
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub with files in a folder; what it is asked for is in `asked`."""
+    asked, files = [], []
+
+    def hf_hub_download(repo, file, **options):
+        asked.append((repo, file, options))
+        if file not in files:
+            raise OSError(f"404: {file}")
+        return str(tmp_path / file)
+
+    fake = SimpleNamespace(
+        hf_hub_download=hf_hub_download,
+        list_repo_files=lambda repo, **_: files,
+        files=files,
+        asked=asked,
+    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+    return fake
+
+
+def test_a_revision_goes_to_the_hub(hub, tmp_path):
+    """
+    A commit, a tag or a branch, whose slashes are written as %2F; a file that changes under its
+    name does not change under the user.
+    """
+    hub.files.append("q4/a.gguf")
+    path = models.resolve_model("hf:o/r@refs%2Fpr%2F1/q4/a.gguf")
+    models.resolve_model("hf:o/r/q4/a.gguf")
+
+    assert path == tmp_path / "q4" / "a.gguf"
+    assert hub.asked == [
+        ("o/r", "q4/a.gguf", {"revision": "refs/pr/1"}),
+        ("o/r", "q4/a.gguf", {}),
+    ]
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_all_parts_of_a_divided_model_are_fetched(hub, tmp_path, part):
+    """
+    Whichever is named, the first one opens it; a part that the hub lacks is named.
+    """
+    parts = [f"q4/m-{n:05}-of-00003.gguf" for n in (1, 2, 3)]
+    hub.files += parts
+    path = models.resolve_model(f"hf:o/r/{parts[part - 1]}")
+    asked = [file for _, file, _ in hub.asked]
+    hub.files.pop()
+
+    assert path == tmp_path / parts[0]
+    assert asked == parts
+    with pytest.raises(ModelNotFound, match="404: q4/m-00003-of-00003"):
+        models.resolve_model(f"hf:o/r/{parts[0]}")
+
+
+def test_a_quantisation_names_a_file(hub, tmp_path):
+    """
+    In any case and as a whole word; without one the usual ones in turn, or the only file. An
+    error lists the files.
+    """
+    hub.files += ["mmproj-m-Q8_0.gguf", "m-IQ4_0_4.gguf", "m.Q8_0.gguf", "README.md"]
+    hub.files += ["b/m-F16-00001-of-00002.gguf", "b/m-F16-00002-of-00002.gguf"]
+    names = {
+        spec: models.resolve_model(spec).name
+        for spec in ("hf:o/r", "hf:o/r:q8_0", "hf:o/r:f16", "hf:o/r@main:F16")
+    }
+
+    assert list(names.values()) == [
+        *("m.Q8_0.gguf", "m.Q8_0.gguf"),
+        *("m-F16-00001-of-00002.gguf",) * 2,
+    ]
+    with pytest.raises(ModelNotFound, match="no file of Q4_K_M; it has m"):
+        models.resolve_model("hf:o/r:Q4_K_M")
+    hub.files[:] = ["only-Q2_K.gguf"]
+    assert models.resolve_model("hf:o/r").name == "only-Q2_K.gguf"
+
+
+def test_any_part_of_a_divided_model_opens_it(tmp_path):
+    """
+    libllama takes the first one; without that the name stays as it is given.
+    """
+    first, second = (tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2))
+    second.touch()
+    alone = models.resolve_model(second)
+    first.touch()
+
+    assert alone == second
+    assert models.resolve_model(second) == models.resolve_model(first) == first
 
 
 def test_hub_failure_is_a_model_not_found(monkeypatch):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from pyllama_raw._ffi.openmp import CHOICE
+from tests.limits import LIMIT_S
 
 LOAD = """
 import os
@@ -70,7 +71,7 @@ for _ in range(2):
 """
     env = {name: value for name, value in os.environ.items() if name not in CHOICE}
 
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=LIMIT_S)
 
 
 @pytest.mark.native

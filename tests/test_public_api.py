@@ -13,6 +13,7 @@ import pytest
 import pyllama_raw
 from pyllama_raw import _ffi
 from pyllama_raw.errors import LibraryNotBuilt
+from tests.limits import LIMIT_S
 
 # A finder that refuses the extension, as on a machine where it was never built.
 HIDE_EXTENSION = """
@@ -30,7 +31,7 @@ sys.meta_path.insert(0, Refuse())
 def run_without_extension(code: str) -> str:
     command = [sys.executable, "-c", HIDE_EXTENSION + code]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=50, check=False
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -175,7 +176,7 @@ def test_a_source_tree_names_the_installed_copy_that_it_hides(tmp_path: Path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LIMIT_S,
         check=False,
     )
 

@@ -8,12 +8,21 @@ been built.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from pyllama_raw._ffi.cpu_level import (
+    LEVEL_FILE,
+    NATIVE,
+    VARIABLE,
+    CpuLevelError,
+    check_runs,
+    level_of_environment,
+)
 from pyllama_raw._ffi.openmp import choosing
 from pyllama_raw.errors import LibraryNotBuilt
 
@@ -25,14 +34,38 @@ def load() -> tuple[Any, Any]:
     Import the extension and return (ffi, lib).
 
     Raises:
-        LibraryNotBuilt: it is absent or the loader refused it; says what to run.
+        LibraryNotBuilt: it is absent, for another CPU, or the loader refused it; says what
+            to run.
     """
     try:
+        _check_cpu()
         with choosing():
             extension = importlib.import_module(EXTENSION)
     except ImportError as error:
         raise LibraryNotBuilt(_what_to_do(error)) from error
     return extension.ffi, extension.lib
+
+
+def _check_cpu() -> None:
+    """
+    Refuse a library that this CPU cannot run, which would end the process, or that is built
+    for another level of CPUs than PYLLAMA_RAW_CPU names. Raises LibraryNotBuilt.
+    """
+    path = Path(__file__).parent / "lib" / LEVEL_FILE
+    level = path.read_text().strip() if path.is_file() else NATIVE
+    build = "`pip install .` in the source tree builds it anew"
+    try:
+        check_runs(level)
+        chosen = level_of_environment() if os.environ.get(VARIABLE) else level
+    except CpuLevelError as error:
+        raise LibraryNotBuilt(
+            f"the native library is built for {level}. {error}"
+        ) from None
+    if chosen != level:
+        raise LibraryNotBuilt(
+            f"the native library is built for {level}, and {VARIABLE}={chosen} says "
+            f"otherwise: {build}, or unset {VARIABLE}"
+        )
 
 
 def _what_to_do(error: ImportError) -> str:

@@ -17,8 +17,14 @@ from typing import Any
 MAX_ERROR_BYTES = 1000
 _READING = Lock()
 
-# Items of the parser for one mask: about 100 ms of the engine thread. The default is 50,000.
-MAX_ITEMS = 10_000
+# Limits of one constraint. The library's own are 50,000 items, 250,000 states and so on.
+LIMITS = {
+    "step_max_items": 10_000,  # of the parser for one mask: about 100 ms
+    "step_lexer_fuel": 200_000,  # for one mask: about 15 ms
+    "initial_lexer_fuel": 1_000_000,  # to compile: about 20 ms
+    "max_lexer_states": 50_000,  # of one output: about 1 kB each
+    "max_grammar_size": 200_000,  # symbols
+}
 DECLARATIONS = """
 typedef struct LlgTokenizer LlgTokenizer;
 typedef struct LlgMatcher LlgMatcher;
@@ -49,6 +55,10 @@ typedef struct {
     uint64_t initial_lexer_fuel;
     uint64_t step_lexer_fuel;
     size_t step_max_items;
+    size_t max_lexer_states;
+    size_t max_grammar_size;
+    bool precompute_large_lexemes;
+    bool verbose_errors;
     char others[1024];  // only the library sets them
 } LlgConstraintInit;
 LlgTokenizer * llg_new_tokenizer_v2(const LlgTokenizerInitV2 *, char * error, size_t n_bytes);
@@ -64,6 +74,12 @@ int32_t llg_matcher_consume_tokens(LlgMatcher *, const uint32_t * tokens, size_t
 int32_t llg_matcher_validate_tokens(LlgMatcher *, const uint32_t * tokens, size_t n);
 size_t llg_tokenize_bytes(const LlgTokenizer *, const uint8_t * text, size_t n_bytes,
                           uint32_t * tokens, size_t n_tokens);
+"""
+MALLINFO = """
+struct mallinfo2 {
+    size_t arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost;
+};
+struct mallinfo2 mallinfo2(void);
 """
 
 
@@ -146,11 +162,12 @@ def new_tokenizer(
 
 
 def matcher_options(lib: Any, tokenizer: Any) -> Any:
-    """The options of matchers: those of the library, but for what one mask may take."""
+    """The options of matchers: those of the library, within our limits."""
     init = declared().new("LlgConstraintInit *")
     lib.llg_constraint_init_set_defaults(init, tokenizer)
     init.log_stderr_level = 0
-    init.step_max_items = MAX_ITEMS
+    for name, limit in LIMITS.items():
+        setattr(init, name, limit)
     return init
 
 
@@ -179,3 +196,21 @@ def error_of(lib: Any, matcher: Any) -> str:
     """Why nothing can follow; empty if something can."""
     raw = lib.llg_matcher_get_error(matcher)
     return declared().string(raw).decode(errors="replace") if raw else ""
+
+
+def memory_counter() -> Callable[[], int]:
+    """Tells the bytes that C has been given in this process; always 0 where nobody can."""
+    from cffi import FFI
+
+    ffi = FFI()
+    ffi.cdef(MALLINFO)
+    try:
+        mallinfo = ffi.dlopen(None).mallinfo2  # of glibc 2.33 and later
+    except (AttributeError, OSError):
+        return lambda: 0
+
+    def in_use() -> int:
+        info = mallinfo()
+        return int(info.uordblks + info.hblkhd)
+
+    return in_use

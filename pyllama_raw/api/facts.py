@@ -108,6 +108,8 @@ class Facts(Owner):
             **media,
             state=self.state,
             watcher_faults=self._thread.loop.driver.watchers.n_faults,
+            relaxed_schemas=self._sessions.current.preparation.n_relaxed,
+            mended_chats=self._sessions.n_mended,
             queue_s=self.queue_s,
         )
 

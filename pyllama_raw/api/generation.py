@@ -138,6 +138,21 @@ class Generation(Owner):
         return {c.index: c.error for c in self._choices if c.error is not None}
 
     @property
+    def usage(self) -> Usage:
+        """
+        Tokens of all outputs so far, of those that failed, too, and of the prompt they share.
+
+        Cached tokens are known once the first output has ended. Before it begins all are 0.
+        """
+        if not self._choices:
+            return Usage(0, 0, 0)
+        self._take_events()
+        first = self._choices[0]
+        n_cached = 0 if first.finished is None else first.finished.n_cached
+        n_output = sum(choice.n_tokens for choice in self._choices)
+        return Usage(first.request.n_prompt, n_output, n_cached)
+
+    @property
     def prompt_token_ids(self) -> tuple[int, ...]:
         """The prompt as the model sees it, once the generation has begun."""
         if not self._choices:

@@ -63,6 +63,11 @@ COUNTERS = {  # of EngineStats
     "pyllama_raw:restore_seconds": ("restore_s", "Seconds of copying back"),
     "pyllama_raw:policy_faults": ("policy_faults", "Faults of the policy"),
     "pyllama_raw:watcher_faults": ("watcher_faults", "Watchers that raised"),
+    "pyllama_raw:relaxed_schemas": (
+        "relaxed_schemas",
+        "Schemas of tools that a grammar keeps in part",
+    ),
+    "pyllama_raw:mended_chats": ("mended_chats", "Chats that were changed to be taken"),
     "vllm:num_preemptions": ("preempted", "Requests that lost their slot"),
     "vllm:generation_tokens": ("output_tokens", "Output tokens"),
 }

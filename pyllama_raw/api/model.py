@@ -146,11 +146,14 @@ def parts_of(
 
     Raises:
         ClosedError: the Model is closed already.
-        ConfigError: *config* wants the Model loaded in another way.
+        ConfigError: *config* wants the Model loaded in another way, or its chat template
+            cannot be used.
     """
     from pyllama_raw.engine import opening
     from pyllama_raw.options import models
 
+    if config is not None:
+        _check_template(config.model)
     if isinstance(model, Model):
         from pyllama_raw.engine.fit import fitted
 
@@ -189,6 +192,24 @@ def _shared(model: Model) -> ModelUse:
     except ClosedError:
         said = f"{model!r}: open the model again, or open engines before it is closed"
         raise ClosedError(said) from None
+
+
+def _check_template(config: ModelConfig) -> None:
+    """Raise ConfigError if chats could not be rendered by the template of *config*."""
+    from pyllama_raw.options.chat_templates import AUTO, given_template
+
+    value = config.chat_template
+    if value is None or value == AUTO:
+        return
+    from pyllama_raw.prompts.rendering.asking import check_reads
+    from pyllama_raw.prompts.rendering.processes import Unreadable
+
+    try:
+        check_reads(given_template(value).text, config.template_process)
+    except (ValueError, Unreadable) as error:
+        raise ConfigError(f"chat_template={shown(value)}: {error}") from error
+    except OSError:  # there is no process for it: the first chat says what to do
+        pass
 
 
 def _check_equal(has: ModelConfig, wants: ModelConfig) -> None:

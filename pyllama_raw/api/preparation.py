@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
 from pyllama_raw.api.choice import NO_NAMES, Choice
-from pyllama_raw.api.constraining import constrained
+from pyllama_raw.api.constraining import Constrained, constrained
+from pyllama_raw.api.reply import ReplyForm, ReplyStops, stop_strings
 from pyllama_raw.api.replying import (
     Replies,
     ReplyPlan,
@@ -29,9 +31,10 @@ from pyllama_raw.api.replying import (
 from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
-from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
+from pyllama_raw.core.stop_strings import StopStrings
 from pyllama_raw.engine.capabilities import Operation
 from pyllama_raw.errors import (
+    BadSchema,
     InvalidRequest,
     InvalidSampling,
     PromptTooLong,
@@ -58,6 +61,15 @@ READS_PROMPTS = (
 LONG_STOP = 256  # characters of stop strings, likewise
 
 
+class PlannedReply(NamedTuple):
+    """Wishes of a request for its outputs: how they are taken apart, and where they end."""
+
+    params: SamplingParams
+    form: ReplyForm | None  # None: an output is plain text
+    stop: Sequence[str]  # strings that end an output wherever they come
+    stop_token_ids: frozenset[int]  # likewise, beside the ends of generation
+
+
 class Preparation:
     """Makes the requests of one engine."""
 
@@ -82,6 +94,7 @@ class Preparation:
         self._replies = Replies(parts, encoder)
         self._control_names: Mapping[int, bytes] | None = None  # once they are wanted
         self._request_ids = request_ids
+        self.n_relaxed = 0  # schemas of tools of which a part was not kept
 
     async def prepare(
         self,
@@ -107,21 +120,25 @@ class Preparation:
         namespace = self._namespace(options.get("cache_salt"))
         read = await self._read(prompt, options, namespace)
         names = await self._names() if params.special else {}
-        form = None
-        if (plan := await self._plan(prompt, options, read.tokens)) is not None:
-            bind = partial(constrained, params, plan)
-            params, form = await self._workers.run("rules", bind), plan.form
-        stop, rules = await self._made(params)
-        stop_tokens = frozenset(params.stop_token_ids)
+        reply = PlannedReply(
+            params, None, params.stop, frozenset(params.stop_token_ids)
+        )
+        plan = await self._plan(prompt, options, read.tokens, params)
+        if plan is not None:
+            bind = partial(self._bound, params, plan)
+            reply = await self._workers.run("rules", bind)
+        params, form, strings, ends = reply
+        stop, rules = await self._made(params, strings)
         if not params.ignore_eos:
-            stop_tokens |= self._parts.vocab.eog_tokens
+            ends |= self._parts.vocab.eog_tokens
         request = Request(
             request_id=next(self._request_ids),
             tokens=read.tokens,
             max_tokens=params.max_tokens,
             rules=rules,
             stop=stop,
-            stop_token_ids=stop_tokens,
+            find_stop=None if form is None else ReplyStops.finder(form, stop, ends),
+            stop_token_ids=ends,
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
             max_wait_s=options.get("max_wait_s"),
@@ -170,14 +187,60 @@ class Preparation:
             yield Choice(index, forked, seed, self._parts.vocab.pieces, names)
 
     async def _plan(
-        self, prompt: Prompt, options: ChatOptions, tokens: array[int]
+        self,
+        prompt: Prompt,
+        options: ChatOptions,
+        tokens: array[int],
+        params: SamplingParams,
     ) -> ReplyPlan | None:
         """The plan of the reply to *prompt*, which *tokens* are; None: it is plain text."""
+        is_constrained = params.constraint is not None
         with reading_prompt(prompt):
-            if not is_planned(prompt, options):
+            if not is_planned(prompt, options, is_constrained=is_constrained):
                 return None
-        plan = partial(self._replies.plan, options, tokens, await self._names())
+        plan = partial(
+            self._replies.plan,
+            options,
+            tokens,
+            await self._names(),
+            is_constrained=is_constrained,
+        )
         return await self._workers.run(settings_of(options).workers, plan)
+
+    def _constrained(self, params: SamplingParams, plan: ReplyPlan) -> Constrained:
+        """The constraint of a whole reply, which compiles; the latest ones are kept."""
+        vocab, run, make = self._parts.vocab, self._encoder.run, self._parts.make_rules
+
+        def compiled(*, is_loose: bool) -> Constrained:
+            found = constrained(params, plan, vocab, run, is_loose=is_loose)
+            if found.params is not params:
+                make(found.params, run)
+            return found
+
+        try:
+            return compiled(is_loose=False)
+        except BadSchema as error:
+            # Of what the request has written itself, its own error says most.
+            if params.constraint is not None:
+                make(params, run)
+            # Each schema may be small enough, and all of them together too much.
+            with suppress(BadSchema):
+                return compiled(is_loose=True)
+            if error.name in (params.constraint, "tools"):
+                raise
+            raise BadSchema(params.constraint or "tools", error.reason) from error
+
+    def _bound(self, params: SamplingParams, plan: ReplyPlan) -> PlannedReply:
+        """The reply of *plan*, for these *params*; raises as constrained()."""
+        vocab = self._parts.vocab
+        found = self._constrained(params, plan)
+        self.n_relaxed += found.n_relaxed
+        strings, ends = params.stop, frozenset(params.stop_token_ids)
+        form = plan.form(is_formed=found.is_formed, keeps_space=found.keeps_space)
+        if form is not None and (strings or ends):
+            ends -= vocab.eog_tokens
+            form, strings, ends = form.with_stops(strings, ends, vocab.pieces)
+        return PlannedReply(found.params, form, strings, ends)
 
     async def encode(
         self, prompt: Prompt, options: ChatOptions | None = None
@@ -246,15 +309,20 @@ class Preparation:
             self._control_names = names
         return self._control_names
 
-    async def _made(self, params: SamplingParams) -> tuple[StopStrings, object]:
-        """The stop strings and rules of *params*, made once for all outputs of a request."""
+    async def _made(
+        self, params: SamplingParams, strings: Sequence[str]
+    ) -> tuple[StopStrings, object]:
+        """Stop *strings* and rules of *params*, made once for all outputs of a request."""
         if _takes_long(params):
-            return await self._workers.run("rules", partial(self._make, params))
-        return _stop_strings(params), None
+            make = partial(self._make, params, strings)
+            return await self._workers.run("rules", make)
+        return stop_strings(strings), None
 
-    def _make(self, params: SamplingParams) -> tuple[StopStrings, object]:
+    def _make(
+        self, params: SamplingParams, strings: Sequence[str]
+    ) -> tuple[StopStrings, object]:
         rules = self._parts.make_rules(params, self._encoder.run)
-        return _stop_strings(params), rules
+        return stop_strings(strings), rules
 
     def _namespace(self, salt: str | None) -> Namespace:
         """The sharers of the cache with a request; with scope "salt" a salt is needed."""
@@ -272,12 +340,6 @@ def _takes_long(params: SamplingParams) -> bool:
         or n_tokens > MANY_TOKENS
         or sum(map(len, params.stop)) > LONG_STOP
     )
-
-
-def _stop_strings(params: SamplingParams) -> StopStrings:
-    if not params.stop:
-        return NO_STOPS
-    return StopStrings(tuple(string.encode() for string in params.stop))
 
 
 def _random_seed() -> int:

@@ -29,20 +29,21 @@ class ReplyText:
     def __init__(self, strings: StopStrings) -> None:
         self._strings = strings
         self._state = 0
-        self._is_complete = False  # a stop string was met
+        self.stop: bytes | None = None  # the one that was met: the text is complete
         self._held: deque[tuple[bytes, bool]] = deque()  # tokens that are not told yet
         self._n_held = 0  # bytes of them
         self._decoder = _UTF_8("replace")
 
     def push(self, piece: bytes, special: bool) -> list[TextRun]:
         """Take the next token; return the runs that are certain now."""
-        if self._is_complete:
+        if self.stop is not None:
             return []
         self._held.append((piece, special))
         self._n_held += len(piece)
-        n_open, self._is_complete = self._follow(piece)
+        n_open, stop = self._follow(piece)
+        self.stop = stop
         runs = self._release(self._n_held - n_open)
-        return self._complete(runs) if self._is_complete else runs
+        return runs if stop is None else self._complete(runs)
 
     def flush(self) -> list[TextRun]:
         """Return what was held back; nothing follows it."""
@@ -55,17 +56,17 @@ class ReplyText:
         self._close(runs)
         return runs
 
-    def _follow(self, piece: bytes) -> tuple[int, bool]:
-        """Bytes at the end that are, or may begin, a stop string; and whether they are."""
+    def _follow(self, piece: bytes) -> tuple[int, bytes | None]:
+        """Bytes at the end that are, or may begin, a stop string; and the one that they are."""
         strings, state = self._strings, self._state
         if not strings:
-            return 0, False
+            return 0, None
         for n_read, byte in enumerate(piece, 1):
             state = strings.next(state, byte)
             if match := strings.matches[state]:
-                return len(piece) - n_read + len(match), True
+                return len(piece) - n_read + len(match), match
         self._state = state
-        return strings.depths[state], False
+        return strings.depths[state], None
 
     def _release(self, n_certain: int) -> list[TextRun]:
         """The first *n_certain* bytes of what is held; a name only as a whole."""
@@ -79,7 +80,7 @@ class ReplyText:
                 runs.append(TextRun(piece.decode("utf-8", "replace"), True))
             else:
                 self._add(runs, piece)
-        if n_certain and (self._is_complete or not self._held[0][1]):
+        if n_certain and (self.stop is not None or not self._held[0][1]):
             piece, special = self._held.popleft()
             self._held.appendleft((piece[n_certain:], special))
             self._n_held -= n_certain

@@ -61,6 +61,19 @@ class Usage:
     reasoning_tokens: int = 0
     """Tokens of the output that are reasoning, if the reply is taken apart."""
 
+    def __add__(self, other: Usage) -> Usage:
+        """The counts of both together; their place is told if it is the same."""
+        if not isinstance(other, Usage):
+            return NotImplemented
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.cache_tier if self.cache_tier == other.cache_tier else None,
+            self.media_tokens + other.media_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Timings:
@@ -102,8 +115,11 @@ class Result:
     """Counts of tokens."""
     timings: Timings
     """Durations in seconds."""
-    seed: int
-    """The seed that was given or drawn, plus the index."""
+    seed: int | None
+    """
+    The seed that was given or drawn, plus the index; None: a service has drawn one and does not
+    tell it.
+    """
     index: int = 0
     """The index of this output, of n."""
     logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)
@@ -120,6 +136,15 @@ class Result:
     """Text that the model thought first, if the reply is taken apart."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The tools that the model calls, if the reply is taken apart."""
+    served_by: str | None = None
+    """The name of the runner that served it; None: no runner did."""
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the model ended its turn with calls, all of which are whole."""
+        calls = self.tool_calls
+        ended = self.finish_reason is FinishReason.STOP
+        return bool(calls) and ended and all(call.is_whole for call in calls)
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -171,6 +196,13 @@ class EngineStats(MediaStats, StepTimes, SchedulerStats):
     """The state of the engine."""
     watcher_faults: int = 0
     """Watchers that raised, such as logs and metrics; they are told nothing more."""
+    relaxed_schemas: int = 0
+    """
+    Schemas of tools that are not strict of which a part was left out, since no grammar has it; one
+    a request and tool.
+    """
+    mended_chats: int = 0
+    """Chats that the chat template took only changed, such as system messages later on."""
     queue_s: float | None = None
     """
     Seconds until a request that comes now has a slot, an estimate by the latest ones: 0 while

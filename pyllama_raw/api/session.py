@@ -48,7 +48,7 @@ class Session:
     def __init__(
         self, parts: EngineParts, workers: Workers, request_ids: Iterator[int]
     ) -> None:
-        encoder = PromptEncoder.of(parts)
+        self.encoder = encoder = PromptEncoder.of(parts)
         self.parts = parts
         self.thread = EngineThread(parts, encoder.close)
         self.preparation = Preparation(
@@ -67,7 +67,8 @@ class Session:
         """See Facts.capabilities."""
         from pyllama_raw.prompts.rendering.asking import are_printed
 
-        tried = partial(are_printed, self.parts.chat_template)
+        template, is_apart = self.parts.chat_template, self.parts.template_process
+        tried = partial(are_printed, template, is_apart)
         known, media = self.parts.capabilities, self.parts.media
         projector = None if media is None else media.projector
         return replace(
@@ -98,6 +99,7 @@ class Sessions:
         self._unused: Future[None] | None = None  # answered when no caller is left
         self._state: EngineState | None = None  # while no session runs
         self._is_closed = False
+        self._n_mended = 0  # of earlier sessions
 
     def make(self, parts: EngineParts) -> Session:
         """A session that nobody uses yet."""
@@ -107,6 +109,11 @@ class Sessions:
     def state(self) -> EngineState:
         """The state of the engine."""
         return self._state or self.current.thread.state
+
+    @property
+    def n_mended(self) -> int:
+        """Chats that their template took only changed."""
+        return self._n_mended + self.current.encoder.n_mended
 
     @property
     def all(self) -> list[Session]:
@@ -194,6 +201,7 @@ class Sessions:
         with self._lock:
             self.check_open()
             old, self.current, self._state = self.current, session, None
+            self._n_mended += old.encoder.n_mended
             old.thread.loop.is_replaced = True
             for watcher in self._watchers:
                 session.thread.watch(watcher)

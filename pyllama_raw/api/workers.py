@@ -19,10 +19,10 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Thread, current_thread
+from threading import Event, Thread, current_thread
 from typing import Any, Literal, TypeVar, cast
 
-from pyllama_raw.engine.mailbox import Errand
+from pyllama_raw.engine.mailbox import CALLER_LEFT, Errand
 from pyllama_raw.engine.stream import Stream, wake
 from pyllama_raw.errors import ClosedError
 
@@ -72,7 +72,8 @@ class Workers:
         """
         Run *function* in a worker; return what it returns.
 
-        A caller that is cancelled leaves at once. A function that has begun goes on alone.
+        A caller that is cancelled leaves at once. A function that has begun goes on alone,
+        and finds CALLER_LEFT set.
 
         Raises:
             ClosedError: the threads have ended, or are about to.
@@ -81,11 +82,16 @@ class Workers:
             raise ClosedError(
                 "the engine belongs to the parent process: open one after the fork"
             )
-        job = Errand(partial(copy_context().run, function))
+        left, context = Event(), copy_context()
+        context.run(CALLER_LEFT.set, left)
+        job = Errand(partial(context.run, function))
         self._queues[kind].put(job)
         if self._closed and job.answer.cancel():
             raise ClosedError("the engine is closed")
-        return await answer_of(job.answer)
+        try:
+            return await answer_of(job.answer)
+        finally:
+            left.set()
 
     def close(self) -> None:
         """
@@ -126,8 +132,9 @@ async def arrival_of(answer: Future[Any]) -> None:
     """Return when *answer* is there; a checkpoint in any case."""
     stream = Stream()
 
-    def come(answer: Future[Any]) -> None:
-        cast("deque[Any]", stream.events).append(answer)
+    def come(_: Future[Any]) -> None:
+        # The answer itself would be in a circle, so a large one stayed until the collector ran.
+        cast("deque[Any]", stream.events).append(None)
         wake(stream.loop, (stream,))
 
     answer.add_done_callback(come)

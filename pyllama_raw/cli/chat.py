@@ -37,6 +37,8 @@ def chat(options: Namespace) -> int:
         for adapter in options.adapters:
             engine.load_adapter(adapter.name, adapter.path)
         generate = partial(engine.generate, adapters=scales_of(options.adapters))
+        # What cannot chat says so now, whatever comes on the standard input.
+        engine.render([{"role": "user", "content": "a"}])
         terminal.close()
         talker = Chat(generate, params, terminal, Conversation(options.system))
         with _handling(signal.SIGINT, talker.on_interrupt), _waking():

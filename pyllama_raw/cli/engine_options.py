@@ -11,6 +11,8 @@ from pydantic import BaseModel
 
 from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flags import add, whole
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.options.chat_templates import AUTO
 from pyllama_raw.options.config import (
     CacheConfig,
     ContextConfig,
@@ -51,6 +53,16 @@ def add_engine(parser: ArgumentParser, **defaults: int) -> None:
     text = f"{descriptions(EngineConfig)['fit_ctx']} ({FIT_CTX})"
     add(group, "--fit-ctx", whole, "N", text)
     add_fields(parser.add_argument_group("devices"), ModelConfig, DEVICES)
+    group = parser.add_argument_group("chats")
+    text = "the chat template: a name such as chatml or hermes, a file, or Jinja text"
+    add(
+        group,
+        "--chat-template",
+        str,
+        "TEMPLATE",
+        f"{text} (the model's own, or chatml)",
+    )
+    add_fields(group, ModelConfig, ("template_process",))
     add_fields(parser.add_argument_group("prefix cache"), CacheConfig, CACHE)
     add_fields(parser.add_argument_group("logs"), LogConfig, LOGS)
 
@@ -65,7 +77,7 @@ def engine_config(options: Namespace) -> EngineConfig:
     parts["scheduler"] = {"max_waiting_tokens": 2**40} | parts["scheduler"]
     # The adapters are named one by one: there is nothing to give way.
     parts["engine"] = {"max_adapter_bytes": 2**60} | parts["engine"]
-    settings = Settings(engine={"fit_ctx": FIT_CTX})
+    settings = Settings(engine={"fit_ctx": FIT_CTX}, model={"chat_template": AUTO})
     settings = settings.updated(profile_of(options).settings.model_dump())
     return settings.updated(parts).engine_config()
 
@@ -92,7 +104,22 @@ def profile_of(options: Namespace) -> Profile:
 
 def model_spec(options: Namespace) -> str | Path | None:
     """The model that was named, or the profile's; None: the default one."""
-    return options.model or profile_of(options).path
+    return named_model(options) or profile_of(options).path
+
+
+def named_model(options: Namespace) -> str | None:
+    """
+    The model that an argument or --model names; None: neither does.
+
+    Raises:
+        ConfigError: both do.
+    """
+    argument: str | None = getattr(options, "model_argument", None)
+    if argument is not None and options.model is not None:
+        given_twice = f"{argument!r} and --model {options.model!r}"
+        raise ConfigError(f"{given_twice} are two models: give one of them")
+    named: str | None = argument or options.model
+    return named
 
 
 def given(options: Namespace, names: Iterable[str]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "policy": {"metavar": "NAME"},
     "host": {"metavar": "ADDRESS"},
     "uds": {"metavar": "PATH"},
+    "pooling": {"choices": ("mean", "cls", "last")},
     "api_keys_file": {"metavar": "FILE"},
     "access_log": {"metavar": "FILE"},
     "media_path": {"metavar": "FOLDER"},

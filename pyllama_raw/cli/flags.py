@@ -17,8 +17,9 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, TypeAdapter, ValidationError
 
 from pyllama_raw.options.config import Count, Finite
-from pyllama_raw.options.frozen import allowed
+from pyllama_raw.options.frozen import allowed, suggestion
 from pyllama_raw.options.requests import MAX_SCALE
+from pyllama_raw.options.sampling import SamplingParams
 
 SIZES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -88,6 +89,20 @@ def adapter(text: str) -> AdapterFlag:
 def scales_of(chosen: Iterable[AdapterFlag]) -> dict[str, float]:
     """Scales of adapters, by name."""
     return {name: scale for name, _, scale in chosen}
+
+
+def sampling(text: str) -> tuple[str, Any]:
+    """A field of SamplingParams and its value."""
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals or name not in SamplingParams.model_fields:
+        close = suggestion(name, SamplingParams.model_fields)
+        words = f"give NAME=VALUE with a field of SamplingParams{close}"
+        raise ArgumentTypeError(f"{text}: {words}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def byte_size(text: str) -> int:

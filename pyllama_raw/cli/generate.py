@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import IO, Any
 
@@ -132,6 +133,8 @@ def _n_outputs(item: Input) -> int:
 
 def generate(options: Namespace) -> int:
     """Run the command; return its exit status."""
+    if options.model is None and options.prompts and _is_model(options.prompts[0]):
+        options.model = options.prompts.pop(0)
     defaults = given(options, SAMPLING)
     inputs = _inputs(options, defaults)
     if options.mmproj is None and (options.images or options.sounds):
@@ -154,6 +157,12 @@ def generate(options: Namespace) -> int:
             return run(command.main)
     finally:
         terminal.close()
+
+
+def _is_model(text: str) -> bool:
+    """Whether a person means a model by *text*, and no prompt."""
+    is_name = text.endswith(".gguf") or text.startswith("hf:")
+    return is_name and (" " not in text or Path(text).exists())
 
 
 def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:

@@ -31,6 +31,7 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.kernels import table
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
+from pyllama_raw.options.chat_templates import model_template
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.declared import declared, with_declared
 from pyllama_raw.options.models import resolve_model, with_projector
@@ -83,6 +84,7 @@ def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str,
         {
             "pyllama_raw": __version__,
             "llama_cpp": libllama.llama_version(),
+            "cpu": libllama.cpu_level(),
             "system": libllama.system_info(),
         },
     )
@@ -101,7 +103,10 @@ def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str,
     config = fitted(path, with_projector(config, spec, path) or config)
     config = checked_config(capabilities.model, config)
     with Model.load(path, **config.resolved_model.loading) as model:
-        yield "model", _model(model)
+        template = model_template(config.model.chat_template, model.chat_template())
+        has_chats = template is not None and "generate" in capabilities.operations
+        source = template.source if template is not None and has_chats else None
+        yield "model", _model(model) | {"chat_template": source}
         if config.media.mmproj is not None:
             yield "projector", _projector(config.media.mmproj, model)
         yield "memory", _memory(path, config)

@@ -38,7 +38,7 @@ GROUPS = {
 
 def add_generate(parser: ArgumentParser) -> None:
     """Flags of `generate`."""
-    text = "text to go on from"
+    text = "text to go on from; a first one that ends in .gguf names the model"
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help=text)
     text = "JSON lines with prompt (text or token ids) or messages, and for each line any of"
     add(parser, "--input", str, "FILE", f"{text}: {OF_LINE}; - is stdin")
@@ -62,10 +62,16 @@ def add_generate(parser: ArgumentParser) -> None:
 
 def add_chat(parser: ArgumentParser) -> None:
     """Flags of `chat`."""
+    add_model_argument(parser)
     add(parser, "--system", str, "TEXT", "how the model should behave")
     _add_model(parser)
     _add_sampling(parser, max_tokens=CHAT_TOKENS)
     add_engine(parser, n_slots=1, n_ctx=CHAT_CTX)
+
+
+def add_model_argument(parser: ArgumentParser) -> None:
+    """The model as an argument, as other commands have it; --model names it, too."""
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
 
 
 def _add_model(parser: ArgumentParser) -> None:

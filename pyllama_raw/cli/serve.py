@@ -15,6 +15,7 @@ from pyllama_raw.cli.info import show
 from pyllama_raw.cli.running import run
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.options.chat_templates import AUTO
 from pyllama_raw.serve.config import ListenConfig, ServeConfig
 from pyllama_raw.serve.deployment import Deployment, read
 from pyllama_raw.serve.run import deploy
@@ -56,8 +57,12 @@ def deployment_of(options: Namespace) -> Deployment:
     fields = read(options.config) if options.config is not None else {}
     fields |= given(options, ListenConfig.model_fields)
     service = given(options, ServeConfig.model_fields)
+    if options.sampling:
+        defaults = fields.get("service", {}).get("defaults", {})
+        service["defaults"] = defaults | dict(options.sampling)
     fields["service"] = fields.get("service", {}) | service
     fields["engine"] = {"fit_ctx": FIT_CTX} | fields.get("engine", {})
+    fields["model"] = {"chat_template": AUTO} | fields.get("model", {})
     profile = profile_of(options)
     if options.models or "models" not in fields:
         fields["models"] = _named(options.models or [profile.path], options.alias)

@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 
 from pyllama_raw.cli.engine_options import add_engine
 from pyllama_raw.cli.fields import add_fields
-from pyllama_raw.cli.flags import add, add_switch
+from pyllama_raw.cli.flags import add, add_switch, sampling
 from pyllama_raw.cli.options import MODEL_HELP
 from pyllama_raw.options.config import EngineConfig, MediaConfig
 from pyllama_raw.serve.config import FILE_ONLY, ListenConfig, ServeConfig
@@ -26,6 +26,11 @@ def add_serve(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("service")
     names = [name for name in ServeConfig.model_fields if name not in FILE_ONLY]
     add_fields(group, ServeConfig, names)
+    text = (
+        "a default of requests that do not say, such as temperature=0.2 or top_k=40: any field of "
+        "SamplingParams, the value as JSON or text; repeatable"
+    )
+    add(group, "--sampling", sampling, "NAME=VALUE", text, action="append")
     add_fields(group, EngineConfig, ("warm_up",))
     add_fields(parser.add_argument_group("media"), MediaConfig, ("mmproj",))
     add_engine(parser)

@@ -24,6 +24,11 @@ class Detokenizer:
         self._state = 0
         self._pending = b""  # an open character, then the start of a stop string
 
+    @property
+    def pending(self) -> bytes:
+        """What is held back."""
+        return self._pending
+
     def push(self, piece: bytes) -> str:
         """Take the next piece; return the text that is certain now."""
         if self.stop is not None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.spans import Spans
@@ -59,6 +59,21 @@ class LengthLimit(StrEnum):
 FinishDetail = StopToken | StopString | LengthLimit
 
 
+class StopFinder(Protocol):
+    """Looks for what ends one output, token by token."""
+
+    def take(
+        self, token: int, piece: bytes, *, is_last: bool
+    ) -> StopString | StopToken | None:
+        """
+        Take the next token; what ends the output with it, if something does.
+
+        Args:
+            piece: bytes of the token that count as text.
+            is_last: the output ends with it in any case.
+        """
+
+
 class CacheTier(StrEnum):
     """A place that cached tokens came from."""
 
@@ -97,7 +112,9 @@ class Request:
     max_tokens: int  # >= 1
     sampling: object = None  # read by the executor only
     rules: object = None  # of the output; read by the executor only
-    stop: StopStrings = NO_STOPS
+    stop: StopStrings = NO_STOPS  # wherever they are
+    # Makes what looks for stops instead, if they count in a part of the output only.
+    find_stop: Callable[[], StopFinder] | None = None
     stop_token_ids: frozenset[int] = frozenset()  # end of generation included
     # Names of tokens without a piece that count as text.
     names: Mapping[int, bytes] = field(default_factory=dict)

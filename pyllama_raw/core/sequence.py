@@ -13,6 +13,8 @@ from pyllama_raw.core.request import (
     FinishReason,
     Moments,
     Request,
+    StopFinder,
+    StopString,
     TokenLogprobs,
 )
 from pyllama_raw.core.spans import position, whole
@@ -20,6 +22,24 @@ from pyllama_raw.core.stats import SlotStats
 from pyllama_raw.errors import PyllamaError
 
 NO_LIMIT = 2**31
+
+
+class TextStops:
+    """Looks for the stop strings of a request in all of its text."""
+
+    __slots__ = ("_detokenizer", "_ends")
+
+    def __init__(self, request: Request) -> None:
+        self._detokenizer = Detokenizer(request.stop)
+        self._ends = request.stop_token_ids
+
+    def take(self, token: int, piece: bytes, *, is_last: bool) -> StopString | None:  # noqa: ARG002
+        """See StopFinder; a token that ends the output has no text."""
+        if token in self._ends:
+            return None
+        self._detokenizer.push(piece)
+        stop = self._detokenizer.stop
+        return None if stop is None else StopString(stop.decode("utf-8", "replace"))
 
 
 class Sequence:
@@ -71,7 +91,11 @@ class Sequence:
         self.cache_tier: CacheTier | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens 1, 2, ...
         self.is_shifted = False  # a context shift made `tokens` no prefix of anything
-        self.stop_finder = Detokenizer(request.stop) if request.stop else None
+        self.stop_finder: StopFinder | None = None
+        if request.find_stop is not None:
+            self.stop_finder = request.find_stop()
+        elif request.stop:
+            self.stop_finder = TextStops(request)
         self.detail: FinishDetail | None = None  # once its own end is known
         self.submitted = now
         self.admitted: float | None = None

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +45,24 @@ from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import SamplerChain
-from pyllama_raw.options.config import CacheConfig, ContextConfig, EngineConfig
+from pyllama_raw.options.chat_templates import (
+    FALLBACK,
+    FALLBACK_SOURCE,
+    ChatTemplate,
+    model_template,
+)
+from pyllama_raw.options.config import (
+    CacheConfig,
+    ContextConfig,
+    EngineConfig,
+    ModelConfig,
+)
 from pyllama_raw.policy import make_policy
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.disk_store import DiskStore
+
+_log = getLogger(__name__)
 
 MAX_SEQS = 256  # llama.cpp: LLAMA_MAX_SEQ
 MAX_FILES = 2**20
@@ -122,6 +136,7 @@ def assemble(
             scheduler = memory.scheduler
             if not restored(executor.context, memory.state):
                 scheduler.lose_slots()
+        template = None if start is not None else chat_template_of(model, config.model)
         media = None
         if config.media.mmproj is not None:
             from pyllama_raw.engine.media_desk import MediaDesk  # takes time
@@ -132,10 +147,10 @@ def assemble(
             scheduler,
             executor,
             model.vocab,
-            model.chat_template() if start is None else None,
+            None if template is None else template.text,
             opened.close,
             Admission(waits.n_slots, waits.max_waiting, waits.max_waiting_tokens),
-            describer(executor.context, config, scheduler.limits),
+            describer(executor.context, config, scheduler.limits, template),
             capabilities,
             config.cache.scope,
             writer,
@@ -146,10 +161,29 @@ def assemble(
             adapter_host=executor if start is None else None,
             max_adapter_bytes=config.max_adapter_bytes,
             decoder_start=start,
+            template_process=config.model.template_process,
         )
     except BaseException:
         opened.close()
         raise
+
+
+def chat_template_of(model: Model, config: ModelConfig) -> ChatTemplate | None:
+    """
+    The template for chats with *model*. The log has a line if it is the fallback.
+
+    Raises:
+        ConfigError: the template that *config* names is not there any more.
+    """
+    own = model.chat_template()
+    try:
+        template = model_template(config.chat_template, own)
+    except ValueError as error:
+        raise ConfigError(f"chat_template={config.chat_template!r}: {error}") from error
+    if template is not None and template.source == FALLBACK_SOURCE:
+        text = "%s has no chat template: chats have %s, which it may not know"
+        _log.warning(text, model.path, FALLBACK)
+    return template
 
 
 def _make_scheduler(

@@ -51,7 +51,7 @@ def assemble_embedder(
         ),
         executor,
         model.vocab,
-        model.chat_template(),
+        None,  # it has no chats
         opened.close,
         Admission(config.scheduler.n_slots, config.scheduler.max_waiting),
         describer(context, config, limits),

@@ -15,10 +15,11 @@ from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
-from pyllama_raw.engine.guidance import Guidance, MaskState
+from pyllama_raw.engine.guidance import BYTES, Guidance, MaskState, byte_trials
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.engine.sampling import NamedTokens, dry_stage
-from pyllama_raw.errors import BadGrammar, Unsupported
+from pyllama_raw.engine.trials import Trials
+from pyllama_raw.errors import BadGrammar, BadSchema, Unsupported
 from pyllama_raw.native.grammar import Grammar, Triggers
 from pyllama_raw.native.guidance import MaskTokenizer, Matcher
 from pyllama_raw.native.stages import HISTORY_MAX
@@ -102,7 +103,9 @@ class Grammars:
         self._silent = silent | vocab.eog_tokens
         for token in vocab.eog_tokens:
             pieces[token] = b"\xff" + pieces[token]  # in no text
-        self._tokenizer = MaskTokenizer(pieces, sorted(vocab.eog_tokens), None)
+        ends = sorted(vocab.eog_tokens)
+        self._tokenizer = MaskTokenizer(pieces, ends, None)
+        self._trials = Trials(pieces, ends)
 
     def make(self, params: SamplingParams, reading: Reading) -> partial[Grammar]:
         """Compile the grammar of *params*, with its first mask. Raises BadGrammar."""
@@ -111,6 +114,10 @@ class Grammars:
         assert params.grammar is not None
         find_token = partial(self._find_token, reading)
         text = to_lark(params.grammar, params.grammar_root, find_token, self._silent)
+        try:
+            self._trials.n_bytes("lark", text)
+        except BadSchema as error:
+            raise BadGrammar(error.reason.partition("\n")[0], None) from error
         matcher = Matcher.compile(self._tokenizer, "lark", text)
         matcher.compute_mask()
         if matcher.error:
@@ -129,3 +136,25 @@ class Grammars:
             lambda: vocab.tokenize(f"<{name}>", add_special=False, parse_special=True)
         )
         return tokens[0] if len(tokens) == 1 else None
+
+
+WHITE = frozenset(
+    b"\t\n\v\f\r\x1c\x1d\x1e\x1f \xc2\xe1\xe2\xe3"
+)  # and first bytes of it
+
+
+def may_begin_with_space(rule: str) -> bool:
+    """
+    Whether what *rule*, of a Lark grammar, stands for may begin with white space.
+
+    Also where that cannot be told without the vocabulary, or the rule is wrong.
+    """
+    text = f"start: {rule}"
+    try:
+        byte_trials().n_bytes("lark", text)
+        matcher = Matcher.compile(MaskTokenizer(BYTES, [256], None), "lark", text)
+        matcher.compute_mask()
+    except BadSchema:
+        return True
+    mask = matcher.mask
+    return bool(matcher.error) or any(mask[b // 32] >> b % 32 & 1 for b in WHITE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from logging import getLogger
 
 from pyllama_raw.core.memory.limits import ContextLimits
@@ -11,6 +12,7 @@ from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
+from pyllama_raw.options.chat_templates import ChatTemplate
 from pyllama_raw.options.config import ContextConfig, EngineConfig
 
 _REASONS = {
@@ -24,7 +26,10 @@ _log = getLogger(__name__)
 
 
 def describer(
-    context: Context, config: EngineConfig, limits: ContextLimits
+    context: Context,
+    config: EngineConfig,
+    limits: ContextLimits,
+    template: ChatTemplate | None = None,
 ) -> Callable[[], EngineInfo]:
     """Keep what can be said at once: the context may be closed when somebody asks."""
     wanted, model = config.resolved_context, context.model
@@ -51,12 +56,13 @@ def describer(
         can_cut=limits.can_cut,
         kernels={row.computes: row.needs for row in taken},
         config=config,
+        chat_template=None if template is None else template.source,
     )
 
     def describe() -> EngineInfo:
-        from importlib.metadata import version
-
-        ours, theirs = version("pyllama_raw"), libllama.llama_version()
+        # Not the metadata of the distribution: a copied folder or a frozen program has none.
+        ours = import_module("pyllama_raw").__version__
+        theirs = libllama.llama_version()
         devices = config.model.devices or [d.name for d in libllama.devices()]
         return known(
             devices=tuple(devices),

@@ -8,7 +8,8 @@ Rules:
    being written included, are never more than max_bytes, and a file without a row that the
    holder finds is nobody's: its writer was killed.
 3. What was not used for longest is deleted first; a read counts as a use.
-4. No call waits without an end, and none but the first raises for what is in the directory.
+4. No call waits or works without an end, and none but the first raises for what is in the
+   directory, whoever has put it there.
 
     DIR/plrstates.sqlite
     DIR/<unique>.plrstate
@@ -22,6 +23,7 @@ import uuid
 from array import array
 from collections import deque
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from pyllama_raw.core.memory.tier import KnownState
@@ -46,6 +48,7 @@ from pyllama_raw.engine.state_file import (
 )
 
 MAX_LATER = 2**14
+MAX_DELETED = 2**12  # files that are nobody's, in one call
 NAMES = "[0-9a-f]" * 32 + ".plrstate"
 
 
@@ -180,24 +183,45 @@ class DiskStore:
         if there is no room all the same.
         """
         self._note(index)
-        sizes: dict[bytes, int] = dict(index.execute(sql.SIZES).fetchall())
-        known = {self._path_of(name) for name in sizes}
-        nobodys = [path for path in self._root.glob(NAMES) if path not in known]
-        if not all(_delete(path) for path in nobodys) or n_bytes > self.max_bytes:
+        rows = index.execute(sql.SIZES).fetchall()
+        owned = {self._path_of(name) for _, name, _ in rows}
+        if not self._delete_unowned(owned) or n_bytes > self.max_bytes:
             return False
-        n_used = sum(sizes.values()) + len(sizes) * ENTRY_BYTES
-        for name, size in sizes.items():
-            if n_used + n_bytes <= self.max_bytes:
+        n_used = sum(size for _, _, size in rows) + len(rows) * ENTRY_BYTES
+        n_rows = len(rows)
+        for used, name, size in rows:
+            if n_used + n_bytes <= self.max_bytes and n_rows < sql.MAX_ROWS:
                 break
             if _delete(self._path_of(name)):
-                index.execute(sql.REMOVE, (name,))
+                index.execute(sql.REMOVE, (used,))
                 n_used -= size + ENTRY_BYTES
-        return n_used + n_bytes <= self.max_bytes
+                n_rows -= 1
+        return n_used + n_bytes <= self.max_bytes and n_rows < sql.MAX_ROWS
+
+    def _delete_unowned(self, owned: set[Path]) -> bool:
+        """Delete files of ours that are in no row; False if some are left."""
+        paths = (path for path in self._root.glob(NAMES) if path not in owned)
+        for path in islice(paths, MAX_DELETED):
+            if not _delete(path):
+                return False
+        return next(paths, None) is None
 
     def _note(self, index: sqlite3.Connection) -> None:
+        """Carry out changes that waited; a look at all rows gives all their numbers."""
+        if not self._later:
+            return
+        numbers = {name: used for used, name, _ in index.execute(sql.SIZES)}
+        last = max(numbers.values(), default=0)
         while self._later:
             change, name = self._later.popleft()
-            index.execute(change, (name,))
+            if (used := numbers.get(name)) is None:
+                continue
+            index.execute(change, (used,))
+            if change == sql.USE:
+                last += 1
+                numbers[name] = last
+            else:
+                del numbers[name]
 
 
 def _delete(path: Path) -> bool:

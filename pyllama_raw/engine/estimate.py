@@ -128,7 +128,7 @@ def _projector(config: EngineConfig) -> dict[str, int]:
         return {}
     return projector_bytes(
         media.mmproj,
-        use_gpu=config.model.n_gpu_layers != 0,
+        use_gpu=config.projector_on_device,
         min_tokens=media.image_min_tokens,
         max_tokens=media.image_max_tokens,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from pyllama_raw.engine.model_files import ModelFile
 from pyllama_raw.engine.state_file import LAYOUT
 from pyllama_raw.native.kernels import table
-from pyllama_raw.native.libllama import llama_version, system_info
+from pyllama_raw.native.libllama import library_digest, state_version, system_info
 
 MAX_HEAD_BYTES = 2**23  # read of the metadata of a model; most have less
 MAX_PART_BYTES = 2**20  # of a further file: a list of its tensors
@@ -33,8 +33,9 @@ def fingerprint(
 
     A file that was changed in place, moved or touched counts as another model. File
     systems exist that keep neither inodes nor times, so samples of the contents count,
-    too: all metadata, and blocks at equal distances in the tensors. Last bits depend on the
-    instructions that the library and our kernels use, so these count as well.
+    too: all metadata, and blocks at equal distances in the tensors. The layout of a state is
+    libllama's, whose files therefore count. Last bits depend on the instructions that the
+    library and our kernels use, so these count as well.
 
     Args:
         tensor_bytes: of all files; what else is in them is metadata.
@@ -51,7 +52,8 @@ def fingerprint(
     n_blocks = max(N_BLOCKS // len(files), MIN_BLOCKS)
     used = {k: v for k, v in context_fields.items() if k not in WITHOUT_EFFECT}
     facts = [
-        [LAYOUT, llama_version(), sys.byteorder, system_info(), table()],
+        [LAYOUT, state_version(), library_digest()],
+        [sys.byteorder, system_info(), table()],
         [[*f, _sample(f, n, n_blocks)] for f, n in zip(files, heads, strict=True)],
         dict(model_fields),
         used,

@@ -55,7 +55,7 @@ def fitted(
     if not config.fit_ctx:
         return config
     try:
-        room = _free() if room is None else room
+        room = _free(config.fit_margin_bytes) if room is None else room
         if _is_plenty(path, config, room):
             return config
         chosen = _fitted(path, config, room, has_weights)
@@ -169,13 +169,14 @@ def _fits(memory: MemoryEstimate, room: Room, *, has_weights: bool = False) -> b
     )
 
 
-def _free() -> Room:
-    """Free bytes by device, without the margin."""
+def _free(margin_bytes: int | None) -> Room:
+    """Free bytes by device, without the margin; None is the usual one."""
     room = {}
     for device in devices():
         if device.kind in ("cpu", "gpu", "igpu"):
             free, total = device.memory_free_bytes, device.memory_total_bytes
             usable = available_bytes() if device.name == HOST else None
             free = free if usable is None else min(free, usable)
-            room[device.name] = free - min(MARGIN_BYTES, total // 16)
+            usual = min(MARGIN_BYTES, total // 16)
+            room[device.name] = free - (usual if margin_bytes is None else margin_bytes)
     return room

@@ -3,31 +3,47 @@ JSON schemas, regular expressions and Lark grammars, by the package llguidance.
 
 Its tokenizer is made once a model, from the pieces of the vocabulary. A request has a
 matcher, which gives the mask of the tokens that may come next.
+
+What a few bytes can make grow is limited: a constraint is tried in a process of its own before
+it is compiled (trials.py), masks have limits in llguidance (llguidance.py), and a number in an
+output of a JSON schema has a limit of digits, because llguidance gives it none.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
+from threading import Lock
 from typing import Any
 
 from pyllama_raw.engine.parts import Reading, at_once
+from pyllama_raw.engine.trials import Trials
 from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
+from pyllama_raw.native.arrays import UINT32
 from pyllama_raw.native.guidance import Kind, MaskTokenizer, Matcher
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.ascii_classes import with_ascii_classes
 from pyllama_raw.options.sampling import MAX_PATTERN
-from pyllama_raw.options.schemas import rewritten
+from pyllama_raw.options.schemas import OPTIONS, for_llguidance
 
-MAX_MADE = 256  # compiled constraints kept: some take a tenth of a second
+MAX_CACHE_BYTES = 2**26  # of compiled constraints: some take a tenth of a second
+MAX_CHECKED = 64  # schemas that were found to be right
+MAX_DIGITS = 16  # in a row in a number of an output: as many as doubles hold
 MAX_TOKENIZERS = 4  # kept for grammars that name tokens: each has the whole vocabulary
 MAX_VALUES = 2**14  # of a schema
 MAX_CHARACTERS = 2**17  # of a schema's texts
 MAX_NAMES = 1000  # of one mapping: the time to compile them is quadratic
 Tokenize = Callable[[bytes], Sequence[int]]
 NUMBER = re.compile(r"<\[(\d{1,9})\]>")
+DIGITS, LETTERS = b"0123456789", (b"z", b"q", b"x", b"Z", b"Q", b"X")
+BYTES = [*(bytes([byte]) for byte in range(256)), b"\xff<end>"]
+OPTIONS_TEXT = json.dumps({"x-guidance": OPTIONS})[1:-1]
+GUESSED_BYTES = 64  # that a character of a constraint takes, where nobody can tell
+LEAST_BYTES = 2**14  # that a matcher takes, and what is known of it
 
 
 class Guidance:
@@ -62,8 +78,10 @@ class Guidance:
         except ImportError as error:
             text = f"they need llguidance 1.9 or later, below 2: {error}"
             raise Unsupported("json_schema, regex and lark", text) from None
-        # Concurrent callers may compile the same grammar twice.
-        self._compile = lru_cache(MAX_MADE)(partial(_compiled, pieces, tokenizers))
+        self._pieces, self._tokenizers = pieces, tokenizers
+        self._trials = Trials(pieces, sorted(vocab.eog_tokens))
+        self._cache = CompiledCache()
+        self._digits = DigitTokens(pieces)
 
     def make(self, kind: Kind, value: Any) -> partial[MaskState]:
         """
@@ -78,8 +96,105 @@ class Guidance:
         text = _as_json(value) if kind == "json_schema" else value
         if kind == "regex":
             text = with_ascii_classes(text)
-        made: partial[MaskState] = self._compile(kind, text)
-        return made
+        # Concurrent callers may compile the same constraint twice.
+        if (start := self._cache.get((kind, text))) is None:
+            start = self._compile(kind, text)
+        return start
+
+    def _compile(self, kind: Kind, text: str) -> partial[MaskState]:
+        numbers = map(int, NUMBER.findall(text) if kind == "lark" else ())
+        tokens = {token for token in numbers if token < len(self._pieces)}
+        named = frozenset(token for token in tokens if self._pieces[token][0] != 0xFF)
+        n_bytes = self._trials.n_bytes(kind, text, named)
+        matcher = _compile(self._tokenizers(named), kind, text)
+        # A grammar that has a schema of ours is that of a call.
+        has_numbers = kind == "json_schema" or (kind == "lark" and OPTIONS_TEXT in text)
+        start = partial(MaskState, kind, matcher, self._digits if has_numbers else None)
+        if n_bytes is None:
+            n_bytes = GUESSED_BYTES * len(text)
+        n_bytes += len(text) + 4 * len(matcher.mask) + LEAST_BYTES
+        self._cache.add((kind, text), start, n_bytes)
+        return start
+
+
+class CompiledCache:
+    """The latest constraints that were compiled, up to MAX_CACHE_BYTES; any thread may call."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self._lock = Lock()
+        self._entries: OrderedDict[tuple[Kind, str], tuple[partial[MaskState], int]]
+        self._entries = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: tuple[Kind, str]) -> partial[MaskState] | None:
+        """What begins with it; None: it is not there."""
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
+
+    def add(
+        self, key: tuple[Kind, str], start: partial[MaskState], n_bytes: int
+    ) -> None:
+        """Keep *start*, unless it takes more than there is room for; the oldest give way."""
+        if n_bytes > MAX_CACHE_BYTES:
+            return
+        with self._lock:
+            self._remove(key)
+            while self.n_bytes + n_bytes > MAX_CACHE_BYTES:
+                self._remove(next(iter(self._entries)))
+            self._entries[key] = start, n_bytes
+            self.n_bytes += n_bytes
+
+    def _remove(self, key: tuple[Kind, str]) -> None:
+        _, n_bytes = self._entries.pop(key, (None, 0))
+        self.n_bytes -= n_bytes
+
+
+class DigitTokens:
+    """Tokens by the digits that they begin with, as masks that are whole numbers."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+
+    @cached_property
+    def longer_than(self) -> list[int]:
+        """Item n has the tokens that begin with more than n digits; the last one is 0."""
+        masks: list[bytearray] = []
+        n_bytes = (len(self._pieces) + 7) // 8
+        for token, piece in enumerate(self._pieces):
+            for n in range(len(piece) - len(piece.lstrip(DIGITS))):
+                if n == len(masks):
+                    masks.append(bytearray(n_bytes))
+                masks[n][token >> 3] |= 1 << (token & 7)
+        return [*(int.from_bytes(mask, "little") for mask in masks), 0]
+
+    @cached_property
+    def letter(self) -> int | None:
+        """A token that no number has, but that texts have."""
+        return next((t for t, p in enumerate(self._pieces) if p in LETTERS), None)
+
+    def count(self, token: int, n_before: int) -> int:
+        """The digits in a row that end an output with *token*, behind *n_before*."""
+        piece = self._pieces[token]
+        n_digits = len(piece) - len(piece.rstrip(DIGITS))
+        return n_digits + (n_before if n_digits == len(piece) else 0)
+
+    def limit(self, mask: array[int], n_digits: int) -> None:
+        """Take out of *mask* what goes on with a number of *n_digits* for too long."""
+        longer = self.longer_than
+        n_more = max(MAX_DIGITS - n_digits, 0)
+        if n_more >= len(longer) - 1 or self.letter is None:
+            return
+        bits = int.from_bytes(mask.tobytes(), "little")
+        # A string goes on as it likes. What has to have more digits gets them.
+        is_number = not bits >> self.letter & 1
+        if is_number and (rest := bits & ~longer[n_more]):
+            mask[:] = array(UINT32, rest.to_bytes(4 * len(mask), "little"))
 
 
 def _without(
@@ -100,18 +215,6 @@ def _without(
     return MaskTokenizer(rest, ends, tokenize_without)
 
 
-def _compiled(
-    pieces: Sequence[bytes],
-    tokenizers: Callable[[frozenset[int]], MaskTokenizer],
-    kind: Kind,
-    text: str,
-) -> partial[MaskState]:
-    numbers = map(int, NUMBER.findall(text) if kind == "lark" else ())
-    found = {token for token in numbers if token < len(pieces)}
-    named = frozenset(token for token in found if pieces[token][0] != 0xFF)
-    return _compile(tokenizers(named), kind, text)
-
-
 def checked_schema(schema: object) -> str:
     """*schema* as JSON for a Lark grammar. Raises BadSchema: it cannot be used."""
     text = _as_json(schema)
@@ -119,31 +222,31 @@ def checked_schema(schema: object) -> str:
     return text
 
 
-@lru_cache(MAX_MADE)
+@lru_cache(MAX_CHECKED)
 def _check(text: str) -> None:
-    _compile(_bytes(), "json_schema", text)
+    if byte_trials().n_bytes("json_schema", text) is None:
+        _compile(MaskTokenizer(BYTES, [256], None), "json_schema", text)
 
 
 @cache
-def _bytes() -> MaskTokenizer:
-    """A vocabulary of bytes, which is enough to check schemas."""
-    pieces = [*(bytes([byte]) for byte in range(256)), b"\xff<end>"]
-    return MaskTokenizer(pieces, [256], None)
+def byte_trials() -> Trials:
+    """With a vocabulary of bytes, which is enough to check schemas."""
+    return Trials(BYTES, [256])
 
 
-def _compile(tokenizer: MaskTokenizer, kind: Kind, text: str) -> partial[MaskState]:
+def _compile(tokenizer: MaskTokenizer, kind: Kind, text: str) -> Matcher:
     """With its first mask, which shows mistakes that compiling does not."""
     matcher = Matcher.compile(tokenizer, kind, text)
     matcher.compute_mask()
     if matcher.error:
         raise BadSchema(kind, matcher.error)
-    return partial(MaskState, matcher)
+    return matcher
 
 
 def _as_json(schema: object) -> str:
     try:
         _check_size(schema)
-        return json.dumps(rewritten(schema))
+        return json.dumps(for_llguidance(schema))
     except BadSchema:
         raise
     except Exception as error:  # whatever stands in it
@@ -182,7 +285,15 @@ class MaskState:
     and all outputs of a request begin in the same step.
     """
 
-    def __init__(self, compiled: Matcher) -> None:
+    def __init__(
+        self, kind: Kind, compiled: Matcher, digits: DigitTokens | None
+    ) -> None:
+        """
+        Args:
+            digits: limits those of a number; None: nothing limits them.
+        """
+        self.kind = kind
+        self._digits, self._n_digits = digits, 0
         self._matcher, self._is_shared = compiled, True
         self.mask = compiled.mask[:]
         self._is_current = True
@@ -196,6 +307,8 @@ class MaskState:
         """Fill the mask; all zero, which fails the row, if nothing can follow."""
         if not self._is_current:  # else the step that wanted it sampled nothing
             self._matcher.compute_mask()
+            if self._digits is not None and self._n_digits:
+                self._digits.limit(self.mask, self._n_digits)
             self._is_current = True
 
     def accept(self, token: int) -> None:
@@ -203,6 +316,8 @@ class MaskState:
         if self._is_shared:
             self._matcher, self._is_shared = self._matcher.copy(self.mask), False
         self._matcher.accept(token)
+        if self._digits is not None:
+            self._n_digits = self._digits.count(token, self._n_digits)
         self._is_current = False
 
 

@@ -70,3 +70,5 @@ class EngineInfo:
     devices: tuple[str, ...]  # that the model may use
     versions: Mapping[str, str]  # of pyllama_raw and llama_cpp
     config: EngineConfig
+    # Where chats have their template from: "model", a name, a path or "text"; None: none.
+    chat_template: str | None = None

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from threading import Lock, Thread, current_thread
+from threading import Event, Lock, Thread, current_thread
 from typing import Any
 
 from pyllama_raw.errors import WrongUse
@@ -21,6 +22,9 @@ LINGER_S = 5e-4  # silence that ends a burst
 BURST_S = 1e-2  # longest wait for its end
 
 Command = Callable[[], object]
+
+# Set in an errand that takes long, once nobody waits for its answer any more.
+CALLER_LEFT: ContextVar[Event | None] = ContextVar("CALLER_LEFT", default=None)
 
 
 class OwnThread(Thread):

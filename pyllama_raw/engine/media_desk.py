@@ -100,7 +100,7 @@ class MediaDesk:
         files = model_files(Path(path))
         options: dict[str, Any] = {
             "n_threads": config.context.n_threads_batch or config.context.threads,
-            "use_gpu": config.model.n_gpu_layers != 0,
+            "use_gpu": config.projector_on_device,
             "min_tokens": wanted.image_min_tokens,
             "max_tokens": wanted.image_max_tokens,
         }

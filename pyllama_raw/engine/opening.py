@@ -71,7 +71,11 @@ def build(
             from pyllama_raw.engine.fit import fitted
 
             config = fitted(path, config)
-        options = config.resolved_model.model_dump(exclude_defaults=True)
+        from pyllama_raw.options.config import OF_CHATS
+
+        options = config.resolved_model.model_dump(
+            exclude_defaults=True, exclude={*OF_CHATS}
+        )
     importing = Thread(target=_import_all, name="pyllama-import")
     importing.start()
     try:

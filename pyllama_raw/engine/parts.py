@@ -138,3 +138,4 @@ class EngineParts:
     decoder_start: int | None = None
     restarts: Restarts = field(default_factory=Restarts)  # after failures
     model_files: tuple[ModelFile, ...] = ()  # as they were before the load
+    template_process: bool = True  # chat templates run in a process of their own

@@ -19,13 +19,16 @@ from pyllama_raw.core.step import (
     Work,
 )
 from pyllama_raw.engine.built_samplers import BuiltSamplers
+from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.scores import with_logprobs
-from pyllama_raw.errors import SamplingFailed
+from pyllama_raw.errors import BadGrammar, BadSchema, PyllamaError, SamplingFailed
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.row_batch import RowBatch
 from pyllama_raw.native.sampler import RowSamplers
+
+GRAMMAR = "grammar: "  # begins what _ffi/grammar says
 
 
 class _Tokens(dict[int, Sampled]):
@@ -117,13 +120,22 @@ class Rows:
         for work, token, code in zip(sampling, outcome.tokens, codes, strict=True):
             mask = self._open[work.request_id].mask
             if code:
-                said = (mask.error if mask is not None else "") or last_error()
-                message = said or "the sampler failed"
-                yield RowFailed(SamplingFailed("llama_sampler_sample", code, message))
+                yield RowFailed(_error(mask, code))
             else:
                 if mask is not None:
                     mask.accept(token)
                 yield Sampled((token,))
+
+
+def _error(mask: MaskState | None, code: int) -> PyllamaError:
+    """What ends a request whose row failed with *code*."""
+    if mask is not None and mask.error:
+        # It can be compiled, but not followed further within the limits of one mask.
+        return BadSchema(mask.kind, mask.error)
+    message = last_error() or "the sampler failed"
+    if message.startswith(GRAMMAR):
+        return BadGrammar(message.removeprefix(GRAMMAR), None)
+    return SamplingFailed("llama_sampler_sample", code, message)
 
 
 def _count_decodes(works: tuple[Work, ...]) -> int:

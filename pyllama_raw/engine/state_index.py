@@ -9,6 +9,9 @@ Rules:
 3. The journal is a file for undoing, because a WAL needs memory that processes share, and
    cannot be read where nothing can be written.
 4. All columns are integers or bytes, because text that was damaged cannot be read.
+5. Others may write to the directory, so no call takes long for what stands in it: the file has
+   the one table that this one makes, no view and no trigger, and at most MAX_ROWS rows, and SQLite
+   gives up after MAX_STEPS of its steps.
 """
 
 from __future__ import annotations
@@ -16,17 +19,22 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 
-from pyllama_raw.engine.state_file import LAYOUT
+from pyllama_raw.engine.state_file import ENTRY_BYTES, LAYOUT
 from pyllama_raw.errors import ConfigError
 
 WAIT_S = 10.0  # a write takes less, unless its state has more than a GB
 MAX_NAMESPACE_BYTES = 2048
+MAX_ROWS = 2**16
+MAX_FILE_BYTES = MAX_ROWS * ENTRY_BYTES
+MAX_STEPS = 2**26  # a second or two
+STEPS = 2**16  # between two looks at their number
 
 # Rows come in the order of use. `PRAGMA quick_check` verifies the CHECKs, too.
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS states (
+_TABLE = f"""
+CREATE TABLE states (
     used INTEGER PRIMARY KEY,
     name BLOB NOT NULL CHECK (typeof(name) = 'blob'),
     fingerprint BLOB NOT NULL CHECK (typeof(fingerprint) = 'blob'),
@@ -37,14 +45,16 @@ CREATE TABLE IF NOT EXISTS states (
     digest BLOB NOT NULL CHECK (typeof(digest) = 'blob')
 )
 """
-SIZES = "SELECT name, n_bytes FROM states ORDER BY used"
+SIZES = "SELECT used, name, n_bytes FROM states ORDER BY used"
 FIND = (
     "SELECT name, namespace, state_at, n_bytes, digest FROM states"
     " WHERE fingerprint = ? ORDER BY used"
 )
+TABLES = "SELECT sql FROM sqlite_master LIMIT 2"
+MANY = f"SELECT 1 FROM states LIMIT 1 OFFSET {MAX_ROWS}"  # noqa: S608
 ADD = "INSERT INTO states VALUES (NULL, ?, ?, ?, ?, ?, ?)"
-USE = "UPDATE states SET used = (SELECT max(used) + 1 FROM states) WHERE name = ?"
-REMOVE = "DELETE FROM states WHERE name = ?"
+USE = "UPDATE states SET used = (SELECT max(used) + 1 FROM states) WHERE used = ?"
+REMOVE = "DELETE FROM states WHERE used = ?"
 
 Found = tuple[bytes, bytes, int, int, bytes]  # a row as FIND gives it
 
@@ -105,10 +115,16 @@ class StateIndex:
 
     @contextmanager
     def _opened(self, mode: str, wait_s: float) -> Iterator[sqlite3.Connection]:
-        if mode == "rwc" and self._path.is_symlink():
+        if self._path.is_symlink():
             raise sqlite3.DatabaseError("a link leads elsewhere")
+        if self._path.is_file() and self._path.stat().st_size > MAX_FILE_BYTES:
+            raise sqlite3.DatabaseError(f"it has more than {MAX_FILE_BYTES} bytes")
         uri = f"{self._path.as_uri()}?mode={mode}"
         database = sqlite3.connect(uri, wait_s, isolation_level=None, uri=True)
+        n_looks = count()
+        database.set_progress_handler(
+            lambda: next(n_looks) * STEPS > MAX_STEPS, n=STEPS
+        )
         try:
             with closing(database):
                 if mode == "rwc" and not _fact(database, "page_count"):
@@ -118,6 +134,10 @@ class StateIndex:
                 yield database
         except UnicodeDecodeError as error:  # of a message with names that are damaged
             raise sqlite3.DatabaseError("its names are damaged") from error
+        except sqlite3.OperationalError as error:
+            if "interrupted" not in str(error):
+                raise
+            raise sqlite3.DatabaseError("what is in it takes too long") from error
 
 
 def _refusal(directory: Path, problem: str, advice: str) -> ConfigError:
@@ -132,13 +152,20 @@ def _make_table(database: sqlite3.Connection) -> None:
     database.execute("PRAGMA auto_vacuum = FULL")  # it is as small as its rows
     with database:
         database.execute("BEGIN IMMEDIATE")
-        database.execute(_SCHEMA)
+        if not database.execute(TABLES).fetchall():
+            database.execute(_TABLE)
         database.execute(f"PRAGMA application_id = {LAYOUT}")
 
 
 def _check(database: sqlite3.Connection) -> None:
     if _fact(database, "application_id") != LAYOUT:
         raise sqlite3.DatabaseError("another version or program has written it")
+    # A view may have rows without an end, and a trigger may do anything.
+    tables = database.execute(TABLES).fetchall()
+    if [sql.split() for (sql,) in tables if isinstance(sql, str)] != [_TABLE.split()]:
+        raise sqlite3.DatabaseError("it has other tables, views or triggers")
+    if database.execute(MANY).fetchone() is not None:
+        raise sqlite3.DatabaseError(f"it has more than {MAX_ROWS} rows")
     if (problem := _fact(database, "quick_check(1)")) != "ok":
         raise sqlite3.DatabaseError(str(problem))
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from pyllama_raw.errors import ModelLoadFailed
@@ -27,6 +28,7 @@ from pyllama_raw.native.gguf_header import (
 )
 from pyllama_raw.native.gguf_rules import check_rules
 from pyllama_raw.native.libllama import lib, text
+from pyllama_raw.native.split_files import split_names
 
 _INT64_MAX = 2**63 - 1
 _FLOATS = ("F32", "F16", "BF16")
@@ -34,7 +36,6 @@ _INTEGERS = ("I32", "I64")  # of tables that rows are looked up in
 # Weights are multiplied with rows of these; no weight has one.
 _OF_ROWS = ("Q8_1", "Q8_K")
 _TABLES = re.compile(r"tid2eid|d2t|token_ordering|masked_embd")
-_SPLIT = re.compile(r"(?s)(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
 def check_gguf(path: str, overrides: Mapping[str, Scalar] = NO_OVERRIDES) -> Header:
@@ -50,6 +51,12 @@ def check_gguf(path: str, overrides: Mapping[str, Scalar] = NO_OVERRIDES) -> Hea
     names = split_names(path)
     if len(names) != header.values.get("split.count"):
         names = []  # libllama says what is wrong, if something is
+    missing = [name for name in names if not Path(name).exists()]
+    if missing:
+        said = f"no such file; of the {len(names)} files of this model are missing: "
+        raise ModelLoadFailed(
+            missing[0], said + ", ".join(Path(n).name for n in missing)
+        )
     for name in names[1:]:
         part = read_header(name)
         with _of(name):
@@ -66,20 +73,6 @@ def _of(path: str) -> Iterator[None]:
         yield
     except DamagedFile as error:
         raise ModelLoadFailed(path, str(error)) from None
-
-
-def split_names(path: str) -> list[str]:
-    """
-    Names of all files of the divided model that *path* is a part of; none: it is whole.
-
-    llama.h, llama_split_path: "/models/ggml-model-q4_0", 2, 4 ->
-    "/models/ggml-model-q4_0-00002-of-00004.gguf"
-    """
-    match = _SPLIT.fullmatch(path)
-    if match is None:
-        return []
-    numbers = range(1, int(match[2]) + 1)
-    return [f"{match[1]}-{number:05}-of-{match[2]}.gguf" for number in numbers]
 
 
 def check_tensors(header: Header) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from pyllama_raw.native.gguf_header import Header
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import devices, ffi, lib, text
+
+FLOATS = {"f32", "f16", "bf16"}
 
 
 class Kernel(NamedTuple):
@@ -15,6 +18,11 @@ class Kernel(NamedTuple):
     needs: str  # of the CPU
     is_usable: bool  # on this machine
     why_not: str = ""  # empty if it is usable
+
+    @property
+    def is_woven(self) -> bool:
+        """Whether it multiplies weights that are woven once (_ffi/kernels/woven_tile.h)."""
+        return "without AVX-512" in self.needs
 
 
 def table() -> tuple[Kernel, ...]:
@@ -38,11 +46,28 @@ def table() -> tuple[Kernel, ...]:
     return tuple(rows)
 
 
+def weaves(header: Header) -> bool:
+    """
+    Whether our kernels for woven weights multiply all weights of a model here.
+
+    They leave experts to libllama, and so a model that has some.
+    """
+    woven = {row.computes for row in table() if row.is_woven and row.is_usable}
+    kinds = {
+        text(lib.ggml_type_name(tensor.type)).lower()
+        for tensor in header.tensors
+        if len(tensor.dims) > 1
+    }
+    has_experts = any(len(tensor.dims) > 2 for tensor in header.tensors)
+    return bool(kinds & woven) and kinds <= woven | FLOATS and not has_experts
+
+
 class Kernels(Handle):
     """
     Computes some operations of one context, which keeps it alive.
 
-    Products have the bits of libllama's. Flash attention has other last digits; it reads
+    Products have the bits of libllama's, but for woven weights, whose sums have other last
+    digits. Flash attention has other last digits; it reads
     only the cells that a token sees, while one pool for all slots has many others. What it
     computes of a token does not depend on the tokens that are computed beside it.
 

@@ -6,25 +6,33 @@ The loaded libraries: initialised once, on first use of `lib` or `ffi`.
 
 from __future__ import annotations
 
+import functools
+import re
 import threading
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyllama_raw import _ffi
+from pyllama_raw._ffi.loaded import library_of
 
 __all__ = [
     "Device",
+    "cpu_level",
     "device_pointers",
     "devices",
     "ffi",
     "last_error",
     "lib",
+    "library_digest",
     "llama_version",
     "load",
+    "state_version",
     "system_info",
     "text",
 ]
 
+_LIBRARY = re.compile(r"lib(llama|ggml|mtmd)[^/]*\.(so|dylib)\b")
 _lock = threading.Lock()
 _loaded: tuple[Any, Any] | None = None
 
@@ -98,9 +106,41 @@ def system_info() -> str:
     return text(lib.llama_print_system_info())
 
 
+def cpu_level() -> str:
+    """The level of CPUs that the library and our kernels are built for; see _ffi/cpu_level.py."""
+    return text(lib.plr_cpu_level())
+
+
 def llama_version() -> str:
     """Version of the llama.cpp that is loaded."""
     return text(lib.llama_version())
+
+
+def state_version() -> int:
+    """The version of libllama's states of one sequence, by the header."""
+    return int(lib.LLAMA_STATE_SEQ_VERSION)
+
+
+@functools.cache
+def library_digest() -> str:
+    """
+    A name for the files of llama.cpp, which `llama_version` does not tell apart for weeks.
+
+    They are all of its libraries in the folder of the loaded libllama. The version counts, too:
+    it is all that is known where the system does not tell the folder.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    loaded_lib, loaded_ffi = load()
+    function = loaded_ffi.addressof(loaded_lib, "llama_decode")
+    path = library_of(int(loaded_ffi.cast("uintptr_t", function)))
+    names = () if path is None else path.parent.iterdir()
+    files = {name.resolve() for name in names if _LIBRARY.match(name.name)}
+    digest = sha256(llama_version().encode())
+    for file in sorted(files):
+        digest.update(sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def last_error() -> str:

@@ -12,6 +12,7 @@ from pyllama_raw.native import log
 from pyllama_raw.native.gguf_check import check_gguf
 from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header
 from pyllama_raw.native.handle import Handle
+from pyllama_raw.native.kernels import weaves
 from pyllama_raw.native.libllama import ffi, lib, text
 from pyllama_raw.native.params import INT32_MAX, model_params
 from pyllama_raw.native.vocab import Vocab
@@ -70,7 +71,8 @@ class Model(Handle):
         self.decoder_start = None if start < 0 else start
         self.is_recurrent = bool(lib.llama_model_is_recurrent(pointer))
         self.is_hybrid = bool(lib.llama_model_is_hybrid(pointer))
-        self.vocab = Vocab(self, self.n_ctx_train)
+        splitting = str(header.values.get("tokenizer.ggml.pre", ""))
+        self.vocab = Vocab(self, self.n_ctx_train, splitting)
         self.n_vocab = self.vocab.n_tokens
 
     @classmethod
@@ -95,6 +97,8 @@ class Model(Handle):
         """
         name = os.fspath(path)
         header = check_gguf(name, fields.get("kv_overrides", NO_OVERRIDES))
+        if fields.get("use_extra_bufts") is None:
+            fields["use_extra_bufts"] = not weaves(header)
         params, keep_alive = model_params(fields, vocab_only=vocab_only)
         since = log.mark()
         watched = ffi.NULL if progress is None else progress.ptr

@@ -17,6 +17,19 @@ from pyllama_raw.native.pieces import Pieces
 INT32_MAX = 2**31 - 1
 _MAX_TEXT_BYTES = INT32_MAX - 16
 
+# Patterns that split texts are matched by std::regex, which recurses once a character: 321
+# bytes of stack each, as built by GCC with -O3.
+STACK_BYTES_PER_CHARACTER = 1024
+SMALL_WORD = 256  # characters that any thread has the stack for
+MAX_WORD = 2**18  # characters: take 84 MiB while they are matched
+# Tokenizers that look at the rest of a stretch from each place of it: 20,000 blanks take half
+# a minute with the first. What that is made of, and how many characters of it are allowed.
+_QUADRATIC = {
+    "deepseek-llm": ("blanks", 512),
+    "superbpe": ("digits", 512),
+    "jais-2": ("blanks", 2**14),
+}
+
 Kind = Literal["none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test", "other"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)  # llama.h: enum llama_vocab_type, from 0 on
 
@@ -29,13 +42,15 @@ class Vocab:
         Any; libllama's tokenizer is thread-safe.
     """
 
-    def __init__(self, owner: Handle, n_ctx_train: int) -> None:
+    def __init__(self, owner: Handle, n_ctx_train: int, splitting: str = "") -> None:
         """
         Args:
             owner: the model.
             n_ctx_train: tokens of the longest text that it was trained for.
+            splitting: the name of the patterns by which its tokenizer splits texts.
         """
         self.owner, self.n_ctx_train = owner, n_ctx_train
+        self._quadratic = _QUADRATIC.get(splitting)
         self._ptr = ptr = lib.llama_model_get_vocab(owner.ptr)
         number = min(lib.llama_vocab_type(ptr), len(_KINDS) - 1)
         self.kind = _KINDS[number]  # the tokenizer; "none": the file has no vocabulary
@@ -115,29 +130,57 @@ class Vocab:
             parse_special: read names of special tokens as such, not as plain text.
 
         Raises:
-            InvalidRequest: lone surrogates, or more than 2 GiB.
+            InvalidRequest: lone surrogates, more than 2 GiB, or a stretch without a break
+                that the tokenizer would take too long or too much memory for.
             Unsupported: the model has no vocabulary.
         """
         if self.kind == "none":
             raise Unsupported("text", "the model has no vocabulary: give token ids")
         raw = _encode(text)
+        stack_bytes = self._stack_bytes(raw)
+        flags = add_special, parse_special
         tokens = array("i", bytes(4 * (len(raw) + 16)))
-        found = self._tokenize(raw, tokens, add_special, parse_special)
-        if found < 0:  # rare: more tokens than bytes
-            tokens = array("i", bytes(4 * -found))
-            found = self._tokenize(raw, tokens, add_special, parse_special)
-        del tokens[found:]
+        n_tokens = self._tokenize(raw, tokens, flags, stack_bytes)
+        if n_tokens < 0:  # rare: more tokens than bytes
+            tokens = array("i", bytes(4 * -n_tokens))
+            n_tokens = self._tokenize(raw, tokens, flags, stack_bytes)
+        del tokens[n_tokens:]
         return tokens
 
+    def _stack_bytes(self, raw: bytes) -> int:
+        """
+        Of the stack that *raw* needs; 0: it may be that of the caller.
+
+        Raises:
+            InvalidRequest: a stretch of it is too long.
+        """
+        if self.kind != "bpe" or len(raw) <= SMALL_WORD:
+            return 0  # the others have no patterns
+        stretches = ffi.new("plr_stretches *")
+        lib.plr_text_stretches(raw, len(raw), stretches)
+        if self._quadratic is not None:
+            kind, limit = self._quadratic
+            if (n_characters := int(getattr(stretches, kind))) > limit:
+                value = f"{n_characters} {kind} in a row"
+                allowed = f"at most {limit} with the tokenizer of this model"
+                raise InvalidRequest("text", value, f"{allowed}: break or shorten them")
+        n_characters = int(stretches.word)
+        if n_characters > MAX_WORD:
+            value = f"{n_characters} characters without a break"
+            allowed = f"at most {MAX_WORD}: put blanks or line breaks between them"
+            raise InvalidRequest("text", value, allowed)
+        if n_characters <= SMALL_WORD:
+            return 0
+        return 2**18 + STACK_BYTES_PER_CHARACTER * n_characters
+
     def _tokenize(
-        self, raw: bytes, tokens: array[int], add_special: bool, parse_special: bool
+        self, raw: bytes, tokens: array[int], flags: tuple[bool, bool], stack_bytes: int
     ) -> int:
         n_tokens = ffi.new("int32_t *")
         with ffi.from_buffer("llama_token[]", tokens, require_writable=True) as out:
             code = lib.plr_tokenize(
-                self.ptr, raw, len(raw), out, len(tokens),
-                add_special, parse_special, n_tokens,
-            )  # fmt: skip
+                self.ptr, raw, len(raw), out, len(tokens), *flags, stack_bytes, n_tokens
+            )
         if code != 0 or n_tokens[0] == -INT32_MAX - 1:
             message = last_error() if code else "more tokens than fit a 32-bit count"
             raise NativeError("llama_tokenize", code, message)

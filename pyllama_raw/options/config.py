@@ -21,7 +21,7 @@ from pyllama_raw.native.kinds import (
     RopeScaling,
     SplitMode,
 )
-from pyllama_raw.options import cpus
+from pyllama_raw.options import chat_templates, cpus
 from pyllama_raw.options.frozen import AnyPath, Frozen, Listed, Mapped
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -29,6 +29,12 @@ ImageRows = Annotated[int, Field(ge=1, le=2**16)]  # their pixels fit 32 bits
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 MIN_CHUNK = 3  # tokens a step must take to divide any prompt and leave none alone
+
+
+OF_CHATS = (
+    "chat_template",
+    "template_process",
+)  # options that no load of a model reads
 
 
 class LeaseConfig(Frozen):
@@ -63,17 +69,37 @@ class ModelConfig(Frozen):
     """Metadata of the model file that is replaced, by key."""
     check_tensors: bool = False
     """Whether every weight is checked to be a finite number while it loads."""
-    use_extra_bufts: bool = True
-    """Whether libllama may keep weights in an order that suits this CPU."""
+    use_extra_bufts: bool | None = None
+    """
+    Whether libllama may keep weights in an order that suits this CPU. None: unless kernels of
+    ours multiply all weights of the model here, which are faster and keep an order of their own.
+    """
     no_host: bool = False
     """Whether host memory of devices is avoided, so that extra buffers are used."""
     lease: LeaseConfig | None = None
     """Slots that the model takes on its devices while it is loaded. None: it takes none."""
+    chat_template: str | None = None
+    """
+    The chat template, as Jinja text, a name such as chatml, or the path of a file. None: the
+    model's own; auto: that, or chatml where the file has none.
+    """
+    template_process: bool = True
+    """
+    Whether chat templates run in a process of their own, with limits of time and memory. False:
+    they run in this process, for templates that you trust.
+    """
 
     @property
     def loading(self) -> dict[str, Any]:
         """Fields that libllama reads."""
-        return self.model_dump(exclude={"lease"})
+        return self.model_dump(exclude={"lease", *OF_CHATS})
+
+    def _misfits(self) -> Iterator[tuple[str, str]]:
+        if self.chat_template is not None and self.chat_template != chat_templates.AUTO:
+            try:
+                chat_templates.given_template(self.chat_template)
+            except ValueError as error:
+                yield "chat_template", f"{chat_templates.ALLOWED} ({error})"
 
 
 class ContextConfig(Frozen):
@@ -277,6 +303,8 @@ class MediaConfig(Frozen):
     """Fewest rows of an image, of projectors that can choose. None: as the file says."""
     image_max_tokens: ImageRows | None = None
     """Most rows of an image, of projectors that can choose. None: as the file says."""
+    on_device: bool | None = None
+    """Whether a device computes the projector. None: if layers of the model are on one."""
     max_parts: Count = 32
     """Images and sounds in a prompt."""
     max_upload_bytes: Count = 2**25
@@ -323,6 +351,11 @@ class EngineConfig(Frozen):
     Cells that n_ctx may shrink to where memory is short, before layers leave devices; 0 leaves
     all as it is.
     """
+    fit_margin_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None
+    """
+    Bytes of each device that fit_ctx leaves free. None: 1 GiB, or a 16th of a device that is
+    smaller than 16 GiB.
+    """
     max_adapter_bytes: Annotated[int, Field(ge=0)] = 2**30
     """Bytes of the files of all adapters that are loaded; what nobody uses gives way."""
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
@@ -337,6 +370,12 @@ class EngineConfig(Frozen):
     """
     deterministic: bool = False
     """Outputs do not depend on other requests (docs/exactness.md); costs speed."""
+
+    @property
+    def projector_on_device(self) -> bool:
+        """Whether a device computes the projector, if there is one."""
+        chosen = self.media.on_device
+        return self.model.n_gpu_layers != 0 if chosen is None else chosen
 
     def _misfits(self) -> Iterator[tuple[str, str]]:
         n_ctx, n_slots = self.context.n_ctx, self.scheduler.n_slots

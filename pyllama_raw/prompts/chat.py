@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Self
 from pyllama_raw.errors import ClosedError, InvalidRequest, Unsupported
 from pyllama_raw.prompts.messages import Message, plain_messages, plain_value
 from pyllama_raw.prompts.rendering.asking import prints_tools
+from pyllama_raw.prompts.rendering.here import TemplateHere
 from pyllama_raw.prompts.rendering.processes import (
     Exceeded,
     TemplateProcesses,
@@ -23,6 +24,20 @@ from pyllama_raw.prompts.rendering.processes import (
 from pyllama_raw.prompts.rendering.roles import check_roles
 
 RESERVED = {"bos_token", "eos_token", "messages", "tools"}
+TemplateRunner = TemplateProcesses | TemplateHere
+BLIND = "the chat template reads no variable `messages`, so no prompt has what they say"
+NO_TEMPLATE = (
+    "chat messages",
+    "the model has no chat template",
+    "give a text prompt, or a template by chat_template= or ModelConfig.chat_template, such "
+    "as 'chatml'",
+)
+NO_TOOLS = (
+    "tools",
+    "the chat template prints none, so the model would not know of them",
+    "describe them in a message, or give one that prints tools, such as 'hermes', by "
+    "chat_template= or ModelConfig.chat_template",
+)
 
 
 class Rendered(NamedTuple):
@@ -37,7 +52,7 @@ class ChatSettings(NamedTuple):
 
     tools: Sequence[Mapping[str, Any]] | None = None
     template_kwargs: Mapping[str, Any] | None = None
-    chat_template: str | None = None
+    chat_template: str | None = None  # its text
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Self:
@@ -62,13 +77,31 @@ class ChatTemplates:
     single chat.
     """
 
-    def __init__(self, source: str | None, *, bos_token: str, eos_token: str) -> None:
-        self._source = source
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        bos_token: str,
+        eos_token: str,
+        is_apart: bool = True,
+    ) -> None:
+        """
+        Args:
+            is_apart: whether templates run in processes of their own.
+        """
+        self._source, self._is_apart = source, is_apart
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._lock = Lock()
-        self._open: set[TemplateProcesses] = set()
+        self._open: set[TemplateRunner] = set()
         self._closed = False
+        self._n_mended = 0  # chats that closed ones took only changed
         self._own = None if source is None else self._started(source)
+
+    @property
+    def n_mended(self) -> int:
+        """Chats that templates took only changed."""
+        with self._lock:
+            return self._n_mended + sum(runner.n_mended for runner in self._open)
 
     def render(
         self, messages: Sequence[Message], settings: ChatSettings = NOTHING
@@ -87,79 +120,83 @@ class ChatTemplates:
                 given cannot be used.
             ClosedError: close() was called, perhaps meanwhile.
         """
+        if settings.chat_template is None:
+            return self._rendered(self._own, self._source, messages, settings)
         given = settings.chat_template
-        if given is None:
-            return _rendered(self._own, self._source, messages, settings)
-        processes = self._started(given)
+        runner = self._started(given)
         try:
-            return _rendered(processes, given, messages, settings)
+            return self._rendered(runner, given, messages, settings)
         except Unsupported as error:
             allowed = f"a template that can be used ({error.reason})"
             raise InvalidRequest("chat_template", given, allowed) from error
         finally:
-            processes.close()
+            runner.close()
             with self._lock:
-                self._open.discard(processes)
+                self._open.discard(runner)
+                self._n_mended += runner.n_mended
 
     def close(self) -> None:
         """End what is being rendered; later calls raise ClosedError."""
         with self._lock:
             self._closed = True
-            for processes in self._open:
-                processes.close()
+            for runner in self._open:
+                runner.close()
 
-    def _started(self, source: str) -> TemplateProcesses:
+    def _started(self, source: str) -> TemplateRunner:
         with self._lock:
             if self._closed:
                 raise ClosedError("the engine is closed")
-            processes = TemplateProcesses(source, self._tokens)
-            self._open.add(processes)
-        return processes
+            make = TemplateProcesses if self._is_apart else TemplateHere
+            runner = make(source, self._tokens)
+            self._open.add(runner)
+        return runner
+
+    def _rendered(
+        self,
+        runner: TemplateRunner | None,
+        source: str | None,
+        messages: Sequence[Message],
+        settings: ChatSettings,
+    ) -> Rendered:
+        plain = plain_messages(messages)
+        kwargs = plain_value("template_kwargs", settings.template_kwargs or {})
+        _check_variables(kwargs)
+        tools = plain_value("tools", settings.tools)
+        begun = _begun(plain)
+        if source is None or runner is None:
+            raise Unsupported(*NO_TEMPLATE)
+        check_roles(plain, source)
+        try:
+            if tools and not prints_tools(source, self._is_apart):
+                raise Unsupported(*NO_TOOLS)
+            asks = kwargs.pop("add_generation_prompt", begun is None)
+            chat = {"tools": tools, "kwargs": kwargs, "asks": bool(asks)}
+            rendered = Rendered(*runner.render(plain, chat))
+            if plain and not runner.reads_messages:
+                raise Unsupported("chat messages", BLIND)
+        except TemplateRefused as error:
+            allowed = f"what the chat template takes ({error})"
+            # System messages that are not the first are what most templates refuse.
+            at = next((i for i, m in enumerate(plain) if i and _is_system(m)), None)
+            if at is not None:
+                role = plain[at]["role"]
+                raise InvalidRequest(f"messages[{at}].role", role, allowed) from error
+            raise InvalidRequest("messages", plain, allowed) from error
+        except Exceeded as error:
+            allowed = f"messages with which the chat template is {error}"
+            raise InvalidRequest("messages", plain, allowed) from error
+        except Unreadable as error:
+            reason = f"the model's chat template cannot be read: {error}"
+            raise Unsupported("chat messages", reason) from error
+        except OSError as error:
+            reason = f"their template needs a process, which cannot start: {error}"
+            advice = "or give ModelConfig(template_process=False), if you trust it"
+            raise Unsupported("chat messages", reason, advice) from error
+        return rendered if begun is None else _cut_after(rendered, begun)
 
 
-def _rendered(
-    processes: TemplateProcesses | None,
-    source: str | None,
-    messages: Sequence[Message],
-    settings: ChatSettings,
-) -> Rendered:
-    plain = plain_messages(messages)
-    kwargs = plain_value("template_kwargs", settings.template_kwargs or {})
-    _check_variables(kwargs)
-    tools = plain_value("tools", settings.tools)
-    begun = _begun(plain)
-    if source is None or processes is None:
-        reason = "the model has no chat template: give a text prompt"
-        raise Unsupported("chat messages", reason)
-    check_roles(plain, source)
-    try:
-        _check_tools(tools, source)
-        asks = kwargs.pop("add_generation_prompt", begun is None)
-        chat = {"tools": tools, "kwargs": kwargs, "asks": bool(asks)}
-        rendered = Rendered(*processes.render(plain, chat))
-    except TemplateRefused as error:
-        allowed = f"what the chat template takes ({error})"
-        raise InvalidRequest("messages", plain, allowed) from error
-    except Exceeded as error:
-        allowed = f"messages with which the chat template is {error}"
-        raise InvalidRequest("messages", plain, allowed) from error
-    except Unreadable as error:
-        reason = f"the model's chat template cannot be read: {error}"
-        raise Unsupported("chat messages", reason) from error
-    except OSError as error:
-        reason = f"they need a process for the template, which cannot start: {error}"
-        raise Unsupported("chat messages", reason) from error
-
-    return rendered if begun is None else _cut_after(rendered, begun)
-
-
-def _check_tools(tools: object, template: str) -> None:
-    if tools and not prints_tools(template):
-        raise Unsupported(
-            "tools",
-            "the chat template prints none, so the model would not know of them: "
-            "describe them in a message, or give chat_template=, one that prints tools",
-        )
+def _is_system(message: Mapping[str, Any]) -> bool:
+    return message["role"] in ("system", "developer")
 
 
 def _begun(messages: list[Any]) -> str | None:

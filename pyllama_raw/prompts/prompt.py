@@ -63,9 +63,12 @@ class PromptEncoder:
         n_ctx_slot: int,
         media: MediaDesk | None = None,
         n_source: int = 0,
+        *,
+        is_apart: bool = True,
     ) -> None:
         """
         Args:
+            is_apart: whether chat templates run in processes of their own.
             media: None: prompts are text.
             n_source: tokens that an encoder can read; 0: prompts go into slots.
         """
@@ -80,6 +83,7 @@ class PromptEncoder:
             chat_template,
             bos_token=self._bos_text,
             eos_token=_text_of(vocab, vocab.eos),
+            is_apart=is_apart,
         )
         self._idle = Condition()
         self._users = _Users()
@@ -94,7 +98,13 @@ class PromptEncoder:
             limits.n_ctx_slot,
             parts.media,
             limits.n_source,
+            is_apart=parts.template_process,
         )
+
+    @property
+    def n_mended(self) -> int:
+        """Chats that their template took only changed."""
+        return self._chat.n_mended
 
     def counting(self) -> Self:
         """This encoder with another limit: prompts have at most MAX_COUNTED tokens."""

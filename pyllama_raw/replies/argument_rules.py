@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pyllama_raw.replies.lark import Lark, Parts, Rule, Spelled
@@ -27,7 +28,9 @@ def tagged(lark: Lark, layout: TaggedCall, tool: Tool, end: Parts) -> Rule:
     """The parameters of a call and what ends it, each perhaps on a line of its own."""
     row: list[str] = []
     for key, schema, is_needed in tool.entries(tool.schema):
-        row.append(_parameter(lark, layout, tool, key, schema) + "?" * (not is_needed))
+        make = partial(_parameter, lark, layout, tool, key)
+        if (parameter := tool.kept(key, schema, make)) is not None:
+            row.append(parameter + "?" * (not is_needed))
     return lark.rule(" ".join([*row, _on_a_line(lark, end)]))
 
 
@@ -117,12 +120,17 @@ class Literals:
         lark = self._lark
         first = more = lark.one_of([[Spelled(close)]])
         for key, of_key, is_needed in reversed(self._tool.entries(schema)):
-            value = self._value(of_key, depth + 1)
-            pair = [*self._key(key), Spelled(assign), value, more]
+            make = partial(self._pair, key, assign, depth + 1)
+            if (entry := self._tool.kept(key, of_key, make)) is None:
+                continue
+            pair = [*entry, more]
             next_pair = [self._comma, *pair]
             first = lark.one_of([pair] if is_needed else [pair, [first]])
             more = lark.one_of([next_pair] if is_needed else [next_pair, [more]])
         return first
+
+    def _pair(self, key: str, assign: str, depth: int, schema: Any) -> Parts:
+        return [*self._key(key), Spelled(assign), self._value(schema, depth)]
 
     def _own(self, given: Any, depth: int) -> Rule:
         """A value whose strings stand between quotes of the model. Raises BadSchema."""
@@ -163,7 +171,8 @@ class Literals:
         least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
         more = lark.one_of([[self._comma, item]])
         limit = "" if most is None else max(int(most) - 1, 0)
-        some = f'"[" {item} {more}{{{max(least - 1, 0)},{limit}}} "]"'
+        others = f"{more}{{{max(least - 1, 0)},{limit}}}" if limit != 0 else ""
+        some = f'"[" {item} {others} "]"'
         choices = [some] if most != 0 else []
         return lark.rule(" | ".join([*choices, *(['"[]"'] if not least else [])]))
 

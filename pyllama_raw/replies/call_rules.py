@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from pyllama_raw.replies.argument_rules import Literals, tagged
 from pyllama_raw.replies.lark import Lark, Parts, Rule, Spelled
@@ -34,17 +36,51 @@ class CallRules:
         is_array = isinstance(layout, ObjectCall | LiteralCall) and layout.array
         self._brackets = ("[", "]") if is_array else ("", "")
 
-    def all(self) -> Rule:
-        """All calls of a reply."""
+    def all(self, *, beside_json: bool = False) -> Rule:
+        """
+        All calls of a reply.
+
+        Args:
+            beside_json: the reply may be JSON instead. A call that is an object without any
+                delimiter is JSON, too, then: the lexer could not tell them apart otherwise.
+        """
         lark, calls = self._lark, self.calls
         opening = lark.first_of(calls.open)
-        choices = [[self.section(opening)]]
+        as_json = beside_json and calls.bare and isinstance(calls.layout, ObjectCall)
+        if as_json and not (opening or calls.start):
+            return self._objects()
+        choices: list[Parts] = [[self.section(opening)]]
         if self.parallel and calls.open and calls.close and not self._brackets[0]:
             again = self.section([Spelled(calls.separator), *opening])
             choices = [[*choices[0], Rule(f"{again}*")]]
-        if calls.bare and calls.open:
+        if as_json:
+            choices.append([self._objects()])
+        elif calls.bare and calls.open:
             choices.append([self.section([], is_open=False)])
         return lark.one_of(choices)
+
+    def _objects(self) -> Rule:
+        """One call of any tool, as JSON by a schema."""
+        layout = self.calls.layout
+        assert isinstance(layout, ObjectCall)
+        found: list[Parts] = []
+        for tool in self.tools:
+            names = {layout.name: {"const": tool.name}} if layout.name else {}
+            key = layout.arguments if layout.name else tool.name
+            make = partial(self._object, tool, names, key)
+            rule = tool.kept("all", tool.schema, make)
+            found += [] if rule is None else [[rule]]
+        return self._lark.one_of(found)
+
+    def _object(self, tool: Tool, names: dict[str, Any], key: str, schema: Any) -> Rule:
+        entries = {**names, key: {**schema, "type": "object"}}
+        call = {
+            "type": "object",
+            "properties": entries,
+            "required": list(entries),
+            "additionalProperties": False,
+        }
+        return self._lark.rule(tool.json(call))
 
     def section(self, lead: Parts, *, is_open: bool = True) -> Rule:
         """A section of calls after *lead*, which begins it."""

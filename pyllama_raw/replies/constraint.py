@@ -1,13 +1,17 @@
 """
-The grammar by which a model calls tools, in its own syntax.
+The grammar of a whole reply: reasoning, then calls of tools or an answer that has a form.
 
-Only the tools that are given are called, with arguments that their schemas allow. Reasoning comes
-before, where the prompt does not end it.
+A model that thinks does so before anything else, so what a request asks for begins where the
+reasoning ends: where the prompt has begun it, after its end; where the model may begin it, with or
+without it; where the prompt has ended it, at once. Calls are in the syntax of the model. Only the
+tools that are given are called, with arguments that their schemas allow. The answer is what a
+schema, a regular expression or a grammar of the request says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.replies.call_rules import CallRules
@@ -22,6 +26,14 @@ LINES = r"/\n{1,2}/"  # between reasoning and calls
 NO_BRACKET = r"\s*([^\s{\[](?s:.*))?"  # where calls need no delimiter
 
 
+class AnswerForm(NamedTuple):
+    """Form that the content of a reply has to have."""
+
+    rule: str  # the body of a rule of llguidance's Lark
+    is_json: bool = False
+    keeps_space: bool = False  # white space that it begins with belongs to it
+
+
 def lark_for(
     spec: ReplySpec,
     ids: Mapping[str, int],
@@ -30,6 +42,8 @@ def lark_for(
     must: bool,
     parallel: bool,
     prefix: str,
+    answer: AnswerForm | None = None,
+    may_think: bool = True,
 ) -> str:
     """
     A grammar for llguidance, which says what a whole reply may be.
@@ -37,56 +51,113 @@ def lark_for(
     Args:
         spec: bound to the vocabulary.
         ids: tokens of the special names of *spec*; they have no text in the tokenizer.
-        must: the reply has a call. Otherwise it is text in which calls are as they should be.
+        must: the reply has a call. Otherwise it is the *answer*, or without one text in which
+            calls are as they should be.
         parallel: it may have several calls.
         prefix: the end of the prompt, as the parser takes it.
+        answer: what the reply says if it does not call, which it only can if there are *tools*.
+        may_think: the model may begin to think by its own choice.
 
     Raises:
         BadSchema: a schema or a name is not possible in this syntax.
         Unsupported: nothing is known of calls.
     """
-    if spec.calls is None:
+    lark = Lark(spec, ids)
+    rules: CallRules | None = None
+    if spec.calls and (tools or answer is None):
+        rules = CallRules(lark, spec.calls, tools, parallel=parallel)
+    elif answer is None:
         reason = (
             "how the chat template writes calls is not known: give a ReplySpec as reply"
         )
         raise Unsupported("a call that has to be made", reason)
-    lark = Lark(spec, ids)
-    rules = CallRules(lark, spec.calls, tools, parallel=parallel)
     if spec.messages:
-        messages = MessageRules(lark, spec.messages, rules)
-        return lark.grammar(messages.start(prefix, must=must))
-    body = rules.all() if must else FreeText(lark, rules).reply()
-    return lark.grammar(_reply(lark, rules, body, prefix, must=must))
+        messages = MessageRules(lark, spec.messages, rules, may_think=may_think)
+        rule = answer and answer.rule
+        return lark.grammar(messages.start(prefix, must=must, answer=rule))
+    if rules and not must and answer is None:
+        return lark.grammar(_free(lark, rules, prefix))
+    choices = []
+    if rules:
+        first = next(iter([*rules.calls.open, *rules.calls.start]), "")
+        is_json = answer is not None and answer.is_json
+        choices.append(Ending(rules.all(beside_json=is_json), not first[:1].isspace()))
+    if answer and not must:
+        choices.append(Ending(_wrapped(lark, answer), not answer.keeps_space))
+    return lark.grammar(
+        _after_thoughts(lark, rules, choices, prefix, may_think=may_think)
+    )
 
 
-def _reply(lark: Lark, rules: CallRules, body: Rule, prefix: str, *, must: bool) -> str:
-    """
-    Reasoning, perhaps, and *body* after it.
+class Ending(NamedTuple):
+    """A rule for what comes after reasoning."""
 
-    Where no call has to be, reasoning without an end is all, and nothing in it is a call.
-    """
-    calls, reasoning = rules.calls, lark.spec.reasoning
-    thinks = _thinks(lark.spec, prefix)
-    if reasoning is None or thinks is False or (reasoning.calls and not must):
-        return body
-    end = _thought(lark, calls, reasoning)
-    if must:
-        first = next(iter([*calls.open, *calls.start]), "")
-        lines = "" if first[:1].isspace() else f"{LINES}?"
-        rest = lark.rule(f"{end} {lines} {body}")
-    else:
-        unended = lark.terminal(lark.without(lark.plain(reasoning.end)))
-        rest = lark.rule(f"{end} {body} | {unended}")
+    rule: Rule
+    has_lines: bool  # lines may stand between reasoning and it
+
+
+def opens_thoughts(spec: ReplySpec, prefix: str, *, may_think: bool) -> bool:
+    """Whether a reply may have something before its content, or headers around it."""
+    if spec.messages:
+        return True
+    return spec.reasoning is not None and _thinks(spec, prefix, may_think) is not False
+
+
+def _after_thoughts(
+    lark: Lark,
+    rules: CallRules | None,
+    choices: Sequence[Ending],
+    prefix: str,
+    *,
+    may_think: bool,
+) -> str:
+    """One of *choices*, with reasoning before it where that has begun or may begin."""
+    reasoning = lark.spec.reasoning
+    thinks = _thinks(lark.spec, prefix, may_think)
+    bodies = " | ".join(choice.rule for choice in choices)
+    if reasoning is None or thinks is False:
+        return bodies
+    end = _thought(lark, rules.calls if rules else None, reasoning)
+    bodies_after = " | ".join(
+        f"{LINES}? {choice.rule}" if choice.has_lines else choice.rule
+        for choice in choices
+    )
+    rest = lark.rule(f"{end} ({bodies_after})")
     if thinks:
         return rest
-    start = reasoning.start
-    begin = lark.row(lark.first_of(start)) if must else lark.until(start, r"\s*")
+    return f"{lark.row(lark.first_of(reasoning.start))} {rest} | {bodies}"
+
+
+def _wrapped(lark: Lark, answer: AnswerForm) -> Rule:
+    """The *answer*, perhaps after special tokens that mean nothing, as models put there."""
+    found = [lark.delimiter(text) for text in lark.spec.ignored]
+    before = [parts for parts in found if isinstance(parts[0], Rule)]
+    body = lark.rule(answer.rule)
+    return lark.rule(f"{lark.one_of(before)}{{0,2}} {body}") if before else body
+
+
+def _free(lark: Lark, rules: CallRules, prefix: str) -> str:
+    """
+    Text with calls, and reasoning before it, perhaps.
+
+    Reasoning without an end is all, and nothing in it is a call.
+    """
+    reasoning, body = lark.spec.reasoning, FreeText(lark, rules).reply()
+    thinks = _thinks(lark.spec, prefix)
+    if reasoning is None or thinks is False or reasoning.calls:
+        return body
+    end = _thought(lark, rules.calls, reasoning)
+    unended = lark.terminal(lark.without(lark.plain(reasoning.end)))
+    rest = lark.rule(f"{end} {body} | {unended}")
+    if thinks:
+        return rest
+    begin = lark.until(reasoning.start, r"\s*")
     return f"{begin} {rest} | {body}"
 
 
-def _thought(lark: Lark, calls: CallsSpec, reasoning: ReasoningSpec) -> Rule:
+def _thought(lark: Lark, calls: CallsSpec | None, reasoning: ReasoningSpec) -> Rule:
     """Reasoning with its end; what begins a call is in it only where that begins none."""
-    openings = [*calls.open, *calls.start] if reasoning.calls else []
+    openings = [*calls.open, *calls.start] if calls and reasoning.calls else []
     never, ends = lark.plain(openings), lark.plain(reasoning.end)
     end = lark.until(reasoning.end, never=never)
     taken = {t for text in (*openings, *reasoning.end) for t in lark.tokens_in(text)}
@@ -97,13 +168,13 @@ def _thought(lark: Lark, calls: CallsSpec, reasoning: ReasoningSpec) -> Rule:
     return lark.rule(f"({' | '.join([text, *others])})* {end}")
 
 
-def _thinks(spec: ReplySpec, prefix: str) -> bool | None:
+def _thinks(spec: ReplySpec, prefix: str, may_think: bool = True) -> bool | None:
     """Whether the reply goes on with reasoning; None: it may begin some."""
     if text_of(parts_of(spec, "x", prefix=prefix), Reasoning):
         return True
     reasoning = spec.reasoning
     ended = reasoning and any(end.strip() in prefix for end in reasoning.end)
-    return False if ended else None
+    return False if ended or not may_think else None
 
 
 class FreeText:

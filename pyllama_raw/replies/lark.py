@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pyllama_raw.replies.spec import ReplySpec
 from pyllama_raw.replies.tables import FIELD
 
-SLASH = re.compile(r"(?<!\\)/")
+SPECIAL = re.compile(r"\\.|[/\n\r]", re.DOTALL)  # in a pattern, and escapes
+WRITTEN = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
+
+
+def regex(pattern: str) -> str:
+    """A regular expression as Lark has it."""
+    inside = SPECIAL.sub(lambda found: WRITTEN.get(found[0], found[0]), pattern)
+    return f"/{inside}/"
 
 
 class Spelled(str):
@@ -104,7 +111,7 @@ class Lark:
 
     def without(self, texts: Sequence[str], pattern: str = "(?s:.*)") -> str:
         """The body of a terminal: text that *pattern* matches and that has none of *texts*."""
-        body = "/" + SLASH.sub(r"\\/", pattern) + "/"
+        body = regex(pattern)
         for text in texts:
             body += f" & ~({ANY} {json.dumps(text)} {ANY})"
         return f"({body})"

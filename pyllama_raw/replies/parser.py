@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -13,7 +14,13 @@ from pyllama_raw.replies.source import MARK, SPACE, Broken, Flow, TextSource
 from pyllama_raw.replies.spec import ReplySpec
 from pyllama_raw.replies.tables import Kind, Role, tables_of
 from pyllama_raw.replies.typed import parameters_of
-from pyllama_raw.replies.writer import Lead, PartWriter, TextStretch
+from pyllama_raw.replies.writer import (
+    Lead,
+    PartWriter,
+    Stopped,
+    StopSearch,
+    TextStretch,
+)
 
 
 class ReplyParser:
@@ -30,6 +37,11 @@ class ReplyParser:
             arguments; calls without a delimiter are known by their names alone.
         prefix: the end of the prompt after its last message, which may begin reasoning.
         calls: whether calls are taken out; without, they are text of the content.
+        search: looks for stop strings, in content only: neither in reasoning nor in calls. The
+            reply ends before the first.
+        is_formed: a constraint says what the content is. Once it has begun, all that follows is
+            content, whatever delimiters it spells.
+        keeps_space: white space that content begins with belongs to it.
         new_id: makes the id of a call in formats that write none.
     """
 
@@ -40,12 +52,17 @@ class ReplyParser:
         tools: Sequence[Mapping[str, Any]] = (),
         prefix: str = "",
         calls: bool = True,
+        search: StopSearch | None = None,
+        is_formed: bool = False,
+        keeps_space: bool = False,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         if not calls:
             spec = spec.model_copy(update={"calls": None})
         self._spec, self._tables = spec, tables_of(spec)
         self._source, self._writer = TextSource(), PartWriter()
+        self._search, self._is_formed = search, is_formed
+        self._keeps_space = keeps_space
         self._new_id = new_id or id_maker(spec)
         self._calls: CallReader | None = None
         if spec.calls:
@@ -78,18 +95,33 @@ class ReplyParser:
             text: the next text, or with *special* the name of one special token in `spec.special`.
             special: *text* is such a token. Other tokens are fed as the text that they show.
         """
+        if self.is_stopped:
+            return []
         text = text.replace(MARK, "\ufffd")
         is_mark = special and text in self._spec.special
         self._source.add(MARK + text if is_mark else text)
-        next(self._flow, None)
+        with suppress(Stopped):
+            next(self._flow, None)
         return self._writer.taken()
 
     def finish(self) -> list[Part]:
         """The parts that the end of the reply adds. A call that is cut keeps what it has."""
         self._source.ended = True
-        next(self._flow, None)
+        with suppress(Stopped):
+            next(self._flow, None)
+            self._write_pending()
         self._stretch.end(trim=False)
         return self._writer.taken()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the content."""
+        return self._search is not None and self._search.stop is not None
+
+    @property
+    def is_in_content(self) -> bool:
+        """Whether what comes next is content, unless it is a delimiter."""
+        return self._between and self._kind is not Kind.REASONING
 
     def _begin_after(self, prefix: str) -> None:
         """Begin where *prefix* ends, whose own text is no part of the reply; a call in it is."""
@@ -108,7 +140,8 @@ class ReplyParser:
         if marker:
             yield from self._act(self._kinds[self._kind].roles[marker], marker)
         has_begun = marker or self._in_message or self._kind is Kind.REASONING
-        if not self._stretch.blank:  # white space at its end was of the prompt
+        if not self._stretch.blank or self._keeps_space:
+            # White space at the end of the prompt belongs to it.
             self._stretch = self._new_stretch(Lead.KEPT)
         if self._spec.messages and not has_begun:
             yield from self._header("")
@@ -125,7 +158,11 @@ class ReplyParser:
             self._between = False
             if not marker:
                 return
-            yield from self._act(table.roles[marker], marker)
+            if self._is_formed and self._has_begun and MARK not in marker:
+                self._kind = Kind.FORMED
+                self._write(marker)
+            else:
+                yield from self._act(table.roles[marker], marker)
 
     def _act(self, role: Role, marker: str) -> Flow[None]:
         """Do what a delimiter does; where it does nothing, it is text."""
@@ -141,15 +178,27 @@ class ReplyParser:
         elif role is Role.THINK and self._may_think(marker):
             self._end(Kind.REASONING, self._lead)
         elif role is Role.ANSWER and (
-            self._kind is Kind.REASONING or self._stretch.blank or self._in_prompt
+            self._kind is Kind.REASONING or self._is_blank or self._in_prompt
         ):
             self._end(Kind.CONTENT, self._lead)
         elif role is not Role.IGNORED:
             self._write(marker)
 
+    @property
+    def _is_blank(self) -> bool:
+        """Whether this stretch of text has only white space so far."""
+        pending = self._search.pending.strip() if self._search else b""
+        return self._stretch.blank and not pending
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether this stretch is content that has begun."""
+        begun = not self._is_blank or (self._keeps_space and not self._stretch.is_empty)
+        return begun and self._kind is not Kind.REASONING and not self._in_prompt
+
     def _may_think(self, marker: str) -> bool:
         """Whether reasoning may begin here; at its own beginning it is said twice."""
-        if self._stretch.blank or self._in_prompt:  # behind the header of the message
+        if self._is_blank or self._in_prompt:  # behind the header of the message
             return True
         reasoning = self._spec.reasoning
         anywhere = MARK in marker or bool(reasoning and reasoning.anywhere)
@@ -186,7 +235,7 @@ class ReplyParser:
     def _bare(self) -> Flow[None]:
         """Read calls that no delimiter begins, where the text has not begun."""
         yield from self._source.run(SPACE, self._write)
-        if not self._calls or not self._stretch.blank:
+        if not self._calls or not self._is_blank:
             return
         if (yield from self._source.peek()) in ("{", "["):
             self._source.keep()
@@ -208,9 +257,11 @@ class ReplyParser:
     def _end(self, kind: Kind, lead: Lead, *, call: bool = False) -> None:
         """End a stretch of text, and begin the next."""
         trim = self._trim if Kind.REASONING in (kind, self._kind) else call
+        self._write_pending()
         self._stretch.end(trim=trim)
         self._kind = kind
-        self._stretch = self._new_stretch(lead)
+        is_kept = self._keeps_space and kind is not Kind.REASONING
+        self._stretch = self._new_stretch(Lead.KEPT if is_kept else lead)
 
     def _new_stretch(self, lead: Lead) -> TextStretch:
         thinks, calls = self._kind is Kind.REASONING, self._spec.calls
@@ -219,7 +270,18 @@ class ReplyParser:
         return TextStretch(write, lead, trim_end=trim_end)
 
     def _write(self, text: str) -> None:
-        self._stretch.write(text)
+        """More of the stretch. Stopped: it ends before a stop string."""
+        search = self._search
+        if search is None or self._kind is Kind.REASONING or self._in_prompt:
+            self._stretch.write(text)
+            return
+        self._stretch.write(search.push(text.replace(MARK, "").encode()))
+        if search.stop is not None:
+            raise Stopped
+
+    def _write_pending(self) -> None:
+        if self._search is not None and (text := self._search.flush()):
+            self._stretch.write(text)
 
 
 def parts_of(spec: ReplySpec, text: str, **options: Any) -> list[Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -54,6 +55,24 @@ class ToolCall:
     """The name of the tool."""
     arguments: str
     """The arguments as JSON; cut off if the reply was."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments are JSON; else the reply was cut, or the model is wrong."""
+        return is_json(self.arguments)
+
+
+def is_json(text: str) -> bool:
+    """Whether *text* is one value of JSON."""
+    try:
+        json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refused(constant: str) -> object:
+    raise ValueError(constant)  # NaN and infinity, which JSON has not
 
 
 def text_of(parts: Iterable[Part], kind: type[Content] | type[Reasoning]) -> str:

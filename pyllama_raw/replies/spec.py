@@ -191,6 +191,23 @@ class ReplySpec(SpecPart):
         )
         return self.model_copy(update={"special": found})
 
+    @property
+    def delimiters(self) -> frozenset[str]:
+        """
+        The delimiters of what is not content, without white space around them.
+
+        Empty: all of a reply is content.
+        """
+        parts = (self.reasoning, self.calls, self.messages)
+        fields = ("start", "end", "open", "close", "middle")
+        texts = {
+            text.strip()
+            for part in parts
+            for name in fields
+            for text in getattr(part, name, ())
+        }
+        return frozenset(texts - {""})
+
     def pieces(self, text: str) -> list[tuple[str, bool]]:
         """*text* as text and as special tokens, which have True beside them."""
         names = sorted(self.special, key=len, reverse=True)

@@ -35,6 +35,7 @@ class Kind(Enum):
     CONTENT = "content"
     PLAIN = "content in which nothing is a call"
     REASONING = "reasoning"
+    FORMED = "content in which only special tokens are delimiters"
 
 
 class Role(Enum):
@@ -76,9 +77,19 @@ class Tables:
         }
         opening = {Role.START: calls.start, Role.OPEN: calls.open}
         inside = opening if reasoning.calls else {}
+        after = (Role.IGNORED, Role.MESSAGE, Role.MESSAGE_END)
+        tokens = {
+            role: [
+                text
+                for text in common[role]
+                if any(name in text for name in spec.special)
+            ]
+            for role in after
+        }
         self.kinds = {
             Kind.CONTENT: self._table({**common, **opening}),
             Kind.PLAIN: self._table(common),
+            Kind.FORMED: self._table(tokens),
             Kind.REASONING: self._table(
                 {Role.ANSWER: reasoning.end, **common, **inside}
             ),

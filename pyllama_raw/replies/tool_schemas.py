@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pyllama_raw.errors import BadSchema
+from pyllama_raw.replies.relaxed_schemas import ToJson, relaxed
 from pyllama_raw.replies.typed import parameters_of, referred
 
 # What says nothing about values.
@@ -54,18 +55,29 @@ FORMATS = {  # the standard says to ignore all others
 }
 UNKNOWN_HERE = frozenset({"duration", "ipv6"})
 
-ToJson = Callable[[Any], str]  # raises BadSchema
+T = TypeVar("T")
 
 
 class Tool(NamedTuple):
-    """A tool that may be called."""
+    """
+    A tool that may be called.
+
+    The schema of one that is strict is kept, or the request is refused. Of another one as much is
+    kept as a grammar in the syntax of the model can.
+    """
 
     name: str
     schema: Mapping[str, Any]  # of its arguments, which are an object
     to_json: ToJson
+    is_strict: bool
+    dropped: list[str]  # places in the schema that are not kept
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """A rule for a value by *schema*, which may refer to the whole."""
+        if schema is not self.schema and (place := _outward_reference(schema)):
+            raise self.bad(
+                f"$ref: {place!r} is about the whole; give it a name in $defs"
+            )
         shared = {
             key: self.schema[key]
             for key in ("$defs", "definitions")
@@ -82,6 +94,27 @@ class Tool(NamedTuple):
         if unknown:
             reason = f"{', '.join(unknown)}: what this model writes is no JSON here"
             raise self.bad(f"{reason}; allowed are {', '.join(sorted(known))}")
+
+    def kept(self, key: str, schema: Any, make: Callable[[Any], T]) -> T | None:
+        """
+        The rule that *make* makes of the *schema* of the parameter *key*, or of any value.
+
+        Returns:
+            None: the syntax of the model has no place for the parameter.
+
+        Raises:
+            BadSchema: the tool is strict.
+        """
+        try:
+            return make(schema)
+        except BadSchema:
+            if self.is_strict:
+                raise
+        self.dropped.append(f"properties.{key}")
+        try:
+            return make({})
+        except BadSchema:
+            return None
 
     def bad(self, reason: str) -> BadSchema:
         return BadSchema("tools", f"{self.name!r}: {reason}")
@@ -102,7 +135,10 @@ class Tool(NamedTuple):
 
     def entries(self, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
         """The keys of an object, their schemas, and whether it has to have them."""
-        self.check(schema, ENTRIES)
+        if self.is_strict:
+            self.check(schema, ENTRIES)
+        else:
+            self.dropped.extend(sorted(set(schema) - ENTRIES - NOTES))
         properties = dict(schema.get("properties") or {})
         required = schema.get("required") or []
         for key in required:
@@ -110,17 +146,57 @@ class Tool(NamedTuple):
         return [(key, value, key in required) for key, value in properties.items()]
 
 
-def tools_of(tools: Sequence[Mapping[str, Any]], to_json: ToJson) -> list[Tool]:
-    """The last tool of each name holds, as where calls are read."""
+def _outward_reference(schema: object) -> str:
+    """A reference in *schema* to the whole that it is a part of; empty if there is none."""
+    waiting = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            place = value.get("$ref")
+            text = place if isinstance(place, str) else ""
+            inside = ("#/$defs/", "#/definitions/")
+            if text.startswith("#") and not text.startswith(inside):
+                return text
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+    return ""
+
+
+def tools_of(
+    tools: Sequence[Mapping[str, Any]], to_json: ToJson, *, is_loose: bool = False
+) -> list[Tool]:
+    """
+    The last tool of each name holds, as where calls are read.
+
+    Args:
+        is_loose: of tools that are not strict any arguments are allowed.
+
+    Raises:
+        BadSchema: the schema of a strict tool cannot be kept.
+    """
     found: dict[str, Tool] = {}
     for given in tools:
         name, schema = parameters_of(given)
+        is_strict, dropped = is_strict_tool(given), list[str]()
         kinds = schema.get("type", "object")
-        found[name] = tool = Tool(name, {**schema, "type": "object"}, to_json)
-        if kinds != "object" and (not isinstance(kinds, list) or "object" not in kinds):
+        is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
+        if not is_strict and (is_loose or not is_object):
+            schema, dropped = {}, ["all"]
+        schema = {**schema, "type": "object"}
+        if not is_strict:
+            schema, more = relaxed(schema, to_json)
+            dropped += more
+        found[name] = tool = Tool(name, schema, to_json, is_strict, dropped)
+        if not is_object and is_strict:
             raise tool.bad("the type of parameters is object")
         tool.json(tool.schema)  # all limits of schemas hold in every syntax
     return list(found.values())
+
+
+def is_strict_tool(tool: Mapping[str, Any]) -> bool:
+    """Whether the arguments of a tool have to fit their schema."""
+    return tool.get("function", tool).get("strict") is True
 
 
 def text_pattern(tool: Tool, schema: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
+from typing import Protocol
 
 from pyllama_raw.replies.parts import CallDelta, Content, Part
 from pyllama_raw.replies.source import MARK, Write
@@ -18,6 +19,26 @@ class Lead(Enum):
     HELD = "held"  # kept if text follows
 
 
+class Stopped(Exception):
+    """Sign that the content ends here: a stop string has come."""
+
+
+class StopSearch(Protocol):
+    """Looks for stop strings in a text."""
+
+    stop: bytes | None  # the one that was met: nothing follows the text before it
+
+    @property
+    def pending(self) -> bytes:
+        """Bytes that are held back."""
+
+    def push(self, piece: bytes) -> str:
+        """Take the next piece; return the text that is certain now."""
+
+    def flush(self) -> str:
+        """Return what was held back; what follows is looked at anew."""
+
+
 class TextStretch:
     """A stretch of text between delimiters, to which white space beside them may belong."""
 
@@ -27,6 +48,11 @@ class TextStretch:
         self._trim_end = trim_end
         self._space: list[str] = []
         self.blank = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether not even white space has come."""
+        return self.blank and not self._space
 
     def write(self, text: str) -> None:
         if self.blank and self._lead is Lead.DROPPED:

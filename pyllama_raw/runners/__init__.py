@@ -24,13 +24,21 @@ from pyllama_raw.runners.llama_args import Draft, LlamaOptions, LlamaServer
 from pyllama_raw.runners.local import LocalRunner
 from pyllama_raw.runners.manager import Managed, ManagedState, RunnerManager
 from pyllama_raw.runners.mock import MockRunner
-from pyllama_raw.runners.packet import TensorPacket
+from pyllama_raw.runners.packet import TensorPacket, infer
 from pyllama_raw.runners.pool import Pool
 from pyllama_raw.runners.prices import Cost, Prices
 from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.run import RunHandle
-from pyllama_raw.runners.runner import ModelRunner, RunnerHealth
-from pyllama_raw.runners.spawned import OwnServer, SpawnedRunner
+from pyllama_raw.runners.runner import (
+    Estimate,
+    ModelRunner,
+    RebuildCause,
+    RunnerCounts,
+    RunnerHealth,
+    RunnerKind,
+    RunnerMetadata,
+)
+from pyllama_raw.runners.spawned import OwnServer, Program, SpawnedRunner
 from pyllama_raw.runners.tries import Backoff, Timeouts
 
 __all__ = [
@@ -43,6 +51,7 @@ __all__ = [
     "Cost",
     "Dialect",
     "Draft",
+    "Estimate",
     "KeptRunners",
     "Limits",
     "LlamaOptions",
@@ -55,12 +64,18 @@ __all__ = [
     "OwnServer",
     "Pool",
     "Prices",
+    "Program",
+    "RebuildCause",
     "RemoteRunner",
     "RunHandle",
     "RunnerCapabilities",
+    "RunnerCounts",
     "RunnerHealth",
+    "RunnerKind",
     "RunnerManager",
+    "RunnerMetadata",
     "SpawnedRunner",
     "TensorPacket",
     "Timeouts",
+    "infer",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +23,8 @@ from pyllama_raw.runners.errors import ContentFiltered, NetworkError, Unexpected
 
 REASONS = tuple(FinishReason)
 NOT_KNOWN = -1  # the id of a token of which only its text is told
+MAX_CALLS = 1024  # of tools in a reply
+MAX_COUNT = 2**53  # of tokens; larger ones are no counts
 
 
 @dataclass(slots=True)
@@ -38,14 +41,18 @@ class ServiceAnswer:
     """
     One answer while it comes.
 
+    What is no answer to the request raises whatever Python raises of it; `reading()` of
+    connection.py makes UnexpectedAnswer of that.
+
     Args:
         n: outputs that were asked for.
         reasoning: names of fields with reasoning.
+        seed: the one that was sent. None: the service has drawn one, and does not tell it.
     """
 
     def __init__(self, n: int, reasoning: Sequence[str], seed: int | None) -> None:
-        self._outputs = {index: _Output() for index in range(n)}
-        self._reasoning, self._seed = reasoning, seed or 0
+        self._outputs = [_Output() for _ in range(n)]
+        self._reasoning, self._seed = reasoning, seed
         self._usage: Usage | None = None
         self._began_at = perf_counter()
         self._first_at: float | None = None
@@ -73,38 +80,41 @@ class ServiceAnswer:
         Raises:
             NetworkError: the stream broke off.
         """
-        if any(output.reason is None for output in self._outputs.values()):
+        if any(output.reason is None for output in self._outputs):
             raise NetworkError("the stream broke off before the output was whole")
         ttft_s = None if self._first_at is None else self._first_at - self._began_at
         e2e_s = perf_counter() - self._began_at
-        told = {0: self._usage}
+        usages = {0: self._usage}
         return [
             Result(
                 text=text_of(output.parts, Content),
                 token_ids=(),
                 finish_reason=output.reason or FinishReason.STOP,
-                usage=told.get(index) or Usage(0, output.n_deltas, 0),
+                usage=usages.get(index) or Usage(0, output.n_deltas, 0),
                 timings=Timings(None, ttft_s, None, None, None, e2e_s),
-                seed=self._seed + index,
+                seed=None if self._seed is None else self._seed + index,
                 index=index,
                 logprobs=tuple(output.logprobs),
                 reasoning=text_of(output.parts, Reasoning),
                 tool_calls=calls_of(output.parts),
             )
-            for index, output in sorted(self._outputs.items())
+            for index, output in enumerate(self._outputs)
         ]
 
     def _delta(self, choice: Mapping[str, Any]) -> Delta | None:
-        index = int(choice.get("index") or 0)
-        output = self._outputs.setdefault(index, _Output())
+        index = _whole(choice.get("index") or 0, len(self._outputs) - 1)
+        output = self._outputs[index]
         if reason := choice.get("finish_reason"):
-            output.reason = _reason(reason, choice.get("x_finish"))
-        said = choice.get("delta")
-        new = said or {}
-        parts = [Reasoning(new[n]) for n in self._reasoning if new.get(n)][:1]
-        found: list[Part] = [*parts]
-        if text := new.get("content") if said is not None else choice.get("text"):
-            found.append(Content(text))
+            output.reason = _reason(_text(reason), choice.get("x_finish"))
+        message = choice.get("delta")
+        new = message or {}
+        found: list[Part] = []
+        # Services tell reasoning by one of several names; some by two, with the same text.
+        thoughts = (new.get(name) for name in self._reasoning)
+        if thought := next(filter(None, thoughts), None):
+            found.append(Reasoning(_text(thought)))
+        if text := new.get("content") if message is not None else choice.get("text"):
+            found.append(Content(_text(text)))
         found += [_call(call) for call in new.get("tool_calls") or ()]
         logprobs = _logprobs(choice.get("logprobs"))
         if not found and not logprobs:
@@ -113,35 +123,54 @@ class ServiceAnswer:
         output.parts += found
         output.logprobs += logprobs
         output.n_deltas += 1
-        shown = tuple(found) if said is not None else ()
+        shown = tuple(found) if message is not None else ()
         return Delta(text_of(found, Content), (), index, tuple(logprobs), shown)
 
 
-def _reason(told: str, ours: str | None) -> FinishReason:
+def _text(value: object) -> str:
+    """*value*, which must be a text; halves of pairs of characters are marks instead."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where a text belongs")
+    if value.isascii():
+        return value
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _whole(value: object, most: int) -> int:
+    """*value*, which must be a whole number from 0 to *most*; some services write 5.0."""
+    is_number = type(value) in (int, float)
+    number = int(value) if is_number else -1  # type: ignore[call-overload]
+    if number != value or not 0 <= number <= most:
+        raise ValueError(f"{number} where 0 to {most} belongs")
+    return number
+
+
+def _reason(told: str, ours: object) -> FinishReason:
     if told == "content_filter":
         raise ContentFiltered("the service withholds the output because of its content")
-    known = (FinishReason(word) for word in (ours, told) if word in REASONS)
-    return next(known, FinishReason.STOP)  # as of calls of tools
+    reasons = (reason for word in (ours, told) for reason in REASONS if reason == word)
+    return next(reasons, FinishReason.STOP)  # as of calls of tools
 
 
 def _call(call: Mapping[str, Any]) -> CallDelta:
     function = call.get("function") or {}
+    call_id, name = call.get("id"), function.get("name")
     return CallDelta(
-        index=int(call.get("index") or 0),
-        id=call.get("id"),
-        name=function.get("name"),
-        arguments=function.get("arguments") or "",
+        index=_whole(call.get("index") or 0, MAX_CALLS),
+        id=None if call_id is None else _text(call_id),
+        name=None if name is None else _text(name),
+        arguments=_text(function.get("arguments") or ""),
     )
 
 
-def _usage(told: Mapping[str, Any]) -> Usage:
-    of_prompt = told.get("prompt_tokens_details") or {}
-    of_output = told.get("completion_tokens_details") or {}
+def _usage(fields: Mapping[str, Any]) -> Usage:
+    of_prompt = fields.get("prompt_tokens_details") or {}
+    of_output = fields.get("completion_tokens_details") or {}
     return Usage(
-        prompt_tokens=int(told.get("prompt_tokens") or 0),
-        completion_tokens=int(told.get("completion_tokens") or 0),
-        cached_tokens=int(of_prompt.get("cached_tokens") or 0),
-        reasoning_tokens=int(of_output.get("reasoning_tokens") or 0),
+        prompt_tokens=_whole(fields.get("prompt_tokens") or 0, MAX_COUNT),
+        completion_tokens=_whole(fields.get("completion_tokens") or 0, MAX_COUNT),
+        cached_tokens=_whole(of_prompt.get("cached_tokens") or 0, MAX_COUNT),
+        reasoning_tokens=_whole(of_output.get("reasoning_tokens") or 0, MAX_COUNT),
     )
 
 
@@ -163,17 +192,32 @@ def _listed(top: Mapping[str, float]) -> list[dict[str, Any]]:
     return [{"token": token, "logprob": logprob} for token, logprob in top.items()]
 
 
-def _entry(told: Mapping[str, Any]) -> TokenLogprobs:
-    top = told.get("top_logprobs") or ()
+def _entry(fields: Mapping[str, Any]) -> TokenLogprobs:
+    top = fields.get("top_logprobs") or ()
     return TokenLogprobs(
-        token_id=told.get("id", NOT_KNOWN),
-        logprob=told["logprob"],
-        top=tuple((each.get("id", NOT_KNOWN), each["logprob"]) for each in top),
-        piece=_piece(told),
+        token_id=_id(fields),
+        logprob=_logprob(fields),
+        top=tuple((_id(one), _logprob(one)) for one in top),
+        piece=_piece(fields),
         top_pieces=tuple(map(_piece, top)),
     )
 
 
-def _piece(told: Mapping[str, Any]) -> bytes:
-    given = told.get("bytes")
-    return bytes(given) if given is not None else str(told["token"]).encode()
+def _id(fields: Mapping[str, Any]) -> int:
+    number = fields.get("id")
+    return NOT_KNOWN if number is None else _whole(number, MAX_COUNT)
+
+
+def _logprob(fields: Mapping[str, Any]) -> float:
+    value = fields["logprob"]
+    if type(value) not in (int, float) or isnan(value):
+        raise TypeError("no number where a log-probability belongs")
+    return float(value)
+
+
+def _piece(fields: Mapping[str, Any]) -> bytes:
+    """The bytes of a token; bytes(5) would be five zeros, so only a list is one of bytes."""
+    listed = fields.get("bytes")
+    if listed is None:
+        return _text(fields["token"]).encode()
+    return bytes([_whole(byte, 255) for byte in listed])

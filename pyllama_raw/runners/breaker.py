@@ -8,6 +8,7 @@ opens it again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -18,6 +19,7 @@ from pyllama_raw.runners.errors import Backpressure, CircuitOpen, QueueTimeout
 
 # Errors that say nothing of a runner, but that another one may have room.
 FULL = (Backpressure, CircuitOpen, QueueFull, QueueTimeout)
+logger = logging.getLogger(__name__)
 BreakerState = Literal["closed", "open", "half_open"]
 
 
@@ -28,6 +30,10 @@ class Breaker:
     Args:
         threshold: failures in a row that open it.
         rest_s: seconds that it stays open.
+        name: of the runner, for the log.
+
+    Attributes:
+        n_opened: how often it has opened.
     """
 
     def __init__(
@@ -35,7 +41,9 @@ class Breaker:
         threshold: int = 10,
         rest_s: float = 30.0,
         clock: Callable[[], float] = monotonic,
+        name: str = "",
     ) -> None:
+        self.name, self.n_opened = name, 0
         self._threshold, self._rest_s, self._clock = threshold, rest_s, clock
         self._n_failures = 0
         self._opened_at: float | None = None
@@ -73,6 +81,8 @@ class Breaker:
 
     def succeeded(self) -> None:
         """The runner has answered."""
+        if self._opened_at is not None:
+            logger.info("%s answers again", self.name or "a runner")
         self._n_failures, self._opened_at, self._is_probing = 0, None, False
 
     def failed(self, error: PyllamaError) -> None:
@@ -93,5 +103,9 @@ class Breaker:
     def open(self, rest_s: float | None = None) -> None:
         """Open for *rest_s* seconds, or as long as always, whatever happened before."""
         rest_s = self._rest_s if rest_s is None else rest_s
+        if self.state != "open":
+            self.n_opened += 1
+            said = "%s rests for %g s after %d failures in a row"
+            logger.warning(said, self.name or "a runner", rest_s, self._n_failures)
         self._opened_at = self._clock()
         self._retry_at, self._is_probing = self._opened_at + rest_s, False

@@ -1,8 +1,7 @@
 """
 Requests in the words of services that are like OpenAI's.
 
-A parameter that is not set is not sent, so the service's own default holds; max_tokens is always
-sent, because some services have no limit.
+A parameter that is not set is not sent, so the service's own default holds, also for max_tokens.
 """
 
 from __future__ import annotations
@@ -49,6 +48,8 @@ class Dialect:
     """The field for a JSON schema in completions; chats have response_format."""
     ranks: bool = False
     """Whether it has `/rerank`."""
+    pooling: bool = False
+    """Whether its `/embeddings` takes the way of pooling."""
 
     @property
     def capabilities(self) -> RunnerCapabilities:
@@ -82,7 +83,8 @@ class Dialect:
             for name, value in given.items()
             if name not in TRANSLATED and value not in NOTHING
         }
-        body[self.max_tokens if is_chat else "max_tokens"] = params.max_tokens
+        if "max_tokens" in params.model_fields_set:
+            body[self.max_tokens if is_chat else "max_tokens"] = params.max_tokens
         if params.json_schema is not None:
             schema, field = given["json_schema"], "response_format"
             if not is_chat and self.schema != field:
@@ -119,4 +121,5 @@ PYLLAMA = Dialect(
     | {"template_kwargs", "priority", "deadline_s", "cache_salt", "client"}
     | {"adapters", "policy_data"},
     ranks=True,
+    pooling=True,
 )

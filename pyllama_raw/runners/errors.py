@@ -93,9 +93,13 @@ class RunnerTimeout(RunnerFault):
 
 
 class NetworkError(RunnerFault):
-    """The connection could not be made, or broke."""
+    """The connection could not be made, or broke; *is_sent*: the service may have the request."""
 
     code = "network_error"
+
+    def __init__(self, message: str, *, is_sent: bool = True) -> None:
+        self.is_sent = is_sent
+        super().__init__(cut(message, MAX_REASON))
 
 
 class RunnerDied(RunnerFault):

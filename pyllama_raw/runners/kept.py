@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Generic, TypeVar
 
+from anyio import CancelScope
+
+from pyllama_raw.errors import ClosedError
 from pyllama_raw.runners.runner import ModelRunner
 
+logger = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 
@@ -23,11 +28,15 @@ class KeptRunners(Generic[K]):
     """
     Runners by a key, such as a model and a device.
 
+    A runner that is given up serves its calls to their end, and is closed then; aclose() closes
+    all at once.
+
     Args:
         max_kept: runners at most.
         ttl_s: seconds without use after which one is given up.
         health_s: seconds after which one is asked whether it is well.
-        evicted: called with the key of what is given up, before that is closed.
+        evicted: called with the key of what is given up, before that is closed; what it raises
+            is logged.
     """
 
     def __init__(
@@ -42,6 +51,8 @@ class KeptRunners(Generic[K]):
         self._max, self._ttl_s, self._health_s = max_kept, ttl_s, health_s
         self._evicted, self._clock = evicted, clock
         self._kept = dict[K, _Kept]()  # longest unused first
+        self._closed = False
+        self._retiring: list[ModelRunner] = []  # serve their last calls
         self._n_gets = self._n_hits = 0
 
     @property
@@ -56,37 +67,63 @@ class KeptRunners(Generic[K]):
         """The runner of *key*, if it is there and well."""
         self._n_gets += 1
         now = self._clock()
-        for each, kept in [*self._kept.items()]:
+        for unused, kept in [*self._kept.items()]:
             if now - kept.used_at > self._ttl_s and not kept.runner.n_open:
-                await self._give_up(each)
-        found = self._kept.get(key)
-        if found is not None and now - found.checked_at >= self._health_s:
-            found.checked_at = now
-            if not (await found.runner.health()).ready:
+                await self._give_up(unused)
+        hit = self._kept.get(key)
+        if hit is None:
+            return None
+        if now - hit.checked_at >= self._health_s:
+            hit.checked_at = now
+            is_well = (await hit.runner.health()).ready
+            if self._kept.get(key) is not hit:  # given up or replaced meanwhile
+                return None
+            if not is_well:
                 await self._give_up(key)
                 return None
-        if found is None:
-            return None
-        found.used_at = now
+        hit.used_at = now
         self._kept[key] = self._kept.pop(key)
         self._n_hits += 1
-        return found.runner
+        return hit.runner
 
     async def put(self, key: K, runner: ModelRunner) -> None:
-        """Keep *runner*; one that had the key is given up."""
-        await self._give_up(key)
+        """
+        Keep *runner*; one that had the key is given up.
+
+        Raises:
+            ClosedError: all are given up, and *runner* with them.
+        """
+        old = self._kept.get(key)
+        if old is None or old.runner is not runner:
+            await self._give_up(key)
+        if self._closed:
+            await runner.aclose()
+            raise ClosedError("these kept runners are closed: make others")
         now = self._clock()
+        self._kept.pop(key, None)
         self._kept[key] = _Kept(runner, now, now)
         while len(self._kept) > self._max:
             await self._give_up(next(iter(self._kept)))
 
     async def aclose(self) -> None:
-        """Give up all."""
+        """Give up all, and close what serves still. Can be repeated."""
+        self._closed = True
         for key in [*self._kept]:
             await self._give_up(key)
+        with CancelScope(shield=True):
+            for runner in self._retiring:
+                await runner.aclose()
+        self._retiring.clear()
 
     async def _give_up(self, key: K) -> None:
         kept = self._kept.pop(key, None)
-        if kept is not None:
+        if kept is None:
+            return
+        try:
             self._evicted(key)
-            await kept.runner.aclose()
+        except Exception:
+            logger.exception("evicted(%r) failed", key)
+        self._retiring = [one for one in self._retiring if one.n_open]
+        self._retiring.append(kept.runner)
+        with CancelScope(shield=True):
+            await kept.runner.retire()

@@ -2,7 +2,7 @@
 Limits of what is sent to a runner: at once, and in a minute.
 
 A service tells what is left by headers `x-ratelimit-*`; what it tells counts beside what is
-configured.
+configured, for MAX_RESET_S at most: it cannot silence a program for days.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import anyio
 from pyllama_raw.runners.errors import Backpressure, QueueTimeout
 
 MINUTE_S = 60.0
+MAX_RESET_S = 120.0  # that a service may ask for
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 KINDS = ("requests", "tokens")
@@ -87,7 +88,7 @@ class Turnstile:
             left = headers.get(f"x-ratelimit-remaining-{kind}", "").strip()
             reset = duration_s(headers.get(f"x-ratelimit-reset-{kind}", ""))
             if left == "0" and reset is not None:
-                self._blocked_until[kind] = self._clock() + reset
+                self._blocked_until[kind] = self._clock() + min(reset, MAX_RESET_S)
 
     def _check(
         self, kind: str, n_sent: int, n: int, limit: int | None, now: float

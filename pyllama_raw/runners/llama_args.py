@@ -11,15 +11,18 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import anyio
-
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.errors import MAX_REASON, ConfigError, cut
+from pyllama_raw.runners.capabilities import Verb
+from pyllama_raw.runners.child import Child
 from pyllama_raw.runners.dialect import LLAMA_SERVER, Dialect
+from pyllama_raw.runners.keeper import CANNOT_RUN
+from pyllama_raw.runners.runner import RunnerMetadata
 
 HOST = "127.0.0.1"
 HELP_S = 30.0
+HELP_BYTES = 2**20
 SUFFIX = ".gguf"
 
 
@@ -88,12 +91,16 @@ def words_of(told: str) -> Words:
 
 
 def arguments(
-    model: str | Path, options: LlamaOptions, words: Words, port: int = 0
+    model: str | Path,
+    options: LlamaOptions,
+    words: Words,
+    port: int = 0,
+    host: str = HOST,
 ) -> list[str]:
     """All arguments; the port 0 is a free one, which the server tells."""
     if options.n_batch is not None and options.n_ubatch is not None:
         options = replace(options, n_ubatch=min(options.n_ubatch, options.n_batch))
-    flags: dict[str, Any] = {"--model": model, "--host": HOST, "--port": port}
+    flags: dict[str, Any] = {"--model": model, "--host": host, "--port": port}
     flags |= {
         flag: getattr(options, each.name)
         for each in fields(options)
@@ -137,6 +144,8 @@ class LlamaServer:
 
     Args:
         binary: the file of the program, which the user has or has built.
+        host: the address at which it listens; with 0.0.0.0 other machines reach it by the key.
+        port: 0 is a free one.
     """
 
     model: str | Path
@@ -145,6 +154,25 @@ class LlamaServer:
     name: str = "llama-server"
     served_name: str = "local-llm"
     dialect: Dialect = LLAMA_SERVER
+    host: str = HOST
+    port: int = 0
+
+    @property
+    def verbs(self) -> frozenset[Verb]:
+        """Operations that the flags allow: vectors and ranks have flags of their own."""
+        flags, verbs = {*self.options.extra}, {"generate"}
+        if flags & {"--embedding", "--embeddings"}:
+            verbs.add("embed")
+        if flags & {"--rerank", "--reranking"}:
+            verbs.add("rank")
+        return frozenset(cast("set[Verb]", verbs))
+
+    @property
+    def metadata(self) -> RunnerMetadata:
+        """The program, without the version, which it tells when it runs."""
+        n = self.options.n_gpu_layers
+        on_device = None if n is None else n != 0
+        return RunnerMetadata("GGUF", "llama.cpp (llama-server)", None, on_device)
 
     def check(self) -> None:
         """Raise ConfigError if it cannot be started."""
@@ -165,21 +193,34 @@ class LlamaServer:
         ):
             if not Path(path).is_file():
                 raise ConfigError(f"{text}: {path}: give a file that is there")
+        # A draft only saves time. Who names a file that is not there made a mistake, though, and
+        # would look for the time elsewhere if it was served without one.
+        draft = self.options.draft
+        if draft is not None and not Path(draft.model).is_file():
+            raise ConfigError(
+                f"Draft model file not found at: {draft.model}: give a file that is there, or "
+                "leave draft= out to serve without one"
+            )
 
     async def command(self) -> list[str]:
         """The program and its arguments; asks it for its flags."""
         binary = str(self.binary)
+        # A script around it may start more, which ends with it.
+        child = Child(self.name, [binary, "--help"], self._libraries, HELP_BYTES)
         try:
-            with anyio.fail_after(HELP_S):
-                done = await anyio.run_process(
-                    [binary, "--help"], check=False, env=os.environ | self._libraries
-                )
-        except (OSError, TimeoutError) as error:
-            raise ConfigError(
-                f"Failed to spawn {self.name}: {binary} --help: {error}"
-            ) from error
-        told = (done.stdout + done.stderr).decode(errors="replace")
-        return [binary, *arguments(self.model, self.options, words_of(told))]
+            has_ended = await child.ended_within(HELP_S)
+        finally:
+            await child.end()
+        if not has_ended or child.returned == CANNOT_RUN:
+            prefix, silence = (
+                f"Failed to spawn {self.name}: ",
+                f"no end in {HELP_S:g} s",
+            )
+            reason = child.said.removeprefix(prefix) if has_ended else silence
+            raise ConfigError(f"{prefix}{binary} --help: {cut(reason, MAX_REASON)}")
+        words = words_of(child.said)
+        flags = arguments(self.model, self.options, words, self.port, self.host)
+        return [binary, *flags]
 
     def environment(self, key: str) -> dict[str, str]:
         """Its key; that it downloads nothing, and that no debugger delays an abort."""

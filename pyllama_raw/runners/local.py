@@ -6,14 +6,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import EllipsisType
 from typing import TYPE_CHECKING
 
 import anyio
 
 from pyllama_raw import AsyncEngine, Model
+from pyllama_raw.errors import Unsupported
 from pyllama_raw.runners.capabilities import VERBS, RunnerCapabilities
 from pyllama_raw.runners.prices import Prices
-from pyllama_raw.runners.runner import ModelRunner, RunnerHealth
+from pyllama_raw.runners.runner import (
+    ModelRunner,
+    RebuildCause,
+    RunnerHealth,
+    RunnerKind,
+)
 
 if TYPE_CHECKING:
     from pyllama_raw import EngineConfig
@@ -30,6 +37,7 @@ UNKNOWN = RunnerCapabilities(  # of a model that is not loaded: the engine says 
     media=True,
     token_ids=True,
 )
+HOST = "CPU"  # the device of each machine
 TEXTS = RunnerCapabilities(token_ids=True)  # of a model that does not generate
 
 
@@ -65,6 +73,13 @@ class LocalRunner(ModelRunner):
         return self._engine
 
     @property
+    def kind(self) -> RunnerKind:
+        """LOCAL_CPU until an engine has a device."""
+        devices = () if self._engine is None else self._engine.info.devices
+        is_cpu = {*devices} <= {HOST}
+        return RunnerKind.LOCAL_CPU if is_cpu else RunnerKind.LOCAL_DEVICE
+
+    @property
     def capabilities(self) -> RunnerCapabilities:
         """All that any model can do, until it is loaded."""
         if self._engine is None:
@@ -78,7 +93,7 @@ class LocalRunner(ModelRunner):
                 for each in found.operations
                 if each != "embed" or found.model.pooling in POOLINGS
             ),
-            tools=found.model.has_chat_template,
+            tools=self._engine.info.chat_template is not None,
             media=found.images or found.sounds,
             n_ctx=self._engine.n_ctx_slot,
             n_slots=self._engine.info.n_slots,
@@ -93,7 +108,12 @@ class LocalRunner(ModelRunner):
         engine = self._engine
         if engine is None or self._closed:
             said = "closed" if self._closed else "not loaded"
-            return RunnerHealth(live=not self._closed, ready=False, detail=said)
+            return RunnerHealth(
+                live=not self._closed,
+                ready=False,
+                detail=said,
+                is_idle=not self._closed,
+            )
         health, stats = engine.health(), engine.stats()
         return RunnerHealth(
             live=health.state not in ("stalled", "dead"),
@@ -103,6 +123,28 @@ class LocalRunner(ModelRunner):
             cache_usage=stats.n_cells_used / stats.n_cells if stats.n_cells else None,
             detail=health.state,
         )
+
+    async def rebuild(
+        self,
+        api_key: str | EllipsisType | None = ...,
+        *,
+        cause: RebuildCause = RebuildCause.MANUAL,
+    ) -> None:
+        """
+        Make the memory of the engine anew; requests that run go on and give the same tokens.
+
+        Raises:
+            Unsupported: *cause* is about a service, or there is a key.
+            PyllamaError: as AsyncEngine.rebuild_session.
+        """
+        self._check_open()
+        if api_key is not ... or cause in (
+            RebuildCause.AUTH_FAILED,
+            RebuildCause.CONFIG_CHANGED,
+        ):
+            raise Unsupported(f"rebuild for {cause}", "a model here has no service")
+        if self._engine is not None:
+            await self._engine.rebuild_session(str(cause))
 
     async def aclose(self) -> None:
         """Close the engine; one that is just being loaded, then."""

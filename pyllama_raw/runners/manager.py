@@ -8,18 +8,20 @@ nothing but what `state` says.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import anyio
 
-from pyllama_raw.errors import ConfigError, PyllamaError, shown
+from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError, shown
 from pyllama_raw.runners.local import LocalRunner
 from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.runner import ModelRunner
 
-SUPPORTED = "FILE.gguf, hf:OWNER/REPO/FILE.gguf or http://HOST:PORT/v1#MODEL"
+logger = logging.getLogger(__name__)
+SUPPORTED = "FILE.gguf, hf:OWNER/REPO/FILE.gguf, hf:OWNER/REPO:QUANT or http://HOST:PORT/v1#MODEL"
 
 
 class ManagedState(StrEnum):
@@ -47,11 +49,17 @@ class Managed:
     """The runner that serves."""
     serves: str = ""
     """The specification that the runner was made of."""
+    _changing: anyio.Lock = field(default_factory=anyio.Lock, repr=False)
+    _start: anyio.CancelScope | None = field(default=None, repr=False)
 
 
 class RunnerManager:
     """
     Runners by name.
+
+    swap() changes one name at a time, in the order of the calls. remove() and aclose() end the
+    changes of their names that run or wait: these raise ClosedError, and the runner that one of
+    them was starting is closed before remove() or aclose() returns.
 
     Args:
         make: makes a runner of a specification.
@@ -66,7 +74,8 @@ class RunnerManager:
     ) -> None:
         self._make, self._drain_s = make or runner_for, drain_s
         self._managed: dict[str, Managed] = {}
-        self._changing = anyio.Lock()
+        self._draining: list[ModelRunner] = []  # serve the last of their requests
+        self._closed = False
 
     def get(self, name: str) -> ModelRunner:
         """
@@ -93,25 +102,30 @@ class RunnerManager:
         Serve *spec* as *name*; a runner that is well and made of the same stays.
 
         Raises:
+            ClosedError: the manager is closed, or *name* was removed meanwhile.
             PyllamaError: it cannot be made or started.
         """
-        async with self._changing:
-            managed = self._managed.setdefault(name, Managed(spec))
+        if self._closed:
+            raise ClosedError("this manager is closed: make another one")
+        managed = self._managed.setdefault(name, Managed(spec))
+        async with managed._changing:
+            self._check_present(name, managed)
             old = managed.runner
             managed.spec, managed.error = spec, None
             managed.state = ManagedState.STARTING
             try:
-                is_same = old is not None and managed.serves == spec
-                if old is not None and is_same and (await old.health()).ready:
-                    new = old
-                else:
-                    new = managed.runner = await self._started(spec)
-                    managed.serves = spec
+                new = await self._serving(managed, spec)
+                if new is not old and self._managed.get(name) is not managed:
+                    with anyio.CancelScope(shield=True):
+                        await new.aclose()
+                self._check_present(name, managed)
             except BaseException as error:
                 managed.state = ManagedState.FAILED
                 managed.error = error if isinstance(error, PyllamaError) else None
                 raise
+            managed.runner, managed.serves = new, spec
             managed.state = ManagedState.READY
+            logger.info("%s is served by %s", name, spec)
         if old is not None and old is not new:
             await self._retire(old)
         return new
@@ -119,15 +133,54 @@ class RunnerManager:
     async def remove(self, name: str) -> None:
         """Serve *name* no more; its requests have drain_s to end."""
         managed = self._managed.pop(name, None)
-        if managed is not None and managed.runner is not None:
-            await self._retire(managed.runner)
+        if managed is None:
+            return
+        with anyio.CancelScope(shield=True):  # a caller that leaves leaves no runner
+            runner = await self._taken(managed)
+        if runner is not None:
+            await self._retire(runner)
 
     async def aclose(self) -> None:
-        """Close all at once, without a wait for their requests."""
-        managed, self._managed = self._managed, {}
-        for each in managed.values():
-            if each.runner is not None:
-                await each.runner.aclose()
+        """Close all at once, without a wait for their requests. Can be repeated."""
+        self._closed = True
+        names, self._managed = self._managed, {}
+        with anyio.CancelScope(shield=True):
+            for managed in names.values():
+                if (runner := await self._taken(managed)) is not None:
+                    await runner.aclose()
+            for runner in [*self._draining]:
+                await runner.aclose()
+
+    # -- inside ---------------------------------------------------------------
+
+    def _check_present(self, name: str, managed: Managed) -> None:
+        """Raise ClosedError if *managed* was taken away while a change of it ran or waited."""
+        if self._managed.get(name) is not managed:
+            raise ClosedError(f"the runner {shown(name)} was removed meanwhile")
+
+    async def _serving(self, managed: Managed, spec: str) -> ModelRunner:
+        """The runner of *managed* if it is well and made of *spec*; else a new one."""
+        old = managed.runner
+        managed._start = scope = anyio.CancelScope()
+        with scope:
+            try:
+                if (
+                    old is not None
+                    and managed.serves == spec
+                    and (await old.health()).ready
+                ):
+                    return old
+                return await self._started(spec)
+            finally:
+                managed._start = None
+        raise ClosedError(f"{spec} was removed while it started")
+
+    async def _taken(self, managed: Managed) -> ModelRunner | None:
+        """The runner of a name that is gone, once no change of it runs any more."""
+        if managed._start is not None:
+            managed._start.cancel()
+        async with managed._changing:
+            return managed.runner
 
     async def _started(self, spec: str) -> ModelRunner:
         """A new runner, closed if it cannot start."""
@@ -141,12 +194,14 @@ class RunnerManager:
         return runner
 
     async def _retire(self, runner: ModelRunner) -> None:
+        self._draining.append(runner)
         try:
             with anyio.move_on_after(self._drain_s):
                 await runner.drained()
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.aclose()
+            self._draining.remove(runner)
 
 
 def runner_for(spec: str) -> ModelRunner:
@@ -159,6 +214,6 @@ def runner_for(spec: str) -> ModelRunner:
     url, _, model = spec.partition("#")
     if url.startswith(("http://", "https://")) and model:
         return RemoteRunner(url, model)
-    if spec.lower().endswith(".gguf"):
+    if spec.startswith("hf:") or spec.lower().endswith(".gguf"):
         return LocalRunner(spec)
     raise ConfigError(f"no runner is known for {shown(spec)}: give {SUPPORTED}")

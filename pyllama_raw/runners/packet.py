@@ -9,13 +9,19 @@ be 0: an output without text sends none.
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Self
+from typing import Annotated, Any, Self, cast
 
-from pyllama_raw.errors import InvalidRequest
-from pyllama_raw.options.requests import RequestOptions
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pyllama_raw.errors import InvalidRequest, reading, shown
+from pyllama_raw.options.requests import (
+    MAX_DEADLINE_S,
+    MAX_PRIORITY,
+    RequestOptions,
+)
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.runner import ModelRunner
 
@@ -37,35 +43,78 @@ ALIASES = {
     "u8": "uint8",
     "utf8": "string",
 }
-MAX_NEW_TOKENS = 512
-ANY_SEED = 2**32 - 1  # seeds are below it; longer ones are folded
-NAMES = {"max_new_tokens": "max_tokens", "stop_ids": "stop_token_ids"}
 WORDS = ("data", "data_base64", "base64")
+MAX_NEW_TOKENS = 512
+MAX_DIMENSIONS = 8
+MAX_SIZE = 2**48  # of a dimension; more bytes fit no memory
+ANY_SEED = 2**32 - 1  # seeds are below it; longer ones are folded
+NAMES = {
+    "max_new_tokens": "max_tokens",
+    "stop_ids": "stop_token_ids",
+    "repetition_penalty": "repeat_penalty",
+}
+OWN = ("timeout_ms", "priority")
+FORMS = "a shape of numbers, and bytes as a list of 0 to 255 or in base64"
+STRICT = ConfigDict(strict=True, extra="ignore")
+
+Byte = Annotated[int, Field(ge=0, le=255)]
+
+
+class _PacketFields(BaseModel):
+    """A packet as JSON, whatever it says."""
+
+    model_config = STRICT
+
+    shape: Annotated[list[int], Field(max_length=MAX_DIMENSIONS, fail_fast=True)]
+    dtype: Annotated[str, Field(max_length=16)] = "uint8"
+    data: Annotated[list[Byte], Field(fail_fast=True)] | bytes | None = None
+    data_base64: str | None = None
+    base64: str | None = None
+
+
+class _Metadata(BaseModel):
+    """Fields of metadata that are no parameters of sampling."""
+
+    model_config = STRICT
+
+    timeout_ms: Annotated[float, Field(gt=0, le=1000 * MAX_DEADLINE_S)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPacket:
     """
-    Bytes with a shape.
+    Bytes with a shape of at most 8 dimensions.
 
     Raises:
         InvalidRequest: they do not fit each other.
     """
 
     shape: tuple[int, ...]
+    """The sizes of its dimensions, above 0."""
     dtype: str
+    """The type of a value: float32, float64, float16, int32, int64, uint8 or string."""
     data: bytes
+    """The values, one behind the other."""
 
     def __post_init__(self) -> None:
-        dtype = ALIASES.get(self.dtype.lower(), self.dtype.lower())
+        # A caller may give anything, whatever the types say.
+        shape, name, data = cast("Any", (self.shape, self.dtype, self.data))
+        dtype = ALIASES.get(name.lower(), name.lower()) if isinstance(name, str) else ""
         if dtype not in SIZES:
-            said = f"one of {', '.join(SIZES)}. Unsupported dtype: {self.dtype}"
-            raise InvalidRequest("dtype", self.dtype, said)
+            allowed = f"one of {', '.join(SIZES)}. Unsupported dtype: {name!s:.40}"
+            raise InvalidRequest("dtype", name, allowed)
         object.__setattr__(self, "dtype", dtype)
-        for size in self.shape:
-            if size <= 0:
-                said = f"sizes above 0. Invalid shape dimension: {size}"
-                raise InvalidRequest("shape", self.shape, said)
+        if not isinstance(shape, tuple) or len(shape) > MAX_DIMENSIONS:
+            allowed = f"a tuple of at most {MAX_DIMENSIONS} sizes"
+            raise InvalidRequest("shape", shape, allowed)
+        for size in shape:
+            if type(size) is not int or not 0 < size <= MAX_SIZE:
+                allowed = f"sizes above 0. Invalid shape dimension: {shown(size)}"
+                raise InvalidRequest("shape", shape, allowed)
+        if not isinstance(data, bytes):
+            raise InvalidRequest("data", data, "bytes")
         n_values = prod(self.shape)
         n_bytes = n_values * SIZES[dtype]
         if len(self.data) != n_bytes:
@@ -78,27 +127,31 @@ class TensorPacket:
 
     @classmethod
     def of(cls, text: str) -> Self | None:
-        """*text* as a packet; None if it is empty."""
-        data = text.encode()
+        """*text* as a packet; None if it is empty. Raises InvalidRequest for half characters."""
+        with reading("text", text, "a text of whole characters"):
+            data = text.encode()
         return cls((1, len(data)), "uint8", data) if data else None
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Self:
-        """The packet that JSON tells."""
-        given = [word for word in WORDS if told.get(word) is not None]
-        if len(given) != 1:
-            said = "only one of `data` or `data_base64`, and one of them"
-            raise InvalidRequest("packet", given, said)
-        value = told[given[0]]
+        """
+        The packet that JSON tells.
+
+        Raises:
+            InvalidRequest: it is none, whatever it is.
+        """
         try:
-            data = (
-                bytes(value) if given[0] == "data" else b64decode(value, validate=True)
-            )
-            shape = tuple(map(int, told["shape"]))
-        except (ValueError, TypeError, KeyError) as error:
-            said = "a shape, and bytes as a list of 0 to 255 or in base64"
-            raise InvalidRequest("packet", given[0], said) from error
-        return cls(shape, str(told.get("dtype", "uint8")), data)
+            fields = _PacketFields.model_validate(told)
+        except (ValidationError, RecursionError) as error:
+            raise _misfit("packet", told, error, FORMS) from None
+        forms = [form for form in WORDS if getattr(fields, form) is not None]
+        if len(forms) != 1:
+            allowed = "only one of `data` or `data_base64`, and one of them"
+            raise InvalidRequest("packet", forms, allowed)
+        value = getattr(fields, forms[0])
+        with reading(forms[0], value, FORMS):
+            data = b64decode(value, validate=True) if forms[0] != "data" else value
+        return cls(tuple(fields.shape), fields.dtype, bytes(data))
 
     def told(self) -> dict[str, Any]:
         """The packet as JSON."""
@@ -122,25 +175,52 @@ def asked_by(metadata: Mapping[str, Any]) -> tuple[SamplingParams, RequestOption
     SamplingParams goes, too.
 
     Raises:
-        InvalidRequest: one is not known or not allowed.
+        InvalidRequest: one is not known, not allowed or given twice.
     """
-    given = {NAMES.get(name, name): value for name, value in metadata.items()}
+    with reading("metadata", metadata, "names and values"):
+        items: list[tuple[Any, Any]] = [*metadata.items()]
+    params: dict[str, Any] = {}
+    for name, value in items:
+        field = NAMES.get(name, name) if isinstance(name, str) else ""
+        if field not in SamplingParams.model_fields and field not in OWN:
+            allowed = "timeout_ms, priority, or a field of SamplingParams"
+            raise InvalidRequest(shown(name), value, allowed)
+        if field in params:
+            raise InvalidRequest(name, value, f"only one of {name} and {field}")
+        params[field] = value
+    try:
+        fields = _Metadata.model_validate(params)
+    except ValidationError as error:
+        raise _misfit("metadata", metadata, error, "other values") from None
     options: RequestOptions = {}
-    if (timeout_ms := given.pop("timeout_ms", None)) is not None:
-        options["deadline_s"] = timeout_ms / 1000
-    if (priority := given.pop("priority", None)) is not None:
-        options["priority"] = priority
-    if (seed := given.get("seed")) is not None:
-        given["seed"] = int(seed) % ANY_SEED
-    for name in given.keys() - SamplingParams.model_fields.keys():
-        said = "timeout_ms, priority, or a field of SamplingParams"
-        raise InvalidRequest(name, given[name], said)
-    return SamplingParams(**({"max_tokens": MAX_NEW_TOKENS} | given)), options
+    if fields.timeout_ms is not None:
+        options["deadline_s"] = fields.timeout_ms / 1000
+    if fields.priority is not None:
+        options["priority"] = fields.priority
+    for name in OWN:
+        params.pop(name, None)
+    if fields.seed is not None:
+        params["seed"] = fields.seed % ANY_SEED
+    return SamplingParams(**({"max_tokens": MAX_NEW_TOKENS} | params)), options
+
+
+def _misfit(
+    name: str,
+    value: object,
+    error: ValidationError | RecursionError,
+    allowed: str,
+) -> InvalidRequest:
+    """The first mistake that pydantic has found in *value*, by its field."""
+    if isinstance(error, RecursionError):
+        return InvalidRequest(name, value, allowed)
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = ".".join(map(str, first["loc"])) or name
+    return InvalidRequest(field, first["input"], f"{allowed} ({first['msg']})")
 
 
 async def infer(
     runner: ModelRunner, packet: TensorPacket, metadata: Mapping[str, Any]
-) -> AsyncIterator[TensorPacket]:
+) -> AsyncGenerator[TensorPacket, None]:
     """
     The output for the text in *packet*, a packet for each piece of text.
 

@@ -7,8 +7,7 @@ next runner; after that its error is the reader's.
 
 from __future__ import annotations
 
-import json
-from array import array
+import logging
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -18,26 +17,33 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from time import monotonic
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import anyio
 
 from pyllama_raw import Prompt
-from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError
+from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError, first_of
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.routing import ROUTERS, RoutedRequest, RouterName, prefixes
 from pyllama_raw.runners.breaker import FULL, Breaker
-from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb, are_ids
+from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
 from pyllama_raw.runners.run import Source
-from pyllama_raw.runners.runner import ModelRunner, RunnerHealth, Serving
+from pyllama_raw.runners.runner import (
+    CHARACTERS_A_TOKEN,
+    ModelRunner,
+    RunnerHealth,
+    RunnerKind,
+    Serving,
+    prompt_bytes,
+)
 from pyllama_raw.runners.tries import retried
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 BLOCK_BYTES = 256  # of a prompt: 64 token ids, or as much text
-CHARACTERS_A_TOKEN = 4
 UNKNOWN_CELLS = 2**17  # of a runner that does not say what it has
 
 
@@ -102,10 +108,15 @@ class Pool(ModelRunner):
                 f"weights={given} are not allowed: give numbers above 0 for {[*runners]}"
             )
         self._members = [
-            PooledRunner(n, runner, given.get(n, 1.0), Breaker(1, rest_s, clock))
+            PooledRunner(n, runner, given.get(n, 1.0), Breaker(1, rest_s, clock, n))
             for n, runner in runners.items()
         ]
         self._router = ROUTERS[router]()
+
+    @property
+    def kind(self) -> RunnerKind:
+        """Several."""
+        return RunnerKind.SEVERAL
 
     @property
     def capabilities(self) -> RunnerCapabilities:
@@ -113,19 +124,34 @@ class Pool(ModelRunner):
         return common([member.runner.capabilities for member in self._members])
 
     async def start(self) -> None:
-        """Start all at once."""
+        """
+        Start all at once.
+
+        Raises:
+            PyllamaError: one cannot start; the first one's error.
+        """
         self._check_open()
-        async with anyio.create_task_group() as group:
-            for member in self._members:
-                group.start_soon(member.runner.start)
+        try:
+            async with anyio.create_task_group() as group:
+                for member in self._members:
+                    group.start_soon(member.runner.start)
+        except ExceptionGroup as errors:
+            raise first_of(errors) from None
 
     async def health(self) -> RunnerHealth:
-        """Well while one is; those that are not get nothing for a while."""
+        """
+        Well while one is; those that are not get nothing for a while.
+
+        A member that has not begun yet is not kept away: a request has to begin it.
+        """
         found: dict[str, RunnerHealth] = {}
 
         async def ask(member: PooledRunner) -> None:
             health = found[member.name] = await member.runner.health()
-            member.breaker.succeeded() if health.ready else member.breaker.open()
+            if health.ready:
+                member.breaker.succeeded()
+            elif not health.is_idle:
+                member.breaker.open()
 
         async with anyio.create_task_group() as group:
             for member in self._members:
@@ -141,9 +167,16 @@ class Pool(ModelRunner):
     async def aclose(self) -> None:
         """Close all."""
         self._closed = True
+
+        async def close(runner: ModelRunner) -> None:
+            with anyio.CancelScope(
+                shield=True
+            ):  # if another one cannot, this one still does
+                await runner.aclose()
+
         async with anyio.create_task_group() as group:
             for member in self._members:
-                group.start_soon(member.runner.aclose)
+                group.start_soon(close, member.runner)
 
     def _source(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
@@ -158,7 +191,7 @@ class Pool(ModelRunner):
                     async for delta in run:
                         yield delta
                     for result in run.results:
-                        yield result
+                        yield replace(result, served_by=member.name)
 
         return self._moved(asked, served)
 
@@ -173,7 +206,8 @@ class Pool(ModelRunner):
                 self._router.sent(asked, member.name)
                 yield await call(member.runner)
 
-        [answer] = [each async for each in self._moved(asked, served)]
+        async with self._counting():
+            [answer] = [item async for item in self._moved(asked, served)]
         return answer
 
     def _moved(
@@ -189,7 +223,12 @@ class Pool(ModelRunner):
         def wait_s(attempt: int, error: PyllamaError) -> float | None:
             is_fault = error.is_retryable or error.counts_as_circuit_failure
             may_move = is_fault or isinstance(error, (*FULL, ClosedError))
-            return 0 if may_move and attempt + 1 < len(ranked) else None
+            if not may_move or attempt + 1 == len(ranked):
+                return None
+            self.counts.n_moves += 1
+            here, there = ranked[attempt].name, ranked[attempt + 1].name
+            logger.warning("%s: from %s to %s: %s", self.name, here, there, error)
+            return 0
 
         return retried(map(serve, ranked).__next__, wait_s)
 
@@ -214,14 +253,9 @@ def _asked(
     prompt: Prompt, params: SamplingParams, options: RequestOptions
 ) -> RoutedRequest:
     """A request, as the rule sees it."""
-    if isinstance(prompt, str):
-        data = prompt.encode(errors="surrogatepass")
-    elif are_ids(prompt):
-        data = array("i", cast("Sequence[int]", prompt)).tobytes()
-    else:
-        data = json.dumps(prompt, default=str).encode()
+    data = prompt_bytes(prompt)
     n_tokens = len(data) // CHARACTERS_A_TOKEN + params.n * params.max_tokens
-    space = (options.get("cache_salt") or "").encode(errors="surrogatepass")
+    space = str(options.get("cache_salt") or "").encode(errors="surrogatepass")
     return RoutedRequest(
         n_tokens, prefixes(data, BLOCK_BYTES, space), options.get("client")
     )

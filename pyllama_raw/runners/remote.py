@@ -8,48 +8,74 @@ limits of time. A service that hangs is not asked again after the first delta.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Callable,
     Iterable,
-    Iterator,
+    Mapping,
     Sequence,
 )
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from anyio import CancelScope, move_on_after
 
 from pyllama_raw import Prompt
-from pyllama_raw.errors import ClosedError, ConfigError
+from pyllama_raw.errors import (
+    ClosedError,
+    ConfigError,
+    InvalidRequest,
+    PyllamaError,
+    Unsupported,
+    shown,
+)
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.answer import ServiceAnswer
 from pyllama_raw.runners.breaker import Breaker
 from pyllama_raw.runners.capabilities import Verb
-from pyllama_raw.runners.connection import event_data, http_library, refusal
+from pyllama_raw.runners.connection import (
+    check_coding,
+    content_of,
+    event_data,
+    http_library,
+    reading,
+    refusal,
+    written,
+)
 from pyllama_raw.runners.dialect import COMPATIBLE, Dialect
-from pyllama_raw.runners.errors import NetworkError, RunnerTimeout, UnexpectedAnswer
+from pyllama_raw.runners.errors import NetworkError, RunnerTimeout
 from pyllama_raw.runners.limits import Limits, Turnstile
 from pyllama_raw.runners.prices import Prices
 from pyllama_raw.runners.run import Source
-from pyllama_raw.runners.runner import ModelRunner, RunnerHealth
+from pyllama_raw.runners.runner import (
+    CHARACTERS_A_TOKEN,
+    ModelRunner,
+    RebuildCause,
+    RunnerHealth,
+    RunnerKind,
+)
 from pyllama_raw.runners.tries import Backoff, RetryBudget, Timeouts, retried, timed
 
 if TYPE_CHECKING:
     import httpx2
 
+    from pyllama_raw.api.embedding import TextPooling
     from pyllama_raw.results import Ranked, Vectors
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
-WRONG = (  # what reading an answer of any shape may raise, and httpx2 does not
-    *(ValueError, LookupError, TypeError, AttributeError),
-    *(ArithmeticError, RecursionError),
-)
-CHARACTERS_A_TOKEN = 4  # of a prompt whose tokens nobody has counted
+MAX_STREAM = (
+    2**26
+)  # characters of events, beside those of each token that was asked for
+STREAM_A_TOKEN = 2**12  # with 20 log-probabilities
+MAX_ANSWER_BYTES = 2**20  # of an answer at once, beside those of each text
+BYTES_A_TEXT = 2**19  # a vector of 16,384 numbers, or a text that comes back
 
 
 class RemoteRunner(ModelRunner):
@@ -80,71 +106,128 @@ class RemoteRunner(ModelRunner):
         name: str | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                f"url={url!r} is no address of HTTP: give http://HOST:PORT/v1"
-            )
+        http, self._url, host = http_library(), *_address(url)
         super().__init__(
-            name or f"{model} at {parts.hostname}",
+            name or f"{model} at {host}",
             dialect.capabilities.only(verbs),
             prices,
         )
-        self._url = url.rstrip("/") + ("/v1" if parts.path in ("", "/") else "")
         self._model, self._dialect = model, dialect
-        self._timeouts, self._breaker = timeouts or Timeouts(), breaker or Breaker()
+        self._timeouts = timeouts or Timeouts()
+        self._breaker = breaker or Breaker()
+        self._breaker.name = self._breaker.name or self.name
         self._retries = RetryBudget(backoff or Backoff())
         self.limits = limits or Limits()
         self._gate = Turnstile(self.limits)
-        http = http_library()
+        self._headers = _headers(api_key)
         self._client: httpx2.AsyncClient = http.AsyncClient(
             base_url=f"{self._url}/",
+            headers={"accept-encoding": "gzip, deflate"},  # see connection.check_coding
             timeout=http.Timeout(None, connect=self._timeouts.connect_s),
             transport=transport,
         )
-        self._headers = _headers(api_key)
 
-    async def rebuild(self, api_key: str | None) -> None:
-        """Use another key for new requests; those under way keep the old one."""
-        self._headers = _headers(api_key)
+    @property
+    def kind(self) -> RunnerKind:
+        """A service."""
+        return RunnerKind.REMOTE
+
+    async def rebuild(
+        self,
+        api_key: str | EllipsisType | None = ...,
+        *,
+        cause: RebuildCause = RebuildCause.MANUAL,
+    ) -> None:
+        """
+        Begin anew with the service: its breaker is closed, and *api_key* is for new requests.
+
+        Requests under way keep the old key.
+
+        Args:
+            api_key: None is none; left out, it stays.
+
+        Raises:
+            Unsupported: *cause* is the device of a model here.
+        """
+        if cause is RebuildCause.DEVICE_POISONED:
+            raise Unsupported(f"rebuild for {cause}", "the service has the device")
+        if not isinstance(api_key, EllipsisType):
+            self._headers = _headers(api_key)
+        self._breaker.succeeded()
+        logger.info("%s begins anew: %s", self.name, cause)
 
     async def health(self) -> RunnerHealth:
         """The answer of `/health` within `Timeouts.health_s`, or `/models` if there is none."""
-        import httpx2
-
         if self._closed:
             return RunnerHealth(live=False, ready=False, detail="closed")
         limit_s, status = self._timeouts.health_s, 0
-        said = f"no answer within {limit_s:g} s"
-        get = partial(self._client.get, headers=self._headers)
+        detail = f"no answer within {limit_s:g} s"
         with move_on_after(limit_s):
             try:
-                response = await get(f"{self._url.removesuffix('/v1')}/health")
-                if response.status_code == 404:
-                    response = await get("models")
-                status = response.status_code
-                said = f"status {status}"
-            except httpx2.HTTPError as error:
-                said = str(error) or type(error).__name__
+                status = await self._status(f"{self._url.removesuffix('/v1')}/health")
+                if status == 404:
+                    status = await self._status("models")
+                detail = f"status {status}"
+            except Exception as error:  # noqa: BLE001 - whatever a service leads to
+                detail = str(error) or type(error).__name__
         ready = status == 200 and self._breaker.state != "open"
         live = 0 < status < 500 or status == 503
-        return RunnerHealth(live, ready, self.n_open, detail=said)
+        return RunnerHealth(live, ready, self.n_open, detail=detail)
+
+    async def card(self) -> Mapping[str, Any]:
+        """
+        The entry of the model in the service's list of models; empty if it lists no such one.
+
+        Raises:
+            PyllamaError: as a request.
+        """
+        async with self._answer("GET", "models") as response:
+            models = json.loads(await content_of(response, MAX_ANSWER_BYTES))["data"]
+            cards = {card["id"]: card for card in models if isinstance(card, dict)}
+            return cards.get(self._model, {})
+
+    async def version(self) -> str | None:
+        """
+        The version of the program that serves, as `/props` of llama-server and of ours tells it.
+
+        Raises:
+            PyllamaError: as a request.
+        """
+        root = self._url.removesuffix("/v1")
+        async with self._answer("GET", f"{root}/props") as response:
+            props = json.loads(await content_of(response, MAX_ANSWER_BYTES))
+            version = props.get("build_info")
+            return shown(version).strip("'") if isinstance(version, str) else None
 
     async def embed(
-        self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
+        self,
+        texts: Iterable[str | Sequence[int]],
+        *,
+        pooling: TextPooling | None = None,
+        **options: Unpack[TextOptions],
     ) -> Vectors:
         """A vector for each text, as the service makes it."""
         import numpy as np
 
         from pyllama_raw.api.vectors import vectors_of
 
-        asked = {"input": list(texts), **options}
-        told = await self._whole("embed", "embeddings", asked)
-        with _reading("embeddings"):
-            ordered = sorted(told["data"], key=lambda each: each["index"])
-            rows = np.array([each["embedding"] for each in ordered], np.float32)
-            n_tokens = int((told.get("usage") or {}).get("prompt_tokens") or 0)
-        return vectors_of(rows, n_tokens, normalize=False)
+        inputs = [text if isinstance(text, str) else list(text) for text in texts]
+        fields: dict[str, Any] = {"input": inputs, **options}
+        if pooling is not None:
+            if not self._dialect.pooling:
+                raise Unsupported("pooling", "the service takes none: leave it out")
+            fields["pooling"] = pooling
+
+        def vectors(body: Any) -> Vectors:
+            ordered = sorted(body["data"], key=lambda row: row["index"])
+            rows = np.array([row["embedding"] for row in ordered], np.float32)
+            is_table = rows.ndim == 2 and bool(np.isfinite(rows).all())
+            if len(rows) != len(inputs) or not (is_table or not inputs):
+                raise ValueError(f"{rows.shape} for {len(inputs)} texts")
+            n_tokens = int((body.get("usage") or {}).get("prompt_tokens") or 0)
+            return vectors_of(rows, n_tokens, normalize=False)
+
+        return await self._whole("embed", "embeddings", fields, len(inputs), vectors)
 
     async def rank(
         self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
@@ -152,15 +235,19 @@ class RemoteRunner(ModelRunner):
         """*documents*, the best first."""
         from pyllama_raw.results import Ranked
 
-        asked = {"query": query, "documents": list(documents), **options}
-        told = await self._whole("rank", "rerank", asked)
-        with _reading("rerank"):
-            found = [
-                Ranked(each["index"], score, {"0": score}, 0)
-                for each in told["results"]
-                for score in [float(each["relevance_score"])]
+        texts = list(documents)
+        fields = {"query": query, "documents": texts, **options}
+
+        def ranks(body: Any) -> list[Ranked]:
+            rows = [
+                (row["index"], float(row["relevance_score"])) for row in body["results"]
             ]
-        return sorted(found, key=lambda one: -one.score)
+            if any(type(i) is not int or not 0 <= i < len(texts) for i, _ in rows):
+                raise ValueError("an index of no document")
+            ranked = [Ranked(index, score, {"0": score}, 0) for index, score in rows]
+            return sorted(ranked, key=lambda one: -one.score)
+
+        return await self._whole("rank", "rerank", fields, len(texts), ranks)
 
     async def aclose(self) -> None:
         """Close the connections; requests under way end with ClosedError."""
@@ -173,53 +260,66 @@ class RemoteRunner(ModelRunner):
     def _source(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> Source:
-        path, body = self._dialect.request(self._model, prompt, params, options)
-        n_most = params.n * params.max_tokens
-        return self._tried(partial(self._streamed, path, body, params), body, n_most)
+        try:
+            path, body = self._dialect.request(self._model, prompt, params, options)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InvalidRequest(
+                "request", prompt, f"what JSON has: {error}"
+            ) from error
+        content, n_most = written(body), params.n * params.max_tokens
+        stream = partial(self._streamed, path, content, params)
+        return self._tried(stream, content, n_most)
 
     async def _streamed(
-        self, path: str, body: dict[str, Any], params: SamplingParams
+        self, path: str, content: bytes, params: SamplingParams
     ) -> Source:
         """One try of a stream."""
         answer = ServiceAnswer(params.n, self._dialect.reasoning, params.seed)
-        async with self._answer(path, body) as response:
+        most = MAX_STREAM + params.n * params.max_tokens * STREAM_A_TOKEN
+        async with self._answer("POST", path, content) as response:
             yield None
-            async with aclosing(event_data(response)) as events:
-                with _reading("a stream"):
-                    async for data in events:
-                        for delta in answer.take(json.loads(data)):
-                            yield delta
-        for result in answer.results():
-            yield result
+            async with aclosing(event_data(response, most)) as events:
+                async for data in events:
+                    for delta in answer.take(json.loads(data)):
+                        yield delta
+            for result in answer.results():
+                yield result
 
-    async def _whole(self, verb: Verb, path: str, fields: dict[str, Any]) -> Any:
-        """The answer at once to a request that has no stream."""
+    async def _whole(
+        self,
+        verb: Verb,
+        path: str,
+        fields: dict[str, Any],
+        n_texts: int,
+        read: Callable[[Any], T],
+    ) -> T:
+        """The answer at once to a request that has no stream, as *read* reads it."""
         self.capabilities.check_verb(verb)
         self._check_open()
-        body = {"model": self._model, **fields}
-        tries = self._tried(partial(self._once, path, body), body)
-        [answer] = [each async for each in tries]
-        return answer
+        content = written({"model": self._model, **fields})
+        most = MAX_ANSWER_BYTES + 2 * len(content) + n_texts * BYTES_A_TEXT
 
-    async def _once(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        """One try of an answer at once."""
-        async with self._answer(path, body) as response:
-            text = await response.aread()
-        with _reading(path):
-            yield json.loads(text)
+        async def once() -> AsyncGenerator[T, None]:
+            async with self._answer("POST", path, content) as response:
+                value = read(json.loads(await content_of(response, most)))
+            yield value
+
+        async with self._counting():
+            [value] = [item async for item in self._tried(once, content)]
+        return value
 
     async def _tried(
         self,
         make: Callable[[], AsyncGenerator[T, None]],
-        body: dict[str, Any],
+        content: bytes,
         n_most: int = 0,
     ) -> AsyncGenerator[T, None]:
         """Items that *make* gives, by all rules of this runner; *n_most* tokens of output."""
-        n_tokens = len(json.dumps(body)) // CHARACTERS_A_TOKEN + n_most
+        n_tokens = len(content) // CHARACTERS_A_TOKEN + n_most
 
         tries = retried(
             lambda: timed(make(), self._timeouts),
-            self._retries.wait_s,
+            self._wait_s,
             self._breaker.watching,
         )
         async with self._gate.entered(n_tokens), aclosing(tries) as source:
@@ -227,40 +327,77 @@ class RemoteRunner(ModelRunner):
             async for item in source:
                 yield item
 
+    def _wait_s(self, attempt: int, error: PyllamaError) -> float | None:
+        """Seconds until another try; None: there is none."""
+        wait_s = self._retries.wait_s(attempt, error)
+        if wait_s is not None:
+            self.counts.n_retries += 1
+            said = "%s: try %d failed, another one in %.1f s: %s"
+            logger.warning(said, self.name, attempt + 1, wait_s, error)
+        return wait_s
+
+    async def _status(self, url: str) -> int:
+        """The status of an answer that nobody reads."""
+        request = self._client.stream("GET", url, headers=self._headers)
+        async with request as response:
+            return response.status_code
+
     @asynccontextmanager
     async def _answer(
-        self, path: str, body: dict[str, Any]
+        self, method: str, path: str, content: bytes | None = None
     ) -> AsyncIterator[httpx2.Response]:
-        """An answer that begins well; errors of HTTP become ours."""
+        """
+        An answer that begins well; what is wrong with it, in the block, too, is an error of ours.
+        """
         import httpx2
 
         self._check_open()
+        headers = self._headers | {"content-type": "application/json"}
         try:
-            async with self._client.stream(
-                "POST", path, json=body, headers=self._headers
-            ) as response:
-                self._gate.told(response.headers)
-                if response.status_code != 200:
-                    raise await refusal(response)
-                yield response
+            with reading(f"{self.name}, {path}"):
+                async with self._client.stream(
+                    method, path, content=content, headers=headers
+                ) as response:
+                    self._gate.told(response.headers)
+                    if response.status_code != 200:
+                        raise await refusal(response)
+                    check_coding(response)
+                    yield response
         except httpx2.ConnectTimeout as error:
             raise RunnerTimeout("connect", self._timeouts.connect_s or 0) from error
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             if self._closed:
                 raise ClosedError(f"{self!r}: it was closed meanwhile") from error
-            said = f"{self.name}: {str(error) or type(error).__name__}"
-            raise NetworkError(said) from error
+            message = f"{self.name}: {str(error) or type(error).__name__}"
+            is_sent = not isinstance(error, httpx2.ConnectError)
+            raise NetworkError(message, is_sent=is_sent) from error
+
+
+def _address(url: str) -> tuple[str, str]:
+    """*url* of an API with its path, and its host. Raises ConfigError."""
+    import httpx2
+
+    try:
+        parts = urlsplit(url)
+        path = "/v1" if parts.path in ("", "/") else ""
+        address, host = url.rstrip("/") + path, parts.hostname or ""
+        httpx2.URL(f"{address}/")
+        is_good = parts.scheme in ("http", "https") and bool(host.encode("idna"))
+    except (ValueError, TypeError, AttributeError, httpx2.InvalidURL):
+        is_good, address, host = False, "", ""
+    if not is_good:
+        raise ConfigError(
+            f"url={shown(url)} is no address of HTTP: give http://HOST:PORT/v1"
+        )
+    return address, host
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
-    return {"authorization": f"Bearer {api_key}"} if api_key else {}
-
-
-@contextmanager
-def _reading(what: str) -> Iterator[None]:
-    """Turn what a wrong answer raises while it is read into UnexpectedAnswer."""
-    try:
-        yield
-    except WRONG as error:
-        said = f"{what}: the service answered what its API does not have"
-        raise UnexpectedAnswer(said) from error
+    if not api_key:
+        return {}
+    text = str(api_key)
+    if not (text.isascii() and text.isprintable()):
+        raise ConfigError(
+            "api_key has characters that no header has: give printable ASCII"
+        )
+    return {"authorization": f"Bearer {api_key}"}

@@ -146,5 +146,5 @@ class RunHandle:
             tokens = tuple(token for delta in own for token in delta.token_ids)
             text, usage = "".join(delta.text for delta in own), Usage(0, len(tokens), 0)
             reason = FinishReason.CANCELLED
-            found[index] = Result(text, tokens, reason, usage, timings, 0, index)
+            found[index] = Result(text, tokens, reason, usage, timings, None, index)
         return found

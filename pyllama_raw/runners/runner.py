@@ -5,33 +5,46 @@ Rules:
 1. `generate` refuses at once what the runner cannot do. It sends when its value is entered.
 2. A runner may be used before start(), which does early what the first request would do.
 3. aclose() can be repeated; a request after it raises ClosedError.
+4. Calls of embed() and rank() count as open runs do, so nobody closes a runner beneath them.
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass
+from array import array
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, Unpack
+from types import EllipsisType
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, Unpack, cast
 
 import anyio
 
 from pyllama_raw import AsyncEngine, Prompt
-from pyllama_raw.api.results import Usage
-from pyllama_raw.errors import ClosedError
+from pyllama_raw.api.results import Result, Usage
+from pyllama_raw.errors import ClosedError, Unsupported
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
+from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb, are_ids
 from pyllama_raw.runners.limits import Limits
 from pyllama_raw.runners.prices import Cost, Prices
 from pyllama_raw.runners.run import RunHandle, Source
 
 if TYPE_CHECKING:
+    from pyllama_raw.api.embedding import TextPooling
     from pyllama_raw.results import Ranked, Vectors
 
 T = TypeVar("T")
+CHARACTERS_A_TOKEN = 4  # of a prompt whose tokens nobody has counted
 GENERATES = RunnerCapabilities()
 Serving: TypeAlias = "AsyncEngine | ModelRunner"
 
@@ -52,6 +65,82 @@ class RunnerHealth:
     """Share of the KV cells that are used, 0 to 1."""
     detail: str = ""
     """Words for a person."""
+    is_idle: bool = False
+    """Whether it has not begun yet: its first request loads or starts what serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerMetadata:
+    """A program that serves a model."""
+
+    format: str
+    """The format of the model's file."""
+    runtime: str
+    """The program."""
+    version: str | None
+    """Its version. None: not known, as before it was started."""
+    on_device: bool | None
+    """Whether layers are to be on a device. None: the program decides."""
+    streams: bool = True
+    """Whether text comes while it is made."""
+
+
+class RunnerKind(StrEnum):
+    """The place where a runner computes."""
+
+    LOCAL_CPU = "local_cpu"
+    """This process, on CPUs."""
+    LOCAL_DEVICE = "local_device"
+    """This process, with layers of the model on a device."""
+    CHILD = "child"
+    """A process that this one has started."""
+    REMOTE = "remote"
+    """A service."""
+    SEVERAL = "several"
+    """Several runners of any kind."""
+    OTHER = "other"
+    """Nothing of these, as of fakes and runners of your own."""
+
+
+class RebuildCause(StrEnum):
+    """The reason why a runner begins anew."""
+
+    DEVICE_POISONED = "device_poisoned"
+    """A device gives nothing but errors, as after a failed CUDA call."""
+    AUTH_FAILED = "auth_failed"
+    """The service does not know the key any more."""
+    CONFIG_CHANGED = "config_changed"
+    """The service or the program is configured in another way."""
+    MANUAL = "manual"
+    """A person wants it."""
+
+
+@dataclass(slots=True)
+class RunnerCounts:
+    """Counts of a runner since it was made."""
+
+    n_requests: int = 0
+    """Requests that were taken on."""
+    n_failed: int = 0
+    """Requests that ended with an error."""
+    n_retries: int = 0
+    """Tries after the first one of a request."""
+    n_moves: int = 0
+    """Requests that went to another runner of a pool."""
+    n_restarts: int = 0
+    """Children that replaced another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Tokens and price of a request at most, before it is sent."""
+
+    n_prompt: int
+    """Tokens of the prompt: counted if it is ids, else four characters a token."""
+    n_output: int
+    """Tokens of all outputs at most."""
+    cost: Cost | None
+    """The price of them. None: there is none, or nobody knows."""
 
 
 class ModelRunner(ABC):
@@ -63,6 +152,8 @@ class ModelRunner(ABC):
 
     limits: Limits | None = None
     """Limits of what is sent to it. None: there are none."""
+    counts: RunnerCounts
+    """Counts of requests, for logs and metrics; read only."""
 
     def __init__(
         self,
@@ -71,14 +162,20 @@ class ModelRunner(ABC):
         prices: Prices | None = None,
     ) -> None:
         self.name, self._capabilities, self._prices = name, capabilities, prices
-        self.n_open = 0  # runs that have begun and not ended
-        self._closed = False
+        self.n_open = 0  # runs and calls that have begun and not ended
+        self.counts = RunnerCounts()
+        self._closed = self._retires = False
         self._idle = anyio.Event()
 
     @property
     def capabilities(self) -> RunnerCapabilities:
         """The abilities that it has; more may be known after start()."""
         return self._capabilities
+
+    @property
+    def kind(self) -> RunnerKind:
+        """The place where it computes."""
+        return RunnerKind.OTHER
 
     @abstractmethod
     async def health(self) -> RunnerHealth:
@@ -106,11 +203,24 @@ class ModelRunner(ABC):
         self._check_open()
 
     async def embed(
-        self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
+        self,
+        texts: Iterable[str | Sequence[int]],
+        *,
+        pooling: TextPooling | None = None,
+        **options: Unpack[TextOptions],
     ) -> Vectors:
-        """A vector for each text."""
-        given = list(texts)
-        return await self._called("embed", lambda one: one.embed(given, **options))
+        """
+        A vector for each text.
+
+        Args:
+            pooling: how the vectors of the tokens of a text become one. None: as the model says.
+        """
+        inputs = list(texts)
+
+        def call(serving: Serving) -> Awaitable[Vectors]:
+            return serving.embed(inputs, pooling=pooling, **options)
+
+        return await self._called("embed", call)
 
     async def rank(
         self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
@@ -123,12 +233,50 @@ class ModelRunner(ABC):
         """The price of a request with *usage*. None: there is none, or nobody knows."""
         return self._prices.cost(usage) if self._prices else None
 
+    def estimate(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Estimate:
+        """The tokens and the price of a request at most; nothing is sent."""
+        params = params or SamplingParams()
+        n_prompt = tokens_about(prompt)
+        n_output = params.n * params.max_tokens
+        return Estimate(n_prompt, n_output, self.cost(Usage(n_prompt, n_output, 0)))
+
+    async def rebuild(
+        self,
+        api_key: str | EllipsisType | None = ...,
+        *,
+        cause: RebuildCause = RebuildCause.MANUAL,
+    ) -> None:
+        """
+        Begin anew, because of *cause*; the runner stays.
+
+        Args:
+            api_key: another key of a service; None is none.
+
+        Raises:
+            Unsupported: the runner cannot, or not for this cause.
+        """
+        self._check_open()
+        raise Unsupported("rebuild", f"{self!r} cannot begin anew: make another one")
+
+    async def retire(self) -> None:
+        """Close as soon as no run and no call is open: at once, or with the end of the last one."""
+        self._retires = True
+        if not self.n_open:
+            await self.aclose()
+
     async def aclose(self) -> None:
         """End all requests and free what the runner has. Can be repeated."""
         self._closed = True
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:  # nobody gets it, and nobody could close it
+            with anyio.CancelScope(shield=True):
+                await self.aclose()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -168,19 +316,56 @@ class ModelRunner(ABC):
     async def _called(self, verb: Verb, call: Callable[[Serving], Awaitable[T]]) -> T:
         """The answer at once to *call*, which asks for *verb*."""
         self.capabilities.check_verb(verb)
-        async with self._lent() as serving:
+        self._check_open()
+        async with self._counting(), self._lent() as serving:
             return await call(serving)
 
     async def _counted(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> Source:
         self._check_open()
-        self.n_open += 1
-        try:
-            async with aclosing(self._source(prompt, params, options)) as source:
-                async for item in source:
+        async with (
+            self._counting(),
+            aclosing(self._source(prompt, params, options)) as source,
+        ):
+            async for item in source:
+                if isinstance(item, Result) and item.served_by is None:
+                    yield replace(item, served_by=self.name)
+                else:
                     yield item
+
+    @asynccontextmanager
+    async def _counting(self) -> AsyncIterator[None]:
+        """A block that is an open run or call; the last one closes a runner that retires."""
+        self.n_open += 1
+        self.counts.n_requests += 1
+        try:
+            yield
+        except Exception:
+            self.counts.n_failed += 1
+            raise
         finally:
             self.n_open -= 1
             if not self.n_open:
                 self._idle.set()
+                if self._retires:
+                    with anyio.CancelScope(shield=True):
+                        await self.aclose()
+
+
+def prompt_bytes(prompt: Prompt) -> bytes:
+    """*prompt* as bytes, four for a token id; none of what no runner takes."""
+    if isinstance(prompt, str):
+        return prompt.encode(errors="surrogatepass")
+    try:
+        if are_ids(prompt):
+            return array("i", cast("Sequence[int]", prompt)).tobytes()
+        return json.dumps(prompt, default=str).encode()
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return b""  # its runner says what is wrong
+
+
+def tokens_about(prompt: Prompt) -> int:
+    """Tokens of *prompt*: about four characters each."""
+    n_characters = len(prompt) if isinstance(prompt, str) else len(prompt_bytes(prompt))
+    return -(-n_characters // CHARACTERS_A_TOKEN)

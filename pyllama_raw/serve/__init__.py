@@ -10,6 +10,14 @@ does. `pyllama-raw serve MODEL` opens the engines and runs the application.
 
 from pyllama_raw.serve.app import make_app
 from pyllama_raw.serve.config import ListenConfig, ServeConfig
+from pyllama_raw.serve.handlers import streamed, with_client
 from pyllama_raw.serve.run import serve
 
-__all__ = ["ListenConfig", "ServeConfig", "make_app", "serve"]
+__all__ = [
+    "ListenConfig",
+    "ServeConfig",
+    "make_app",
+    "serve",
+    "streamed",
+    "with_client",
+]

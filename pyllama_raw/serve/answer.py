@@ -3,9 +3,7 @@ Runs what was asked and sends the answer, whole or in events.
 
 Rules:
 1. What goes wrong before the answer begins is a status; what goes wrong later is an event.
-2. The requests end when the client leaves, wherever they are.
-3. The last message is sent when nothing waits for the client any more, because a server may
-   say that it left as soon as all is sent.
+2. The requests end when the client leaves, wherever they are: the gate cancels the answer.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from pyllama_raw import (
     PyllamaError,
     Result,
 )
-from pyllama_raw.errors import first_of
+from pyllama_raw.errors import BadMedia, SamplingFailed, first_of
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.codec import Codec
 from pyllama_raw.serve.events import EventStream
@@ -54,18 +52,24 @@ class TextAnswer(Response):
         self._exchange: Exchange = scope["state"]["exchange"]
         self._exchange.model = name = self._asked.found.name
         with self._service.places_of[name].taken():
-            async with with_client(receive):
-                with suppress(TimeoutError):  # nobody reads what is sent
-                    last = await self._answer(events, scope["path"])
-        if last is not None:
-            await last(scope, receive, send)
+            with suppress(TimeoutError):  # nobody reads what is sent
+                last = await self._answer(events, scope["path"])
+            if last is not None:
+                await last(scope, receive, send)
 
     async def _answer(self, events: EventStream, path: str) -> ASGIApp:
         """All of it but the last message."""
-        try:
-            return await self._run(events)
-        except (Failure, PyllamaError) as error:
-            failure = self._failure(error)
+        while True:
+            try:
+                return await self._run(events)
+            except BadMedia as error:
+                if not events.has_begun and self._asked.goes_on_without(error):
+                    self._service.traffic.left_out["image"] += 1
+                    continue
+                failure = self._failure(error)
+            except (Failure, PyllamaError) as error:
+                failure = self._failure(error)
+            break
         if failure.status in (429, 503):
             self._exchange.refused = failure.code
         if not events.has_begun:
@@ -75,11 +79,11 @@ class TextAnswer(Response):
 
     async def _run(self, events: EventStream) -> ASGIApp:
         async with AsyncExitStack() as stack:
-            generations = [
-                await stack.enter_async_context(generation)
-                for generation in self._generations()
-            ]
+            generations = self._generations()
+            # It is called when all are left, so also what a client has not waited for counts.
             stack.callback(self._count, generations)
+            for generation in generations:
+                await stack.enter_async_context(generation)
             if self._asked.streams:
                 await self._stream(generations, events)
                 return events.end
@@ -89,26 +93,24 @@ class TextAnswer(Response):
             results = [generation.results for generation in generations]
             outputs = [result for of_prompt in results for result in of_prompt]
             _check_begun(outputs)
-            self._exchange.n_output = sum(len(each.token_ids) for each in outputs)
             n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
             headers = {"x-cached-tokens": str(n_cached)}
             told = self._codec.whole(results)
             return JSON(self._with_errors(told, generations), headers=headers)
 
     def _generations(self) -> list[Generation]:
-        asked, options = self._asked, self._asked.options.copy()
-        key = self._exchange.key
-        if key is not None and self._service.config.salt_by_key:
-            options["cache_salt"] = key.salt(options.get("cache_salt"))
+        asked = self._asked
+        options = self._service.text_options_of(self._exchange, asked.options)
         generate = asked.found.engine.generate
         return [generate(prompt, asked.params, **options) for prompt in asked.prompts]
 
     def _count(self, generations: Sequence[Generation]) -> None:
-        """Tokens of the prompts, of what ended and of what was left."""
+        """Tokens of the prompts, of what ended, of what failed and of what was left."""
         for generation in generations:
-            with suppress(PyllamaError):  # it has not begun, or has not ended
-                self._exchange.n_prompt += len(generation.prompt_token_ids)
-                self._exchange.n_cached += generation.result.usage.cached_tokens
+            usage = generation.usage
+            self._exchange.n_prompt += usage.prompt_tokens
+            self._exchange.n_cached += usage.cached_tokens
+            self._exchange.n_output += usage.completion_tokens
 
     def _with_errors(self, told: Any, generations: Sequence[Generation]) -> Any:
         """The answer *told*, and outputs that failed beside others."""
@@ -143,7 +145,6 @@ class TextAnswer(Response):
         async for delta in generation:
             frames = b"" if has_begun else self._begin(generation)
             has_begun = True
-            self._exchange.n_output += len(delta.token_ids)
             await events.write(frames + self._codec.delta(prompt, delta))
         results, errors = generation.results, generation.errors
         if not events.has_begun:
@@ -159,6 +160,12 @@ class TextAnswer(Response):
     def _failure(self, error: Failure | PyllamaError) -> Failure:
         if isinstance(error, Failure):
             return error
+        if isinstance(error, SamplingFailed) and (narrowing := self._asked.narrowing):
+            # No other try can end otherwise, so it is the request's fault and not ours.
+            reason = f"they leave no token that may come next ({error}): loosen them"
+            return Failure(
+                400, error.code, f"{', '.join(narrowing)}: {reason}", narrowing[0]
+            )
         places = self._service.places_of[self._asked.found.name]
         failure = failure_of(error, places.retry_s())
         failure.param = self._asked.param_of(error) or failure.param
@@ -186,28 +193,10 @@ async def _together() -> AsyncIterator[TaskGroup]:
         raise first_of(errors) from None
 
 
-@asynccontextmanager
-async def with_client(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the block when the client leaves."""
-
-    async def leave() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        group.cancel_scope.cancel()
-
-    async with _together() as group:
-        group.start_soon(leave)
-        yield
-        group.cancel_scope.cancel()
-
-
-async def while_client(
+async def computed(
     service: Service, found: Found, request: Request, work: Coroutine[Any, Any, Any]
 ) -> Response:
-    """The result of *work* as JSON; *work* is cancelled when the client leaves."""
-    response = Response()  # of a client that has left: nobody reads it
+    """The result of *work* as JSON, which has a place of the model."""
     request.state.exchange.model = found.name
     with closing(work), service.places_of[found.name].taken():
-        async with with_client(request.receive):
-            response = JSON(await work)
-    return response
+        return JSON(await work)

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import facts, models, page, texts, tokens, vectors
+from pyllama_raw.serve.body import Body
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of, refused
+from pyllama_raw.serve.failures import (
+    DESCRIBED,
+    JSON,
+    Failure,
+    failure_of,
+    refused,
+)
 from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.service import Service
 
@@ -56,9 +66,11 @@ def make_app(
         strict_content_type=False,  # a page of another host cannot leave it out
     )
     app.state.service = service
+    app.router.route_class = BodyRoute
+    _describe(app)
     for routes in ROUTES:
         routes(app, service)
-    app.add_exception_handler(RequestValidationError, _wrong_body)
+    app.add_exception_handler(RequestValidationError, _wrong_query)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Failure, _failed)
     app.add_exception_handler(PyllamaError, _failed)
@@ -69,11 +81,48 @@ def make_app(
             Origins,
             allow_origin_regex=_pattern_of(origins),
             allow_credentials="*" not in origins,  # any page could use a user's cookies
-            allow_methods=("GET", "POST", "DELETE", "OPTIONS"),
+            allow_methods=("GET", "HEAD", "POST", "DELETE", "OPTIONS"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "x-cached-tokens", "retry-after"),
+            expose_headers=(
+                *("x-request-id", "x-cached-tokens", "x-ignored-fields"),
+                "retry-after",
+            ),
         )
     return app
+
+
+def _describe(app: FastAPI) -> None:
+    """Serve the description from a thread, because to make it takes a second or more."""
+    path, routes = app.openapi_url, app.router.routes
+    routes[:] = [route for route in routes if getattr(route, "path", None) != path]
+    one = CapacityLimiter(1)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def description() -> Response:
+        return JSON(await to_thread.run_sync(app.openapi, limiter=one))
+
+
+class BodyRoute(APIRoute):
+    """A route whose body is read by our rules (serve/reading.py); FastAPI describes it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler of requests; FastAPI's own if the route has no body of ours."""
+        fields, function = self.dependant.body_params, self.endpoint
+        model = fields[0].field_info.annotation if len(fields) == 1 else None
+        if not (isinstance(model, type) and issubclass(model, Body)):
+            return super().get_route_handler()
+        name, request_name = fields[0].name, self.dependant.request_param_name
+
+        async def handle(request: Request) -> Response:
+            service: Service = request.app.state.service
+            content = (await request.receive())["body"]
+            body = await service.bodies.made(model, request.headers, content)
+            del content  # it stays no longer than its answer needs it
+            more = {request_name: request} if request_name else {}
+            response: Response = await function(**{name: body}, **more)
+            return response
+
+        return handle
 
 
 class Origins(CORSMiddleware):
@@ -96,32 +145,15 @@ def _pattern_of(origins: Iterable[str]) -> str:
     return "|".join(f"(?:{pattern})" for pattern in patterns)
 
 
-async def _wrong_body(request: Request, error: Exception) -> Response:
-    """The deepest mistake, with the field as OpenAI writes it: `messages[0].content`."""
+async def _wrong_query(request: Request, error: Exception) -> Response:
+    """Answer a mistake in the address, or in a body of a route beside ours."""
     assert isinstance(error, RequestValidationError)
-    first = max(error.errors(), key=lambda mistake: len(mistake["loc"]))
-    name = _place(first["loc"], error.body, is_missing=first["type"] == "missing")
-    is_other = "json" not in request.headers.get("content-type", "json")
-    if name == "body" and first["type"] != "json_invalid" and is_other:
-        first = {"msg": "send it with the header `content-type: application/json`"}
-    return refused(name, first["msg"]).answer(request.url.path)
-
-
-def _place(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> str:
-    """The field at *loc*, without pydantic's names for the branches of a union."""
-    name, at = "", body
-    for part in loc[1:]:
-        if isinstance(at, dict) and (part in at or is_missing):
-            name += f".{part}"
-            at = at.get(part)
-        elif isinstance(at, list) and isinstance(part, int):
-            name += f"[{part}]"
-            at = at[part] if part < len(at) else None  # one may be missing
-    return name.removeprefix(".") or str(loc[0] if loc[0] == "body" else loc[-1])
+    first = error.errors()[0]
+    return refused(str(first["loc"][-1]), first["msg"]).answer(request.url.path)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """No such route, another method, or a body that is no JSON."""
+    """No such route, or another method."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(
         error.status_code, "invalid_request"
@@ -129,11 +161,20 @@ async def _refused(request: Request, error: Exception) -> Response:
     param = "body" if error.status_code == 400 else None
     message = f"{request.method} {request.url.path}: {error.detail}"
     failure = Failure(error.status_code, code, message, param, headers=error.headers)
-    path = getattr(request.scope.get("route"), "path", None)
-    if error.status_code == 405 and path in (paths := request.app.openapi()["paths"]):
-        # the router knows the methods of one of the routes that have the path
-        failure.headers["allow"] = ", ".join(paths[path]).upper()
+    if (
+        error.status_code == 405
+    ):  # the router knows the methods of one route of the path
+        failure.headers.pop("Allow", None)
+        failure.headers["allow"] = ", ".join(sorted(_methods(request)))
     return failure.answer(request.url.path)
+
+
+def _methods(request: Request) -> set[str]:
+    """The methods of all routes that have the path of *request*."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    fitting = (r for r in routes if r.matches(request.scope)[0] is not Match.NONE)
+    methods = {method for route in fitting for method in route.methods or ()}
+    return methods | ({"HEAD"} if "GET" in methods else set())
 
 
 async def _failed(request: Request, error: Exception) -> Response:

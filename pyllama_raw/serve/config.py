@@ -8,6 +8,7 @@ from pydantic import Field
 
 from pyllama_raw import SamplingParams
 from pyllama_raw.options.frozen import Frozen
+from pyllama_raw.options.requests import MAX_PRIORITY
 
 FILE_ONLY = {"defaults"}  # what the command line has no flag for
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -22,6 +23,18 @@ class ListenConfig(Frozen):
     """Port to listen at; 0 is a free one, which is told."""
     uds: str | None = None
     """A Unix socket to listen at instead."""
+    keep_alive_s: Seconds = 620.0
+    """
+    Seconds that an idle connection stays open. Proxies close theirs sooner, the slowest ones
+    after 600 s, so none uses a connection that is just being closed.
+    """
+    head_s: Seconds = 10.0
+    """Seconds that the head of a request may take to come."""
+    max_connections: Annotated[int, Field(ge=1)] | None = None
+    """
+    Connections at a time; beyond them, one that its client leaves waiting makes room. None: as
+    many as file descriptors of the process allow.
+    """
 
 
 class ServeConfig(Frozen):
@@ -35,14 +48,23 @@ class ServeConfig(Frozen):
     """Seconds that the fetches of one request may take together."""
     media_path: str | None = None
     """The folder of images and sounds that requests may name, as file://name. None: none."""
-    max_body_bytes: Annotated[int, Field(ge=1)] = 100 * 2**20
-    """Bytes that a body may have."""
+    max_body_bytes: Annotated[int, Field(ge=1)] | None = None
+    """
+    Bytes that a body may have. None: 8 MiB, and 100 MiB if a model takes images or sounds.
+    """
+    max_body_values: Annotated[int, Field(ge=1)] = 300_000
+    """Values that a body may have: numbers, texts, lists and objects, however nested."""
+    max_texts: Annotated[int, Field(ge=1)] = 2048
+    """
+    Prompts, texts and documents that a body may have. A body that asks for text may also have
+    no more prompts, each counted `n` times, than half of the requests that may wait.
+    """
     body_s: Seconds = 30.0
     """Seconds that a client may take to send its body."""
     ping_s: Seconds = 15.0
     """Seconds of silence after which a stream gets a comment, so that nobody closes it."""
     send_s: Seconds = 60.0
-    """Seconds that a client may read nothing of its stream, before the stream is ended."""
+    """Seconds that a client may read nothing of its answer, before the answer is ended."""
     deadline_s: Seconds | None = None
     """`deadline_s` of a request that names none. None: it may take for ever."""
     max_wait_s: Seconds | None = None
@@ -58,12 +80,22 @@ class ServeConfig(Frozen):
     """
     salt_by_key: bool = False
     """Each key has cached prefixes of its own, so that nobody can probe those of others."""
+    least_priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """
+    The most urgent `priority` that a request may have, if there are keys and its own is not that
+    of `admin`. A lower number is raised to it.
+    """
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
     """Most requests of a key in a minute; without keys, of all clients. None: any number."""
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
     """Most tokens of prompts and outputs of a key in a minute. None: any number."""
     defaults: SamplingParams = SamplingParams()
     """Those that are set here are for requests that do not say; in a file, `[service.defaults]`."""
+    pooling: Literal["mean", "cls", "last"] | None = None
+    """
+    How the vectors of the tokens of a text become one. None: as the file of a model states, and
+    their mean where it states nothing.
+    """
     reasoning_alias: bool = False
     """Chats tell what the model thinks as `reasoning`, too, beside `reasoning_content`."""
     cors_origins: tuple[str, ...] = ()

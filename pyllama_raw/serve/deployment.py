@@ -16,7 +16,9 @@ A file says the same in TOML, in the names of the options:
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +30,7 @@ from pyllama_raw.options.profile import Settings
 from pyllama_raw.serve.config import ListenConfig, ServeConfig
 
 OPTIONS = tuple(Settings.model_fields)  # parts of an EngineConfig
+LOGS = ("step_log", "request_log")
 
 
 class Deployment(ListenConfig):
@@ -53,12 +56,37 @@ class Deployment(ListenConfig):
         fields = dict(fields)
         shared = Settings(**{n: fields.pop(n) for n in OPTIONS if n in fields})
         entries = fields.pop("models", None) or {"default": {}}
-        models, configs = {}, {}
+        models, settings = {}, {}
         for name, given in entries.items():
             entry = dict(given)
             models[name] = entry.pop("path", None)
-            configs[name] = shared.updated(entry).updated(flags or {}).engine_config()
+            settings[name] = shared.updated(entry).updated(flags or {})
+        configs = {
+            name: each.updated(_own_logs(name, each, settings)).engine_config()
+            for name, each in settings.items()
+        }
         return cls(**fields, models=models, configs=configs)
+
+
+def _own_logs(
+    name: str, mine: Settings, all_settings: Mapping[str, Settings]
+) -> dict[str, Any]:
+    """
+    Logs of the model *name*, whose files no other model writes.
+
+    A file that several models are given becomes one for each, with the name of the model before
+    the suffix: `requests.jsonl` is `requests.assistant.jsonl`.
+    """
+    logs: dict[str, str] = {}
+    for kind in LOGS:
+        file = mine.log.get(kind)
+        users = [each for each in all_settings.values() if each.log.get(kind) == file]
+        if file is None or len(users) < 2:
+            continue
+        path, part = Path(file), re.sub(r"[^\w.-]", "-", name)
+        if path.is_file() or not path.exists():  # a device takes the lines of all
+            logs[kind] = str(path.with_name(f"{path.stem}.{part}{path.suffix}"))
+    return {"log": logs} if logs else {}
 
 
 def read(file: str | Path) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, time
@@ -15,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from pydantic_core import to_json
 
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.results import Watcher
 from pyllama_raw.serve.keys import Key
 
 LEFT = 499  # the status of a client that left before it had one
@@ -37,6 +39,8 @@ class Exchange:
     n_prompt: int = 0
     n_cached: int = 0
     n_output: int = 0
+    ignored: list[str] = field(default_factory=list)
+    """Fields of the body that change nothing here; names of our own tables only."""
     began: float = field(default_factory=monotonic)
 
     @property
@@ -61,6 +65,42 @@ class Exchange:
             "output_tokens": self.n_output,
             "client": self.client or None,
         }
+
+
+_current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+
+
+def current() -> Exchange | None:
+    """The exchange that this code works for; None: the code of a program beside the service."""
+    return _current.get()
+
+
+@contextmanager
+def working_for(exchange: Exchange) -> Iterator[None]:
+    """Make *exchange* the current one, also in threads and tasks that begin in the block."""
+    token = _current.set(exchange)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class TextCounter(Watcher):
+    """
+    Counts tokens of texts that become vectors and ranks, also if their client leaves.
+
+    A call for these has no handle that could be asked later. All of its texts count from when the
+    engine has taken it on.
+
+    Thread: that of the engine.
+    """
+
+    def came(self, requests: Sequence[Any], submitted: float) -> None:  # noqa: ARG002
+        """Count the texts of *requests* for the exchange that they belong to."""
+        exchange = current()
+        if exchange is not None:
+            texts = [request for request in requests if request.lot.makes_vectors]
+            exchange.n_prompt += sum(request.n_prompt for request in texts)
 
 
 class AccessLog:
@@ -93,6 +133,8 @@ class Traffic:
         self._n_requests = Counter[tuple[str, ...]]()
         self._n_refused = Counter[tuple[str, ...]]()
         self._n_left = 0
+        # What was left out of chats, by kinds of KINDS in chats.py; a short text stands for it.
+        self.left_out = Counter[str]()
 
     def ended(self, exchange: Exchange, route: str) -> None:
         """Take in one request; *route* is "" if there is none of its path."""
@@ -108,6 +150,14 @@ class Traffic:
         yield _counted(name, text, ("method", "route", "status"), self._n_requests)
         name, text = "pyllama_raw:http_refused", "Requests that did not come in"
         yield _counted(name, text, ("reason",), self._n_refused)
+        name, text = (
+            "pyllama_raw:http_left_out",
+            "Parts of chats that are not known here",
+        )
+        kinds: dict[tuple[str, ...], int] = {
+            (kind,): n for kind, n in self.left_out.items()
+        }
+        yield _counted(name, text, ("kind",), kinds)
         name, text = "pyllama_raw:http_requests_in_flight", "Requests in work"
         yield GaugeMetricFamily(name, text, self.in_flight)
         name, text = "pyllama_raw:http_disconnects", "Clients that left before the end"
@@ -115,7 +165,10 @@ class Traffic:
 
 
 def _counted(
-    name: str, text: str, labels: tuple[str, ...], counts: Counter[tuple[str, ...]]
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    counts: Mapping[tuple[str, ...], int],
 ) -> Metric:
     family = CounterMetricFamily(name, text, labels=labels)
     for values, n in counts.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,10 +18,9 @@ from starlette.responses import PlainTextResponse, Response
 from pyllama_raw import AsyncEngine, SamplingParams, __version__
 from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.results import HealthState
-from pyllama_raw.serve.answer import with_client
 from pyllama_raw.serve.failures import JSON
 from pyllama_raw.serve.native.body import settings
-from pyllama_raw.serve.service import Service
+from pyllama_raw.serve.service import Found, Service
 
 COMPUTED, CACHED = "computed prompt tokens", "vllm:prefix_cache_hits_total"
 TIME = "vllm:request_{}_time_seconds_sum"
@@ -36,6 +36,23 @@ LLAMACPP = {  # names of its server, with our sample and what it says
 }
 
 
+SHOWN = (  # of /props, to keys that do not see all
+    *("model", "model_path", "total_slots", "default_generation_settings"),
+    *("chat_template", "build_info", "modalities", "n_slots", "vocab"),
+)
+
+
+def sees_all(request: Request) -> bool:
+    """Whether who sends *request* may be told of the requests of others."""
+    key = request.state.exchange.key
+    return key is None or key.sees_all
+
+
+def owner_of(request: Request) -> str | None:
+    """The owner of the only requests that *request* may be told of; None: of all."""
+    return None if sees_all(request) else request.state.exchange.client
+
+
 def routes(app: FastAPI, service: Service) -> None:
     """Add the endpoints; probes need no key."""
     metrics = _Metrics(service)
@@ -48,18 +65,19 @@ def routes(app: FastAPI, service: Service) -> None:
         return Response(generate_latest(metrics), media_type=kind, headers=headers)
 
     @app.get("/props", tags=["facts"])
-    async def props(model: str | None = None) -> Response:
+    async def props(request: Request, model: str | None = None) -> Response:
         """The model and what its options came to."""
         found = service.named(model)
-        return JSON(_props(found.name, found.engine, service.config.sampling))
+        told = _props(found.name, found.engine, service.config.sampling)
+        if not sees_all(request):  # what is left is what clients of the model need
+            names = told["model"], Path(told["model_path"]).name
+            told = {n: told[n] for n in SHOWN} | {"model_path": names[1] or names[0]}
+        return JSON(told)
 
     @app.get("/slots", tags=["facts"])
     async def slots(request: Request, model: str | None = None) -> Response:
         """What runs now, by slot, between two steps."""
-        told: list[dict[str, Any]] = []
-        async with with_client(request.receive):
-            told = await _slots(service.named(model).engine)
-        return JSON(told)
+        return JSON(await _slots(service.named(model), owner_of(request)))
 
     @app.get("/livez", tags=["probes"])
     async def livez() -> Response:
@@ -67,7 +85,9 @@ def routes(app: FastAPI, service: Service) -> None:
         stall_s = service.config.stall_s
         states = {n: e.health(stall_s).state for n, e in service.engines.items()}
         lives = not {HealthState.STALLED, HealthState.DEAD} & {*states.values()}
-        told = {"status": "ok" if lives else "stalled", "models": states}
+        told: dict[str, Any] = {"status": "ok" if lives else "stalled"}
+        if not service.keys:
+            told["models"] = states
         return JSON(told, 200 if lives else 503)
 
     @app.get("/readyz", tags=["probes"])
@@ -97,12 +117,16 @@ def _props(name: str, engine: AsyncEngine, defaults: dict[str, Any]) -> dict[str
     }
 
 
-async def _slots(engine: AsyncEngine) -> list[dict[str, Any]]:
+async def _slots(found: Found, owner: str | None) -> list[dict[str, Any]]:
+    """All slots of a model, or those that run requests of *owner*."""
+    engine = found.engine
+    common = {"model": found.name, "n_ctx": engine.n_ctx_slot, "is_processing": False}
     told: list[dict[str, Any]] = [
-        {"id": slot, "n_ctx": engine.n_ctx_slot, "is_processing": False}
-        for slot in range(engine.info.n_slots)
+        {"id": slot, **common} for slot in range(engine.info.n_slots)
     ]
     for has in await engine.slots():
+        if owner is not None and has.client != owner:
+            continue
         told[has.slot] |= {
             "is_processing": True,
             "id_task": has.request_id,
@@ -111,7 +135,7 @@ async def _slots(engine: AsyncEngine) -> list[dict[str, Any]]:
             "n_computed": has.n_computed,
             "n_decoded": has.n_output,
         }
-    return told
+    return [slot for slot in told if owner is None or slot["is_processing"]]
 
 
 class _Metrics(Collector):

@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic_core import to_json
@@ -20,12 +20,14 @@ from typing_extensions import TypedDict
 from pyllama_raw import PyllamaError
 from pyllama_raw.errors import (
     AdapterLoadFailed,
+    EngineStalled,
     InvalidRequest,
     PromptTooLong,
     QueueFull,
     TextTooLong,
     Unsupported,
 )
+from pyllama_raw.options.frozen import allowed
 
 TYPES = {  # of errors, by status
     400: "invalid_request_error",
@@ -43,6 +45,13 @@ TYPES = {  # of errors, by status
 MESSAGES = "/v1/messages"  # is a dialect with other types
 ANTHROPIC = {400: TYPES[400], 503: "overloaded_error", 504: "timeout_error"}
 
+MAX_MESSAGE, MAX_PARAM = 2000, 200  # characters: names of fields are what clients write
+
+ADVICE = {  # of errors whose own advice is for programs, by what is not supported
+    "tools": "describe them in a message, or start the service with a --chat-template that "
+    "prints tools, such as hermes",
+    "chat messages": "start the service with --chat-template, such as chatml",
+}
 NAMES = {"texts": "input"}  # of fields of bodies, by what the engine calls them
 
 
@@ -73,6 +82,10 @@ class Failure(Exception):
         Args:
             more: further fields of the object.
         """
+        message = (
+            message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
+        )
+        param = param and param[:MAX_PARAM]
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
         self.headers, self.more = dict(headers or {}), dict(more or {})
@@ -125,6 +138,17 @@ def refused(param: str, reason: str, code: str = "invalid_request") -> Failure:
     return Failure(400, code, f"{param}: {reason}", param)
 
 
+def words_of(mistakes: Sequence[Any]) -> str:
+    """
+    What fits in a place, in words, by the *mistakes* that pydantic found there.
+
+    A value that fits no branch of a union has one for each.
+    """
+    if len(mistakes) == 1:
+        return str(mistakes[0]["msg"])
+    return "give " + ", or ".join(dict.fromkeys(map(allowed, mistakes)))
+
+
 def failure_of(error: PyllamaError, retry_s: int) -> Failure:
     """
     An error of the engine as a client is told of it.
@@ -138,17 +162,31 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
         case TextTooLong():
             name = renamed(error.name, NAMES)
             return _too_long(error, name, error.n_tokens, error.max_tokens)
+        case InvalidRequest() if error.name.endswith(".role"):
+            # Claude Code looks for these words, and goes on without such messages.
+            message = (
+                f"role {error.value!r} is not supported here: give {error.allowed}"
+            )
+            return Failure(400, error.code, message, error.name)
         case InvalidRequest():
             param = renamed(error.name, NAMES)
+        case Unsupported() if error.operation in ADVICE and error.advice:
+            advice = ADVICE[error.operation]
+            message = f"{error.operation}: {error.why}: {advice}"
+            return Failure(400, error.code, message, "model")
         case Unsupported():
             param = "model"
         case AdapterLoadFailed():
             param = "path"
         case _:
             headers = {"retry-after": str(retry_s)} if error.http_status == 503 else {}
-            full = isinstance(error, QueueFull)
-            code = "server_is_overloaded" if full else error.code
-            return Failure(error.http_status, code, str(error), headers=headers)
+            code, message = error.code, str(error)
+            if isinstance(error, QueueFull | EngineStalled):
+                # How much waits and runs is the business of others; logs and metrics tell it.
+                message = "all places of the queue are taken: try again, or elsewhere"
+            if isinstance(error, QueueFull):
+                code = "server_is_overloaded"
+            return Failure(error.http_status, code, message, headers=headers)
     return Failure(400, error.code, str(error), param)
 
 

@@ -8,6 +8,9 @@ Rules:
 1. Probes and the page need no key; nothing else comes in without one where there are keys.
 2. A request that finds no room is refused before its body is read, and once more when it is:
    clients that send slowly take no places.
+3. The gate alone waits for the client to leave, from the first byte of the handler on, and
+   then cancels the handler, wherever it is.
+4. A long answer is sent in parts, each within send_s. The request keeps its place meanwhile.
 """
 
 from __future__ import annotations
@@ -15,18 +18,24 @@ from __future__ import annotations
 import re
 from uuid import uuid4
 
+from anyio import CancelScope, create_task_group, fail_after, sleep_forever
+from anyio.abc import TaskGroup
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyllama_raw.serve.exchange import LEFT, Exchange
+from pyllama_raw.errors import first_of
+from pyllama_raw.serve.exchange import LEFT, Exchange, working_for
 from pyllama_raw.serve.failures import JSON, Failure
-from pyllama_raw.serve.reading import is_small, let_go, replayed
+from pyllama_raw.serve.keys import ADMIN, MONITOR
+from pyllama_raw.serve.reading import DRAINING, is_small, let_go, replayed
 from pyllama_raw.serve.service import Service
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/v1/health"}
-ADMIN = "/lora-adapters"  # changed by an operator only
+CHANGED = "/lora-adapters"  # by an operator only
+WATCHED = {"/metrics"}  # what all do is in it, so keys need the right to see that
 CHANGING = {"POST", "PUT", "PATCH", "DELETE"}  # methods with a body that is read
 IDS = re.compile(r"[\x21-\x7e]{1,256}")
+PART = 2**16  # bytes of an answer that are sent at once
 
 
 class Gate:
@@ -40,75 +49,144 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope)
-        exchange = _begun(scope, given)
-        own = [(b"x-request-id", exchange.request_id.encode())]
-
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                exchange.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *own]
-                if self._service.drains and scope["http_version"].startswith("1"):
-                    message["headers"].append((b"connection", b"close"))
-            else:
-                exchange.n_bytes += len(message.get("body", b""))
-                exchange.is_whole = not message.get("more_body", False)
-            await send(message)
-
+        headers = Headers(scope=scope)
+        exchange = _begun(scope, headers)
+        if scope["method"] == "HEAD":  # is answered as GET, and has no body
+            scope = {**scope, "method": "GET"}
+        answer = _Answer(self._service, scope, send)
         self._service.traffic.in_flight += 1
         try:
-            await self._pass(scope, given, receive, answer)
+            with working_for(exchange):
+                await self._pass(scope, headers, receive, answer)
         except Exception:
             if exchange.status == LEFT:  # nothing was sent
                 message = "the server failed: its log says more, under the x-request-id"
                 failure = Failure(500, "internal_error", message)
-                await failure.answer(scope["path"])(scope, receive, answer)
+                await failure.answer(scope["path"])(scope, receive, answer.send)
             raise
         finally:
             self._service.traffic.in_flight -= 1
             self._service.ended(exchange, getattr(scope.get("route"), "path", ""))
 
     async def _pass(
-        self, scope: Scope, given: Headers, receive: Receive, send: Send
+        self, scope: Scope, headers: Headers, receive: Receive, answer: _Answer
     ) -> None:
         """Let the request in, or answer that it cannot come in."""
         service, exchange = self._service, scope["state"]["exchange"]
-        body: bytes | None = None
+        has_body, is_read = scope["method"] in CHANGING, False
         try:
-            self._check(scope, given, exchange)
-            if scope["method"] not in CHANGING:
-                await self._app(scope, receive, send)
+            self._check(scope, headers, exchange)
+            if not has_body:
+                await self._handle(scope, replayed(b""), receive, answer)
                 return
             body = await service.bodies.read(receive)
             if body is None:  # the client left
                 return
+            is_read = True
+            again = replayed(body)
+            del body  # the handler frees it once it is parsed
             with service.places.taken():
-                await self._app(scope, replayed(body, receive), send)
+                await self._handle(scope, again, receive, answer)
         except Failure as failure:
             exchange.refused = failure.code
-            is_unread = body is None and not is_small(given)
-            response = failure.answer(scope["path"])
-            await _refuse(response, receive if is_unread else None, send)
+            unread = None if is_read or is_small(headers) else receive
+            await _refuse(failure.answer(scope["path"]), unread, answer.send)
 
-    def _check(self, scope: Scope, given: Headers, exchange: Exchange) -> None:
+    async def _handle(
+        self, scope: Scope, body: Receive, receive: Receive, answer: _Answer
+    ) -> None:
+        """Run the application until the client has its answer, or has left."""
+
+        async def leave() -> None:
+            with answer.watching:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                group.cancel_scope.cancel()
+
+        try:
+            async with create_task_group() as group:
+                answer.group = group
+                group.start_soon(leave)
+                await self._app(scope, body, answer.send)
+                answer.watching.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+
+    def _check(self, scope: Scope, headers: Headers, exchange: Exchange) -> None:
         """Raise Failure if the head of a request says that it cannot come in."""
         service, has_body = self._service, scope["method"] in CHANGING
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path not in OPEN or has_body:
-            changes = path.startswith(ADMIN) and has_body
-            exchange.key = service.keys.check(given, changes=changes)
+            right = None
+            if path.startswith(CHANGED) and has_body:
+                right = ADMIN
+            elif path in WATCHED:
+                right = MONITOR
+            exchange.key = service.keys.check(headers, right)
         if not has_body:
             return
         if service.drains:
-            message = "the service is about to end: ask another one"
-            raise Failure(503, "server_is_draining", message)
+            raise Failure(503, "server_is_draining", DRAINING)
         service.places.check()
-        service.bodies.check(given.get("content-length", "0"))
+        service.bodies.check(headers.get("content-length", "0"))
         service.rates.enter(exchange.client)
 
 
-def _begun(scope: Scope, given: Headers) -> Exchange:
-    request_id = given.get("x-request-id", "")
+class _Answer:
+    """The way of an answer to its client, which counts what is sent."""
+
+    def __init__(self, service: Service, scope: Scope, send: Send) -> None:
+        self._service, self._scope, self._send = service, scope, send
+        self._exchange: Exchange = scope["state"]["exchange"]
+        self.watching = CancelScope()  # of the task that waits for the client to leave
+        self.group: TaskGroup | None = None  # of the handler
+
+    async def send(self, message: Message) -> None:
+        """Send a message of ASGI, in parts if it is long."""
+        exchange = self._exchange
+        if message["type"] == "http.response.start":
+            exchange.status = message["status"]
+            own = [(b"x-request-id", exchange.request_id.encode())]
+            if exchange.ignored:
+                names = ", ".join(dict.fromkeys(exchange.ignored))
+                own.append((b"x-ignored-fields", names.encode()))
+            if self._service.drains and self._scope["http_version"].startswith("1"):
+                own.append((b"connection", b"close"))
+            await self._send(
+                {**message, "headers": [*message.get("headers", ()), *own]}
+            )
+            return
+        body = b"" if exchange.method == "HEAD" else message.get("body", b"")
+        if len(body) > PART:
+            body = await self._send_parts(body)
+        exchange.n_bytes += len(body)
+        is_last = not message.get("more_body", False)
+        if is_last:  # a server may say that the client left as soon as all is sent
+            exchange.is_whole = True
+            self.watching.cancel()
+        await self._send({**message, "body": body})
+
+    async def _send_parts(self, body: bytes) -> bytes:
+        """Send all of *body*; what is left is empty. A client that does not read has left."""
+        try:
+            for at in range(
+                0, len(body) + PART, PART
+            ):  # the last, empty one waits, too
+                part = body[at : at + PART]
+                with fail_after(self._service.config.send_s):
+                    message = {"body": part, "more_body": True}
+                    await self._send({"type": "http.response.body", **message})
+                self._exchange.n_bytes += len(part)
+        except TimeoutError:
+            if self.group is None:
+                raise
+            self.group.cancel_scope.cancel()
+            await sleep_forever()
+        return b""
+
+
+def _begun(scope: Scope, headers: Headers) -> Exchange:
+    request_id = headers.get("x-request-id", "")
     if not IDS.fullmatch(request_id):
         request_id = uuid4().hex
     exchange = Exchange(request_id, scope["method"], scope["path"])

@@ -3,7 +3,8 @@ Keys of clients: from a file or the environment, never from a command line, whic
 
 A line is a key, or the name of its owner and the key; `#` begins a comment. In the
 environment commas stand between them. The key of the owner `admin` opens all, and alone opens
-what changes the service.
+what changes the service. That of the owner `monitor` sees what the requests of all do; other keys
+see their own only.
 
 Keys are looked up by digests, whose hashes in a dict are keyed by a secret of this process, so
 how long a comparison takes tells nothing about a key.
@@ -22,7 +23,7 @@ from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure
 
 VARIABLE = "PYLLAMA_RAW_API_KEYS"
-ADMIN = "admin"
+ADMIN, MONITOR = "admin", "monitor"  # owners whose keys have a right
 
 
 class Key(NamedTuple):
@@ -30,6 +31,11 @@ class Key(NamedTuple):
 
     name: str
     digest: bytes
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the key may be told of the requests of others."""
+        return self.name in (ADMIN, MONITOR)
 
     def salt(self, given: str | None) -> str:
         """The cache_salt for a request that gives *given*: no other key has the same."""
@@ -52,13 +58,17 @@ class Keys:
         if (value := os.environ.get(VARIABLE)) is not None:
             self._add(value.split(","), VARIABLE)
 
-    def check(self, given: Mapping[str, str], *, changes: bool) -> Key | None:
+    def __bool__(self) -> bool:
+        """Whether there are keys."""
+        return bool(self._owners)
+
+    def check(self, given: Mapping[str, str], right: str | None = None) -> Key | None:
         """
         The key of a request; None: there are no keys.
 
         Args:
             given: its headers.
-            changes: the request changes the service.
+            right: the request needs it: ADMIN to change the service, MONITOR to see all of it.
 
         Raises:
             Failure: it may not come in.
@@ -68,9 +78,12 @@ class Keys:
             headers = {"www-authenticate": "Bearer"}
             message = "a key is needed, as `Authorization: Bearer KEY` or `X-Api-Key`"
             raise Failure(401, "invalid_api_key", message, headers=headers)
-        if changes and (key is None or key.name != ADMIN):
+        if right == ADMIN and (key is None or key.name != ADMIN):
             message = f"this needs a key of {ADMIN!r}, which a service may not have"
             raise Failure(403, "admin_key_needed", message)
+        if right == MONITOR and key is not None and not key.sees_all:
+            message = f"this tells of the requests of all: use a key of {MONITOR!r} or {ADMIN!r}"
+            raise Failure(403, "monitor_key_needed", message)
         return key
 
     def _find(self, given: Mapping[str, str]) -> Key | None:

@@ -24,13 +24,16 @@ class Places:
         self._engines = engines
         infos = [engine.info for engine in engines]
         n_waiting = sum(info.config.scheduler.max_waiting for info in infos)
-        self._max = sum(info.n_slots for info in infos) + n_waiting
+        n_slots = sum(info.n_slots for info in infos)
+        self._max = n_slots + n_waiting
+        self.max_outputs = n_slots + n_waiting // 2
+        """Outputs that one body may ask for, so that others may wait beside them."""
 
     def check(self) -> None:
         """Raise Failure if all are taken."""
         if self.n_open >= self._max:
             headers = {"retry-after": str(self.retry_s())}
-            message = f"all {self._max} places of the queue are taken: try again, or elsewhere"
+            message = "all places of the queue are taken: try again, or elsewhere"
             raise Failure(503, "server_is_overloaded", message, headers=headers)
 
     @contextmanager

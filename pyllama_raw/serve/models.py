@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from fastapi import FastAPI
-from pydantic import ConfigDict
+from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.serve.body import Body
+from pyllama_raw.serve.body import Body, Exact
+from pyllama_raw.serve.facts import sees_all
 from pyllama_raw.serve.failures import JSON
 from pyllama_raw.serve.service import Service
 
 
-class AdapterBody(Body):
+class AdapterBody(Body, Exact):
     """An adapter that is to be loaded."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     """The name that requests give."""
@@ -48,9 +48,9 @@ def routes(app: FastAPI, service: Service) -> None:
         return JSON(_model(service, found.name, found.engine, suffix))
 
     @app.get("/lora-adapters", tags=["adapters"])
-    async def adapters() -> Response:
+    async def adapters(request: Request) -> Response:
         """All adapters that requests may name."""
-        return JSON(_adapters(service))
+        return JSON(_adapters(service, sees_all=sees_all(request)))
 
     @app.put("/lora-adapters", tags=["adapters"])
     async def load(body: AdapterBody) -> Response:
@@ -77,6 +77,7 @@ def _model(
         "root": name,
         "parent": name if suffix else None,
         "max_model_len": engine.n_ctx_slot,
+        "chat_template": engine.info.chat_template,
         "capabilities": [str(one) for one in known.operations],
         "meta": {
             "n_ctx_train": known.model.n_ctx_train,
@@ -86,16 +87,20 @@ def _model(
     }
 
 
-def _adapters(service: Service) -> list[dict[str, Any]]:
-    return [
+def _adapters(service: Service, *, sees_all: bool = True) -> list[dict[str, Any]]:
+    """All adapters; without folders and users unless a key *sees_all*."""
+    told = [
         {
             "id": index,
             "model": model,
             "name": adapter.name,
-            "path": adapter.path,
+            "path": adapter.path if sees_all else Path(adapter.path).name,
             "bytes": adapter.n_bytes,
-            "requests": adapter.n_requests,
+            "requests": adapter.n_requests if sees_all else None,
         }
         for model, engine in service.engines.items()
         for index, adapter in enumerate(engine.adapters())
+    ]
+    return [
+        {n: value for n, value in each.items() if value is not None} for each in told
     ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.results import Operation, Pooling
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.exchange import AccessLog, Exchange, Traffic
-from pyllama_raw.serve.failures import Failure
-from pyllama_raw.serve.keys import Keys
+from pyllama_raw.serve.exchange import AccessLog, Exchange, TextCounter, Traffic
+from pyllama_raw.serve.failures import Failure, refused
+from pyllama_raw.serve.keys import ADMIN, Keys
 from pyllama_raw.serve.limits import Places, Rates
 from pyllama_raw.serve.reading import Bodies
 
@@ -32,13 +32,37 @@ class Service:
     def __init__(self, engines: Mapping[str, AsyncEngine], config: ServeConfig) -> None:
         """Raises ConfigError: a file of the options cannot be used."""
         self.engines, self.config = engines, config
-        self.drains = False  # no new requests are taken
+        self.drains = False  # drain() was called
         self.started = int(time())  # Unix time
         self.keys, self.rates = Keys(config), Rates(config)
-        self.bodies, self.traffic = Bodies(config), Traffic()
+        media = (engine.info.config.media for engine in engines.values())
+        has_media = any(options.mmproj is not None for options in media)
+        self.bodies, self.traffic = Bodies(config, has_media=has_media), Traffic()
         self._log = None if config.access_log is None else AccessLog(config.access_log)
+        for engine in engines.values():
+            engine.watch(TextCounter())
         self.places_of = {name: Places([engine]) for name, engine in engines.items()}
         self.places = Places(engines.values())
+
+    def drain(self) -> None:
+        """Take no new requests from now on."""
+        self.drains = True
+        self.bodies.drain()
+
+    def check_texts(self, name: str, n: int) -> None:
+        """Raise Failure if the field *name* of a body has too many texts."""
+        if n > self.config.max_texts:
+            limit = f"at most {self.config.max_texts} are allowed (max_texts)"
+            raise refused(name, f"{n} texts are too many: {limit}", "too_many_texts")
+
+    def check_outputs(self, found: Found, n_prompts: int, n: int | None) -> None:
+        """Raise Failure if one body asks for so much that all others would have to go."""
+        most, n_outputs = self.places_of[found.name].max_outputs, n_prompts * (n or 1)
+        if n_outputs > most:
+            limit = f"at most {most} at a time (half of max_waiting, and all slots)"
+            reason = f"{n_outputs} outputs are too many for one request: {limit}"
+            name = "prompt" if n_prompts > 1 else "n"
+            raise refused(name, reason, "too_many_outputs")
 
     def find(self, name: str | None, need: Operation) -> Found:
         """
@@ -81,6 +105,39 @@ class Service:
         if need is Operation.EMBED:
             able.sort(key=lambda f: f.engine.capabilities.model.pooling in UNPOOLED)
         return able[0] if able else self.named(None)
+
+    def options_of(self, exchange: Exchange, options: Any) -> Any:
+        """
+        *options* of a request as its key may have them.
+
+        The client is the owner of the key, so that keys get equal shares whatever names their
+        requests give; these are left to a policy of the service, as `policy_data`.
+        """
+        key, options = exchange.key, options.copy()
+        if key is None:
+            return options
+        if key.name != ADMIN:
+            least = self.config.least_priority
+            if options.get("priority", least) < least:
+                options["priority"] = least
+                exchange.ignored.append("priority")
+        return options
+
+    def text_options_of(self, exchange: Exchange, options: Any) -> Any:
+        """*options* of a request for text as its key may have them, as options_of()."""
+        key, options = exchange.key, self.options_of(exchange, options)
+        if key is None:
+            return options
+        if self.config.salt_by_key:
+            options["cache_salt"] = key.salt(options.get("cache_salt"))
+        name = options.get("client")
+        options["client"] = key.name
+        if name is not None:
+            options["policy_data"] = {
+                "client": name,
+                **(options.get("policy_data") or {}),
+            }
+        return options
 
     def ended(self, exchange: Exchange, route: str) -> None:
         """Count a request and its tokens, and write it down."""

@@ -7,15 +7,16 @@ are vLLM's. An answer has both.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import FastAPI
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.results import Operation
-from pyllama_raw.serve.body import Body, template_variables
+from pyllama_raw.serve import fields
+from pyllama_raw.serve.body import Body, Items, template_variables
 from pyllama_raw.serve.failures import JSON, refused
+from pyllama_raw.serve.openai.chat import ChatBody
 from pyllama_raw.serve.service import Service
 
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
@@ -24,12 +25,22 @@ ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 class TokenizeBody(Body):
     """A text or a chat that is to become tokens."""
 
+    rules: ClassVar[fields.Rules] = fields.TOKENS
+
     content: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Items[dict[str, Any]] | None = None
     add_special: bool | None = None
     """Whether tokens that begin or end a prompt are added."""
     add_special_tokens: bool | None = None
+    parse_special: bool = True
+    """Whether control tokens that are spelled in a text are understood."""
+    tools: Items[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    """Whether the template of a chat asks for an answer, unless one has begun."""
+    return_token_strs: bool = False
+    """Whether the texts of the tokens come, too, as a list of their own."""
     with_pieces: bool = False
     """Whether each token comes with its text, or its bytes if these are no text."""
 
@@ -37,17 +48,11 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """Tokens that are to become text."""
 
-    tokens: list[int]
+    rules: ClassVar[fields.Rules] = fields.TOKENS
 
-
-class TemplateBody(Body):
-    """A chat that is to become a prompt."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    """Whether the template asks for an answer, which it does unless one has begun."""
+    tokens: Items[int]
+    skip_special_tokens: bool = False
+    """Whether control tokens are left out."""
 
 
 def routes(app: FastAPI, service: Service) -> None:
@@ -59,18 +64,23 @@ def routes(app: FastAPI, service: Service) -> None:
         engine = service.named(body.model).engine
         tokens = await _tokens(engine, body)
         told: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
+        is_shown = body.with_pieces or body.return_token_strs
+        pieces = await engine.pieces(tokens) if is_shown else []
         if body.with_pieces:
-            pairs = zip(tokens, await engine.pieces(tokens), strict=True)
             told["tokens"] = [
-                {"id": id_, "piece": _shown(piece)} for id_, piece in pairs
+                {"id": id_, "piece": _shown(piece)}
+                for id_, piece in zip(tokens, pieces, strict=True)
             ]
+        if body.return_token_strs:
+            told["token_strs"] = [piece.decode(errors="replace") for piece in pieces]
         return JSON(told | {"max_model_len": engine.n_ctx_slot})
 
     @app.post("/detokenize", tags=["tokens"])
     async def detokenize(body: DetokenizeBody) -> Response:
         """Make text of tokens."""
         engine = service.named(body.model).engine
-        text = await engine.detokenize(body.tokens, special=True)
+        special = not body.skip_special_tokens
+        text = await engine.detokenize(body.tokens, special=special)
         return JSON({"content": text, "prompt": text})
 
     @app.get("/tokenizer_info", tags=["tokens"])
@@ -81,27 +91,30 @@ def routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/chat/completions/render", tags=["tokens"])
     @app.post("/apply-template", tags=["tokens"])
-    async def render(body: TemplateBody) -> Response:
-        """The prompt that the chat template makes."""
-        found = service.find(body.model, Operation.GENERATE)
-        variables, asks = body.chat_template_kwargs, body.add_generation_prompt
-        options: Any = {"template_kwargs": template_variables(variables, asks)}
-        if body.tools:
-            options["tools"] = body.tools
-        prompt = await found.engine.render(body.messages, **options)
+    async def render(body: ChatBody) -> Response:
+        """The prompt that the chat template makes of a chat, which is sent as for an answer."""
+        asked = await body.asked(service)
+        messages: Any = asked.prompts[0]
+        prompt = await asked.found.engine.render(messages, **asked.of_chat)
         return JSON({"prompt": prompt})
 
 
 async def _tokens(engine: AsyncEngine, body: TokenizeBody) -> list[int]:
     """Unless it is told, llama-server adds nothing to a text, and vLLM what begins prompts."""
     if body.messages is not None:
-        return await engine.tokenize(body.messages)
+        variables, asks = body.chat_template_kwargs, body.add_generation_prompt
+        options: Any = {"template_kwargs": template_variables(variables, asks)}
+        if body.tools:
+            options["tools"] = body.tools
+        return await engine.tokenize(body.messages, **options)
     text = body.content if body.content is not None else body.prompt
     if text is None:
         raise refused("content", "give a text, or prompt or messages instead")
     told = body.add_special, body.add_special_tokens, body.content is None
     adds = next(each for each in told if each is not None)
-    return await engine.tokenize(text, add_special=adds)
+    return await engine.tokenize(
+        text, add_special=adds, parse_special=body.parse_special
+    )
 
 
 def _shown(piece: bytes) -> str | list[int]:

@@ -35,12 +35,14 @@ def tool_options(
             raise refused(place, 'give {"type": "function", "function": {"name": ...}}')
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         allowed = _inner(choice)
-        names = [name_of(each) for each in _listed(allowed.get("tools"))]
+        names = {name_of(each) for each in _listed(allowed.get("tools"))}
         tools = [tool for tool in tools if name_of(tool) in names]
         choice = allowed.get("mode", "auto")
         if not tools:
             raise refused("tool_choice", "none of tools is allowed")
     word = _chosen(choice)
+    if not tools and word not in ("auto", "none"):
+        raise refused("tool_choice", f"{word!r} needs tools, and there are none")
     options: dict[str, Any] = {"tools": list(tools)} if tools else {}
     if word != "auto":
         options["tool_choice"] = word

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Annotated, Any, Literal
+from math import exp
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from fastapi import FastAPI
@@ -12,21 +13,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.results import Operation, Ranked
-from pyllama_raw.serve.answer import while_client
-from pyllama_raw.serve.body import ServedBody
+from pyllama_raw.errors import PromptTooLong, TextTooLong
+from pyllama_raw.results import Operation, Pooling, Ranked
+from pyllama_raw.serve import fields
+from pyllama_raw.serve.answer import computed
+from pyllama_raw.serve.body import Items, ServedBody
+from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.native.prompts import (
     Prompts,
     TextObject,
+    n_texts,
     prompts_of,
     tokens_of,
 )
 from pyllama_raw.serve.service import Found, Service
 
+Word = Literal["mean", "cls", "last"]
+Text = str | list[int]
+
 
 class EmbeddingBody(ServedBody):
     """Texts that are to become vectors."""
+
+    rules: ClassVar[fields.Rules] = fields.VECTORS
 
     input: Annotated[Prompts, Field(validation_alias=AliasChoices("input", "content"))]
     """A text, token ids, both mixed, or a list of these; llama.cpp names it content, too."""
@@ -34,17 +44,39 @@ class EmbeddingBody(ServedBody):
     """base64 is of little-endian float32."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
     """Only the first ones of each vector."""
-    user: str | None = None
+    pooling: Literal["mean", "cls", "last"] | None = None
+    """How the vectors of tokens become one; left out: as the service or the model says."""
+    normalize: bool | None = None
+    """Whether vectors are made as long as 1, which they are unless this is false."""
+    embd_normalize: Annotated[int, Field(ge=-1, le=64)] | None = None
+    """llama.cpp's norm: -1 none, 0 the largest number becomes 32760, 2 length, p the p-norm."""
+    add_special_tokens: bool | None = None
+    """Whether tokens that begin and end a text are added, which they are unless this is false."""
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31)] | None = None
+    """Most tokens of a text, the rest is cut off; -1: as many as the model takes."""
+    truncate: bool | Literal["NONE", "START", "END"] | None = None
+    """Whether a text that is too long is cut off, at its end, or at its START."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where a text is cut off: at its end, which is right, or at its start."""
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of a text; -1: as many as the model takes, None: no text is cut."""
+        if self.truncate_prompt_tokens is not None:
+            return self.truncate_prompt_tokens
+        return -1 if self.truncate not in (None, False, "NONE") else None
 
 
 class RerankBody(ServedBody):
     """Documents that are to be ranked by how they answer a query."""
 
+    rules: ClassVar[fields.Rules] = fields.RANKS
+
     query: str
-    documents: list[str | dict[str, Any]] = Field(default_factory=list)
-    texts: list[str] | None = None
+    documents: Items[str | dict[str, Any]] = Field(default_factory=list)
+    texts: Items[str] | None = None
     """Another name of documents; the answer is then a list."""
-    rid: str | list[str] | None = None
+    rid: str | Items[str] | None = None
     """Of routers of vLLM and SGLang: the answer is a list wherever it is named."""
     top_n: Annotated[
         Annotated[int, Field(ge=1)] | None,
@@ -53,6 +85,10 @@ class RerankBody(ServedBody):
     """Only the best ones; SGLang names it top_k."""
     return_documents: bool = False
     """Whether the answer repeats the documents."""
+    raw_scores: bool | None = None
+    """Whether scores stay as the model gives them, which they do unless this is false."""
+    use_activation: bool | None = None
+    """vLLM's word for the opposite: whether scores become numbers between 0 and 1."""
 
     @property
     def wants_list(self) -> bool:
@@ -68,8 +104,12 @@ def routes(app: FastAPI, service: Service) -> None:
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         """Make a vector of each text."""
         found = service.find(body.model, Operation.EMBED)
-        work = _embedded(found.engine, body, body.served(service.config))
-        return await while_client(service, found, request, work)
+        service.check_texts("input", n_texts(prompts_of(body.input, "input")))
+        options = body.served(service.config)
+        options = service.options_of(request.state.exchange, options)
+        pooling = body.pooling or _pooling(found, service.config)
+        work = _embedded(found.engine, body, pooling, options)
+        return await computed(service, found, request, work)
 
     @app.post("/v1/rerank", tags=["vectors"])
     @app.post("/rerank", include_in_schema=False)
@@ -78,15 +118,46 @@ def routes(app: FastAPI, service: Service) -> None:
     async def rerank(body: RerankBody, request: Request) -> Response:
         """Rank documents by how they answer a query, the best first."""
         found = service.find(body.model, Operation.RANK)
-        work = _ranked(found, body, body.served(service.config))
-        return await while_client(service, found, request, work)
+        service.check_texts("documents", len(body.texts or body.documents))
+        options = body.served(service.config)
+        options = service.options_of(request.state.exchange, options)
+        work = _ranked(found, body, options)
+        return await computed(service, found, request, work)
+
+
+def _pooling(found: Found, config: ServeConfig) -> Word | None:
+    """The pooling of a request that names none; None: as the file of the model states."""
+    stated = found.engine.capabilities.model.pooling
+    if config.pooling is None and stated is Pooling.RANK:
+        reason = 'the model ranks: ask /v1/rerank, or give "mean", "cls" or "last"'
+        raise refused("model", reason, "unsupported")
+    # llama.cpp and sentence-transformers, too, take the mean where nobody says otherwise.
+    usual: Word | None = "mean" if stated in (None, Pooling.NONE) else None
+    return config.pooling or usual
 
 
 async def _embedded(
-    engine: AsyncEngine, body: EmbeddingBody, options: dict[str, Any]
+    engine: AsyncEngine,
+    body: EmbeddingBody,
+    pooling: Word | None,
+    options: dict[str, Any],
 ) -> dict[str, Any]:
-    texts = [await _embeddable(engine, p) for p in prompts_of(body.input, "input")]
-    rows = await engine.embed(texts, body.dimensions, **options)
+    texts = [
+        await _embeddable(engine, body, p) for p in prompts_of(body.input, "input")
+    ]
+    norm = body.embd_normalize
+    is_own = norm is None or norm == 2  # else the numbers as the model makes them
+    normalize = is_own and body.normalize is not False
+    try:
+        rows = await engine.embed(texts, body.dimensions, normalize, pooling, **options)
+    except TextTooLong as error:
+        if body.limit != -1:
+            raise
+        most = error.max_tokens
+        texts = [await _cut(engine, body, text, most) for text in texts]
+        rows = await engine.embed(texts, body.dimensions, normalize, pooling, **options)
+    if norm is not None and not is_own:
+        rows = _normed(rows, norm)
     n_tokens = rows.usage.prompt_tokens
     data = [
         {"object": "embedding", "index": index, "embedding": _written(row, body)}
@@ -101,13 +172,73 @@ async def _embedded(
     }
 
 
-async def _embeddable(engine: AsyncEngine, given: Any) -> str | list[int]:
+async def _embeddable(engine: AsyncEngine, body: EmbeddingBody, given: Any) -> Text:
+    """A text, or the token ids of one that the engine would not make by itself."""
     if isinstance(given, TextObject):
-        return given.text
-    if isinstance(given, list) and any(isinstance(item, str) for item in given):
-        return await tokens_of(engine, given)
-    text_or_ids: str | list[int] = given
-    return text_or_ids
+        given = given.text
+    elif isinstance(given, list) and any(isinstance(item, str) for item in given):
+        given = await tokens_of(engine, given)
+    if body.limit is not None and body.limit >= 0:
+        return await _cut(engine, body, given, body.limit)
+    if isinstance(given, str) and body.add_special_tokens is False:
+        return await _tokens(engine, given, adds=False)
+    text: Text = given
+    return text
+
+
+async def _cut(
+    engine: AsyncEngine, body: EmbeddingBody, text: Text, most: int
+) -> list[int]:
+    """
+    At most *most* tokens of *text*; those that begin and end every text stay.
+
+    Raises:
+        Failure: they leave no room.
+    """
+    begin: list[int] = []
+    end: list[int] = []
+    if not isinstance(text, str):
+        inner = [*text]
+    else:
+        inner = await _tokens(engine, text, adds=False)
+        if body.add_special_tokens is not False:
+            # What is added does not depend on the text.
+            alone = await _tokens(engine, "a", adds=False)
+            whole = await _tokens(engine, "a", adds=True)
+            n = len(alone)
+            places = (i for i in range(len(whole)) if whole[i : i + n] == alone)
+            at = next(places, 0)
+            begin, end = whole[:at], whole[at + len(alone) :]
+    n_inner = most - len(begin) - len(end)
+    if n_inner < 1:
+        reason = (
+            f"give at least {len(begin) + len(end) + 1}, because a text needs tokens"
+        )
+        raise refused("truncate_prompt_tokens", reason)
+    is_left = body.truncation_side == "left" or body.truncate == "START"
+    inner = inner[-n_inner:] if is_left else inner[:n_inner]
+    return [*begin, *inner, *end]
+
+
+async def _tokens(engine: AsyncEngine, text: str, *, adds: bool) -> list[int]:
+    """Tokens of a text, or of parts of one that is longer than a prompt may be."""
+    try:
+        return await engine.tokenize(text, add_special=adds, parse_special=False)
+    except PromptTooLong:
+        middle = len(text) // 2
+        parts = [text[:middle], text[middle:]]
+    return [t for part in parts for t in await _tokens(engine, part, adds=False)]
+
+
+def _normed(rows: Any, norm: int) -> Any:
+    """*rows* by the norm of llama.cpp's number; those of zeros stay so."""
+    if norm == 0:
+        lengths = np.abs(rows).max(axis=1, keepdims=True) / 32760
+    elif norm > 0:
+        lengths = np.linalg.norm(rows, norm, axis=1, keepdims=True)
+    else:
+        return rows
+    return np.divide(rows, lengths, out=rows.copy(), where=lengths > 0)
 
 
 def _written(row: Any, body: EmbeddingBody) -> Any:
@@ -132,7 +263,10 @@ async def _ranked(found: Found, body: RerankBody, options: dict[str, Any]) -> An
 def _told(ranked: Ranked, documents: list[str], body: RerankBody) -> dict[str, Any]:
     text = documents[ranked.index]
     score = "score" if body.wants_list else "relevance_score"
-    told: dict[str, Any] = {"index": ranked.index, score: ranked.score}
+    value = ranked.score
+    if body.raw_scores is False or body.use_activation:
+        value = 1 / (1 + exp(-min(max(value, -700.0), 700.0)))
+    told: dict[str, Any] = {"index": ranked.index, score: value}
     if body.return_documents:
         told["document"] = text if body.wants_list else {"text": text}
     return told

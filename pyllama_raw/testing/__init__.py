@@ -88,7 +88,13 @@ def fake_parts(
         chat_template,
         release,
         Admission(limits.n_slots, max_waiting, max_waiting_tokens),
-        partial(_describe, executor.limits, limits, metadata or {}),
+        partial(
+            _describe,
+            executor.limits,
+            limits,
+            metadata or {},
+            has_template=chat_template is not None,
+        ),
         _capabilities(executor.limits, vocab, chat_template),
         metadata=metadata or {},
         logs=logs,
@@ -122,7 +128,11 @@ def _capabilities(
 
 
 def _describe(
-    limits: ContextLimits, scheduler: SchedulerConfig, metadata: Mapping[str, str]
+    limits: ContextLimits,
+    scheduler: SchedulerConfig,
+    metadata: Mapping[str, str],
+    *,
+    has_template: bool,
 ) -> EngineInfo:
     return EngineInfo(
         model_path="fake.gguf",
@@ -154,6 +164,7 @@ def _describe(
         devices=(),
         versions={},
         config=EngineConfig(scheduler=scheduler),
+        chat_template="model" if has_template else None,
     )
 
 

@@ -79,8 +79,8 @@ def build(recipe: Recipe, gguf: Any) -> tuple[Any, dict[str, Any]]:
 def is_wanted(recipe: Recipe, name: str) -> bool:
     if name.startswith("cls.output.") and recipe.ranks:
         return True
-    whole = f"{name}/{recipe.arch}"
-    unwanted = any(fnmatch(name, one) or fnmatch(whole, one) for one in UNWANTED)
+    whole, patterns = f"{name}/{recipe.arch}", (*UNWANTED, *recipe.without)
+    unwanted = any(fnmatch(name, one) or fnmatch(whole, one) for one in patterns)
     return whole in DEMANDED or not unwanted
 
 

@@ -34,6 +34,8 @@ class Recipe:
     has_vocab: bool = True
     miscomputed: bool = False  # libllama answers wrongly: an engine must refuse it
     embedding_scale: float = 1.0  # what libllama multiplies embeddings by
+    deviation: float | None = None  # of all weights alike; None: by rules
+    without: tuple[str, ...] = ()  # patterns of optional tensors that its file lacks
     output: Output = "printable"  # which tokens it says; "ends": often stops by itself
     more: Mapping[str, object] = field(default_factory=dict)  # metadata, by whole keys
 

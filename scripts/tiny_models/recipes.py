@@ -160,18 +160,12 @@ EMBEDDING = (
     Recipe("qwen3-embedding", "qwen3", sizes(2, 1, pooling_type=LAST)),
     Recipe("qwen3-rank", "qwen3", sizes(2, 1, pooling_type=RANK) | LABELS),
 )
+T5 = sizes(2, 2, attention__relative_buckets_count=8, decoder_start_token_id=vocab.PAD)
 OTHER = (
-    Recipe(
-        "t5",
-        "t5",
-        sizes(
-            2,
-            2,
-            attention__relative_buckets_count=8,
-            decoder_start_token_id=vocab.PAD,
-        ),
-        encoder=True,
-    ),
+    # As the first T5, by ReLU: sums in 32 bits move last digits only.
+    Recipe("t5", "t5", T5, encoder=True, without=("*ffn_gate*",)),
+    # As Flan-T5, by GELU with a gate, which libllama rounds to 16 bits.
+    Recipe("t5-gated", "t5", T5, encoder=True),
     Recipe(
         "t5encoder",
         "t5encoder",
@@ -188,6 +182,16 @@ MISCOMPUTED = (
         sizes(2, HEADS) | state_space(group_count=0),
         memory="hybrid",
         miscomputed=True,
+    ),
+    # Of the last state a token keeps little, so a wrong one moves rows a little.
+    Recipe(
+        "plamo2-faint",
+        "plamo2",
+        sizes(2, [2, 0], n_embd=128)
+        | state_space(group_count=0, inner_size=256, state_size=64, time_step_rank=2),
+        memory="hybrid",
+        miscomputed=True,
+        deviation=0.1,
     ),
 )
 

@@ -82,6 +82,9 @@ RULES: tuple[tuple[str, Callable[[Rng, Shape], Array]], ...] = (
 
 def make(recipe: Recipe, name: str, shape: Shape) -> Array:
     """The tensor *name* of the model *recipe*."""
+    if recipe.deviation is not None:
+        weight = normal(0, recipe.deviation)(rng_of(recipe.name, name), shape)
+        return -np.abs(weight) if name.endswith(".ssm_a") else weight
     weight = draw(recipe.name, name, shape)
     if name == "token_embd.weight":
         weight /= recipe.embedding_scale

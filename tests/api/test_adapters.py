@@ -16,6 +16,7 @@ from pyllama_raw.errors import (
     InvalidRequest,
 )
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
+from tests.limits import LIMIT_S
 from tests.native.support import run_python
 from tests.tiny import tiny_adapter, tiny_model
 
@@ -154,7 +155,7 @@ async def test_what_is_unloaded_goes_on_for_those_that_have_it(engine):
     async with anyio.create_task_group() as group:
         for _ in range(8):  # twice as many as there are slots
             group.start_soon(complete)
-        with anyio.fail_after(20):
+        with anyio.fail_after(LIMIT_S):
             while engine.adapters()[0].n_requests < 8:
                 await anyio.lowlevel.checkpoint()
         await engine.unload_adapter("lora-a")

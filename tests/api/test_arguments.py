@@ -33,6 +33,7 @@ from tests.hostile import (
     endless,
     nested,
 )
+from tests.limits import LIMIT_S
 
 
 def each(names, values):
@@ -261,7 +262,7 @@ async def test_no_prompt_raises_but_what_is_declared(prompt):
     """
     template = "{% for m in messages %}{{ m.content }}{{ m.more }}{% endfor %}"
     async with fake_engine(chat_template=template) as engine:
-        with anyio.fail_after(30):
+        with anyio.fail_after(LIMIT_S):
             with pytest.raises(InvalidRequest):
                 await engine.complete(prompt)
             result = await engine.complete("hello", SamplingParams(max_tokens=5))

@@ -13,6 +13,7 @@ from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.errors import ClosedError, InvalidRequest
 from pyllama_raw.options.sampling import MAX_ITEMS, MAX_STOP_BYTES
 from pyllama_raw.testing import FakeExecutor, FakeVocab, fake_limits, fake_parts
+from tests.limits import LIMIT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -170,7 +171,7 @@ async def test_other_work_in_threads_keeps_no_request_waiting():
     """
     limiter = to_thread.current_default_thread_limiter()
     others = [object() for _ in range(int(limiter.total_tokens))]
-    with anyio.fail_after(30):
+    with anyio.fail_after(LIMIT_S):
         async with large_engine() as engine:
             for other in others:
                 limiter.acquire_on_behalf_of_nowait(other)
@@ -195,7 +196,7 @@ async def test_closing_does_not_wait_for_rules():
 
     def make_rules(params, reading):
         begun.set()
-        assert closed.wait(20)
+        assert closed.wait(LIMIT_S)
         try:
             reading(lambda: None)
         except ClosedError as error:
@@ -207,7 +208,7 @@ async def test_closing_does_not_wait_for_rules():
             await engine.complete("a", SamplingParams(regex="a"))
 
     engine = large_engine(make_rules=make_rules)
-    with anyio.fail_after(40):
+    with anyio.fail_after(LIMIT_S):
         async with anyio.create_task_group() as group:
             group.start_soon(request)
             await to_thread.run_sync(begun.wait, 20)
@@ -227,7 +228,7 @@ async def test_closing_waits_for_who_reads_the_vocabulary():
 
     def read() -> None:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(LIMIT_S)
         order.append("read")
 
     async def request() -> None:
@@ -243,7 +244,7 @@ async def test_closing_waits_for_who_reads_the_vocabulary():
         make_rules=lambda _, reading: reading(read),
         release=lambda: order.append("freed"),
     )
-    with anyio.fail_after(40):
+    with anyio.fail_after(LIMIT_S):
         async with anyio.create_task_group() as group:
             group.start_soon(request)
             await to_thread.run_sync(begun.wait, 20)

@@ -7,6 +7,7 @@ from anyio import wait_all_tasks_blocked
 from pyllama_raw import SamplingParams
 from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
 from pyllama_raw.testing import fake_engine
+from tests.limits import LIMIT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +30,7 @@ async def test_closing_ends_a_template():
         errors.append(caught.type)
 
     engine = fake_engine(chat_template=ENDLESS)
-    with anyio.fail_after(30):
+    with anyio.fail_after(LIMIT_S):
         async with anyio.create_task_group() as group:
             group.start_soon(chat)
             await wait_all_tasks_blocked()
@@ -42,7 +43,7 @@ async def test_others_go_on_beside_a_template():
     """
     The event loop and other requests do not wait for a template, nor does who leaves.
     """
-    with anyio.fail_after(30):
+    with anyio.fail_after(LIMIT_S):
         async with fake_engine(chat_template=ENDLESS) as engine:
             async with anyio.create_task_group() as group:
                 group.start_soon(engine.complete, CHAT, PARAMS)
@@ -65,8 +66,8 @@ async def test_templates_of_callers_keep_no_other_chat_waiting():
             await engine.complete(CHAT, PARAMS, chat_template=ENDLESS)
         ended.append(index)
 
-    with anyio.fail_after(30):
-        async with fake_engine(chat_template="x") as engine:
+    with anyio.fail_after(LIMIT_S):
+        async with fake_engine(chat_template="{{ messages[0].role }}") as engine:
             async with anyio.create_task_group() as group:
                 for index in range(4):
                     group.start_soon(chat, index)
@@ -90,5 +91,5 @@ async def test_long_chats_are_for_a_worker(messages):
     """
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
     async with fake_engine(chat_template=source) as engine:
-        with anyio.fail_after(60), pytest.raises(PromptTooLong):
+        with anyio.fail_after(LIMIT_S), pytest.raises(PromptTooLong):
             await engine.complete(messages, PARAMS)

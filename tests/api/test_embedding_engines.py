@@ -10,6 +10,7 @@ from pyllama_raw import AsyncEngine, Model, SamplingParams
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.errors import ClosedError
 from tests.api.embedding_support import TEXTS, config, open_engine
+from tests.limits import LIMIT_S
 from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -130,5 +131,5 @@ async def test_an_engine_that_is_dropped_frees_the_contexts_of_texts():
     with pytest.warns(ResourceWarning, match="dropped before aclose"):
         held.clear()
 
-    assert thread.join(30)
+    assert thread.join(LIMIT_S)
     assert (was_ready, texts.is_ready(Pooling.LAST)) == (True, False)

@@ -10,10 +10,11 @@ from pyllama_raw.core.step import DecodeStatus
 from pyllama_raw.errors import ClosedError, InvalidRequest
 from pyllama_raw.results import Watcher
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
+from tests.limits import LIMIT_S
 from tests.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
-HANG_S = 30.0
+HANG_S = LIMIT_S
 WAITING, RUNNING, PREEMPTED, ENDED = RequestState
 SHORT = SamplingParams(max_tokens=4)
 

@@ -129,7 +129,7 @@ async def test_complete_many_may_return_errors_in_the_places_of_results():
     With errors="return" the others go on, and progress counts all that have ended.
     """
     counts: list[int] = []
-    prompts = ["a", "b" * 500, "c", ""]
+    prompts = ["a", "b" * 500, "c", []]
     params = SamplingParams(max_tokens=3)
     async with fake_engine() as engine:
         results = await engine.complete_many(

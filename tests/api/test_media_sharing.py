@@ -34,13 +34,14 @@ from tests.api.media_engines import (
     opened,
     picture,
 )
+from tests.limits import LIMIT_S
 from tests.media.files import wav_file
 from tests.tiny import tiny_model, tiny_projector
 
 pytestmark = pytest.mark.native
 
 N_CASES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "40"))
-HANG_S = 30
+HANG_S = LIMIT_S
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ async def test_options_of_the_model_are_those_it_was_loaded_with(path, loaded):
             await AsyncEngine.open(model, EngineConfig(model=ModelConfig()))
 
     assert str(refused.value) == (
-        "EngineConfig.model wants use_extra_bufts=True, not False as the model was "
+        "EngineConfig.model wants use_extra_bufts=None, not False as the model was "
         "loaded: leave `model` out, or open another Model with these options"
     )
 

@@ -96,7 +96,7 @@ async def test_templates_that_want_parts_get_them():
         ("text", {"tools": [TOOL]}, "tools"),
         ([1, 2], {"chat_template": "x"}, "chat_template"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "content"),
-        ([USER, said("gone")], {"chat_template": "nothing"}, "messages"),
+        ([USER, said("gone")], {"chat_template": "{{ messages[0].role }}"}, "messages"),
         ([USER | {"role": "bogus"}], {}, "role"),
         ([USER | {"role": "</>"}], {"chat_template": "{{ '</>' }}"}, "role"),
         ([USER], {"tools": [TOOL], "chat_template": "a"}, "chat_template"),
@@ -160,7 +160,9 @@ async def test_tools_that_no_prompt_would_show_are_refused():
     """
     The error names the option and what to give; the capabilities say it beforehand.
     """
-    async with fake_engine(chat_template="{{ 'tools' if tools }}") as engine:
+    async with fake_engine(
+        chat_template="{{ messages[0].role if not tools }}"
+    ) as engine:
         with pytest.raises(Unsupported) as caught:
             await engine.render([USER], tools=[TOOL])
         without = [await engine.render([USER], tools=tools) for tools in (None, [])]
@@ -169,7 +171,7 @@ async def test_tools_that_no_prompt_would_show_are_refused():
     assert caught.value.operation == "tools"
     assert "chat template" in caught.value.reason
     assert "chat_template=" in caught.value.reason
-    assert without == ["", ""]
+    assert without == ["user", "user"]
     assert knows is False
 
 

@@ -12,7 +12,7 @@ from pyllama_raw.api.replying import MAX_TAIL, tail_of
 from pyllama_raw.errors import InvalidRequest, Unsupported
 from pyllama_raw.replies.parts import CallDelta, Content, Reasoning, ToolCall
 from pyllama_raw.replies.spec import ReplySpec
-from pyllama_raw.results import StopString
+from pyllama_raw.results import StopString, StopToken
 from tests.replying import TEMPLATE, TOOL, ReplyVocab, reply_engine, tokens_of
 
 pytestmark = pytest.mark.anyio
@@ -205,20 +205,61 @@ async def test_a_tool_choice_of_none_hides_the_tools():
     assert '"weather"' in result.text
 
 
-async def test_stop_strings_end_a_reply_anywhere():
+async def stopped(*stop: str, **more) -> Result:
+    params = LONG.model_copy(update={"stop": stop, **more})
+    return await complete(REPLY, params, tools=[TOOL])
+
+
+async def test_stop_strings_are_of_the_content():
     """
-    They are looked for in all that the model writes, and may name control tokens.
+    Neither thoughts nor arguments end at one; the content does, before it.
     """
-    inside = await complete(
-        REPLY, LONG.model_copy(update={"stop": ("rain",)}), tools=[TOOL]
-    )
-    named = await complete(
-        REPLY, LONG.model_copy(update={"stop": ("see.<tool_call>",)}), tools=[TOOL]
+    thought, argument, content = (
+        await stopped("rain"),
+        await stopped("Öl"),
+        await stopped("m", "me"),
     )
 
-    assert seen(inside) == ("Hm, ", "", [])
-    assert inside.finish_detail == StopString("rain")
+    assert seen(thought) == seen(argument) == ("Hm, rain.", "Let me see.", CALLS)
+    assert thought.finish_detail == StopToken(ReplyVocab.ids["<|im_end|>"])
+    assert seen(content) == ("Hm, rain.", "Let ", [])
+    assert content.finish_detail == StopString("m")
+
+
+async def test_a_stop_string_with_a_delimiter_is_looked_for_everywhere():
+    """
+    It is about the syntax of the reply: where thoughts end, or calls begin.
+    """
+    thought, named = await stopped("</think>"), await stopped("see.<tool_call>")
+
+    assert seen(thought) == ("Hm, rain.\n", "", [])
     assert seen(named) == ("Hm, rain.", "Let me ", [])
+
+
+async def test_stop_tokens_with_text_are_of_the_content():
+    """
+    As a stop string would be; a control token ends a reply wherever it comes.
+    """
+    text = await stopped(stop_token_ids=(ord("r"),))
+    content = await stopped(stop_token_ids=(ord("m"), ord("r")))
+    control = await stopped(stop_token_ids=(ReplyVocab.ids["<tool_call>"],))
+
+    assert seen(text) == ("Hm, rain.", "Let me see.", CALLS)
+    assert seen(content) == ("Hm, rain.", "Let ", [])
+    assert content.finish_detail == StopToken(ord("m"))
+    assert seen(control) == ("Hm, rain.", "Let me see.", [])
+
+
+async def test_a_stop_in_what_was_held_back_is_found_at_the_end():
+    """
+    A letter may begin a delimiter; where no token follows, it ends the content.
+    """
+    n_tokens = len(tokens_of("Well <"))
+    params = SamplingParams(max_tokens=n_tokens, stop=("<",))
+
+    result = await complete("Well <b>", params, reply=True)
+
+    assert (result.text, result.finish_detail) == ("Well ", StopString("<"))
 
 
 async def test_a_reply_that_is_cut_keeps_what_it_has():
@@ -232,6 +273,29 @@ async def test_a_reply_that_is_cut_keeps_what_it_has():
 
     assert seen(result) == ("Hm, rain.", "Let me see.", [("weather", '{"city": "')])
     assert result.finish_reason is FinishReason.LENGTH
+    assert not result.calls_tools
+
+
+@pytest.mark.parametrize(
+    ("written", "is_whole"),
+    [
+        (REPLY, True),
+        (REPLY.removesuffix("\n</tool_call>"), True),
+        (REPLY.removesuffix("}\n</tool_call>"), True),
+        (REPLY.removesuffix("}}\n</tool_call>"), False),
+        (REPLY[: REPLY.index("Öl")], False),
+        (REPLY + REPLY[REPLY.index("<tool") : REPLY.index("Öl")], False),
+        ("Well.", False),
+    ],
+)
+async def test_a_result_calls_tools_if_its_calls_are_whole(written, is_whole):
+    """
+    A model may end its turn within a call.
+    """
+    result = await complete(written, tools=[TOOL])
+
+    assert result.finish_reason is FinishReason.STOP
+    assert result.calls_tools is is_whole
 
 
 async def test_a_reply_that_is_left_keeps_what_was_read():

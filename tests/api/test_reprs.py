@@ -7,6 +7,7 @@ from pyllama_raw import FinishReason, SamplingParams
 from pyllama_raw.api.results import Result, Score, Timings, Usage
 from pyllama_raw.core.request import LengthLimit, TokenLogprobs
 from pyllama_raw.testing import fake_engine
+from tests.limits import LIMIT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -18,7 +19,7 @@ async def test_an_engine_and_its_generations_tell_where_they_stand():
     Model, slots and state; what has ended, and what was read of it.
     """
     params = SamplingParams(max_tokens=3, n=2)
-    with anyio.fail_after(30):
+    with anyio.fail_after(LIMIT_S):
         async with fake_engine() as engine:
             generation = engine.generate("a", params)
             shown = [repr(generation)]

@@ -14,7 +14,7 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.errors import BadSchema, InvalidRequest
+from pyllama_raw.errors import BadGrammar, BadSchema, InvalidRequest
 from pyllama_raw.replies.spec import ReplySpec, bundled
 from tests.replying import TEMPLATE
 from tests.tiny import tiny_model
@@ -122,9 +122,9 @@ async def test_strict_tools_leave_text_free(engine):
 
 async def test_a_schema_that_cannot_be_kept_names_its_tool(engine):
     """
-    It is never left out in silence.
+    A strict tool promises that its arguments fit.
     """
-    bad = tool("bad")
+    bad = tool("bad", strict=True)
     bad["function"]["parameters"] = {"properties": {"a": {"not": {"const": 1}}}}
 
     with pytest.raises(BadSchema, match="'bad'") as caught:
@@ -133,15 +133,50 @@ async def test_a_schema_that_cannot_be_kept_names_its_tool(engine):
     assert caught.value.name == "tools"
 
 
+async def test_a_tool_that_is_not_strict_fails_no_request(engine, caplog):
+    """
+    What no grammar has is left out, told in the log and counted; what is left holds.
+    """
+    loose = tool("loose")
+    texts = {"type": "array", "items": {"enum": ["a"]}, "uniqueItems": True}
+    loose["function"]["parameters"]["properties"]["n"] = {**texts, "maxItems": 1}
+    n_before = engine.stats().relaxed_schemas
+
+    for family in ("hermes", "qwen3_coder", "gemma4"):
+        for result in await replies(
+            engine, [loose], tool_choice="required", reply=bundled()[family]
+        ):
+            arguments = [json.loads(call.arguments) for call in result.tool_calls]
+            assert all(each in ({"n": []}, {"n": ["a"]}) for each in arguments)
+
+    assert "'loose'" in caplog.text
+    assert "properties.n.uniqueItems" in caplog.text
+    assert engine.stats().relaxed_schemas == n_before + 3 * len(SEEDS)
+
+
+async def test_a_call_without_tools_is_refused_with_the_reason(engine):
+    """
+    The choices that are allowed then are others.
+    """
+    with pytest.raises(InvalidRequest, match="there are no tools") as caught:
+        await engine.complete(CHAT, tool_choice="required", chat_template=TEMPLATE)
+
+    assert caught.value.name == "tool_choice"
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("json_schema", {"type": "object"}), ("regex", "a"), ("ignore_eos", True)],
+    ("name", "more"),
+    [
+        ("ignore_eos", {"ignore_eos": True}),
+        ("min_tokens", {"min_tokens": 1}),
+        ("grammar_triggers", {"grammar": 'root ::= "a"', "grammar_triggers": ("a",)}),
+    ],
 )
-async def test_one_request_has_one_constraint(engine, name, value):
+async def test_what_does_not_go_with_a_call_is_named(engine, name, more):
     """
-    The parameter that asks for something else is named.
+    A demanded call is the end of the reply, and begins where its syntax says.
     """
-    params = SamplingParams(max_tokens=9, **{name: value})
+    params = SamplingParams(max_tokens=9, **more)
 
     with pytest.raises(InvalidRequest) as caught:
         await engine.complete(
@@ -151,18 +186,87 @@ async def test_one_request_has_one_constraint(engine, name, value):
     assert caught.value.name == name
 
 
-async def test_a_constraint_of_the_user_holds_where_no_call_has_to_be(engine):
+async def test_a_form_of_the_answer_goes_with_every_choice(engine):
     """
-    With strict tools an output may still be asked for as JSON; and a syntax may be unknown.
+    The model may call instead, must call, or is told of no tool.
     """
-    tools = [tool("look_up", strict=True)]
-    options = {"tools": tools, "chat_template": TEMPLATE}
-    params = SamplingParams(max_tokens=20, regex="[0-9]{3}", seed=1)
+    params = SamplingParams(max_tokens=200, regex="[0-9]{3}", seed=1, temperature=1)
+    template = f"{TEMPLATE}<think>\n\n</think>\n\n"
 
-    constrained = await engine.complete(CHAT, params, **options)
-    free = await engine.complete(
-        CHAT, SamplingParams(max_tokens=9), reply=ReplySpec(), **options
+    async def told(choice: str):
+        tools = [tool("wait", strict=True)]
+        options = {"tools": tools, "tool_choice": choice, "chat_template": template}
+        return await engine.complete(CHAT, params, **options)
+
+    may, must, none = await told("auto"), await told("required"), await told("none")
+
+    assert bool(may.tool_calls) != bool(may.text)
+    assert must.tool_calls
+    assert not must.text
+    assert len(none.text) == 3
+
+
+async def test_a_form_of_the_answer_holds_where_no_syntax_of_calls_is_known(engine):
+    """
+    Nothing that the model writes is a call then.
+    """
+    params = SamplingParams(max_tokens=9, regex="[0-9]{3}", seed=1)
+    options = {"tools": TOOLS, "chat_template": TEMPLATE, "reply": ReplySpec()}
+
+    result = await engine.complete(CHAT, params, **options)
+
+    assert len(result.text) == 3
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json_schema": {"const": "<think>"}},
+        {"regex": "a/b\n"},
+        {"lark": 'start: "a" | "}"'},
+        {"grammar": 'root ::= "a" | [b-c]'},
+    ],
+)
+@pytest.mark.parametrize("begins", ["<think>", ""])
+async def test_a_chat_that_may_think_has_its_form_in_the_answer(engine, form, begins):
+    """
+    Without options of replies, too: thoughts are apart, and the text is what was asked for.
+    """
+    spec = ReplySpec.model_validate({"reasoning": {"end": ["<|sep|>"]}})
+    params = SamplingParams(
+        max_tokens=200, seed=1, temperature=1, logit_bias={318: 8}, **form
+    )
+    plain = SamplingParams(max_tokens=200, seed=1, temperature=1, **form)
+
+    thought = await engine.complete(
+        CHAT, params, reply=spec, chat_template=TEMPLATE + begins
+    )
+    off = await engine.complete(
+        CHAT,
+        plain,
+        chat_template=TEMPLATE,
+        template_kwargs={"enable_thinking": False},
     )
 
-    assert len(constrained.text) == 3
-    assert not free.tool_calls
+    texts = ('"<think>"', "a/b\n", "a", "}", "b", "c")
+    assert thought.finish_reason is off.finish_reason is FinishReason.STOP
+    assert thought.text in texts
+    assert thought.reasoning or not begins
+    assert (off.text in texts, off.reasoning) == (True, "")
+
+
+async def test_a_mistake_in_a_form_is_told_as_without_thoughts(engine):
+    """
+    The error names the field, whatever the reply has around the answer.
+    """
+    options = {"chat_template": TEMPLATE + "<think>", "reply": True}
+    for name, value, error in [
+        ("json_schema", {"not": {}}, BadSchema),
+        ("regex", "(", BadSchema),
+        ("lark", "start: b", BadSchema),
+        ("grammar", "root ::= b", BadGrammar),
+    ]:
+        params = SamplingParams(max_tokens=9, **{name: value})
+        with pytest.raises(error) as caught:
+            await engine.complete(CHAT, params, **options)
+        assert getattr(caught.value, "name", "grammar") == name

@@ -13,6 +13,7 @@ from pyllama_raw.cli.command import main
 from pyllama_raw.engine.records import read_records, write_records
 from pyllama_raw.engine.request_log import RequestLog, RequestRecord
 from pyllama_raw.lab.sim import Lengths, Machine, Workload, simulate
+from tests.limits import LIMIT_S
 from tests.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "OMP_WAIT_POLICY": "passive"},  # share busy machines
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT_S,
         check=False,
     )
 
@@ -107,7 +108,7 @@ def test_an_interrupted_run_loses_nothing(tmp_path: Path):
     with process:
         first = process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        _, rest = process.communicate(timeout=50)
+        _, rest = process.communicate(timeout=LIMIT_S)
 
     (part,) = tmp_path.glob("*.part")
     assert first.startswith("1/100000 engine")

@@ -11,11 +11,12 @@ from select import select
 
 import pytest
 
+from tests.limits import LIMIT_S
+
 pytestmark = pytest.mark.native
 
 COMMAND = ("-m", "pyllama_raw", "chat", "--temperature", "0", "--n-ctx", "1024")
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "TERM": "xterm"}
-LIMIT_S = 50
 
 # Makes the pipe end that a child gets its controlling terminal: ^C is a signal then.
 IN_TERMINAL = """

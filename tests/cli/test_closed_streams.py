@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw.options import models
+from tests.limits import LIMIT_S
 from tests.tiny import tiny_model
 
 OUT = "error: stdout is closed: nothing can be written to it\n"
@@ -36,7 +37,7 @@ def python(close: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         input="",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
 

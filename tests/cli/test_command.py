@@ -19,6 +19,7 @@ from pyllama_raw.cli.views import JsonLines
 from pyllama_raw.errors import LibraryNotBuilt, ModelLoadFailed
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.cli.support import FakeTty
+from tests.limits import LIMIT_S
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -99,7 +100,7 @@ def test_flags_reach_the_engine(cli: Cli, opened: list[object]):
     model, config = opened
     assert model == "m.gguf"
     assert config.model_dump(exclude_defaults=True) == {
-        "model": {"n_gpu_layers": 0},
+        "model": {"n_gpu_layers": 0, "chat_template": "auto"},
         "context": {
             "n_ctx": 999,
             "n_batch": 256,
@@ -179,7 +180,7 @@ def test_more_prompts_than_the_queue_holds(cli: Cli, monkeypatch: pytest.MonkeyP
         for _ in range(TURNS * (step == 0)):
             turned = Event()
             loops[0].call_soon_threadsafe(turned.set)
-            assert turned.wait(10)
+            assert turned.wait(LIMIT_S)
 
     monkeypatch.setattr(AsyncEngine, "open", open_fake)
     stdin = '{"prompt": "a"}\n' * 1500
@@ -303,9 +304,9 @@ def test_interrupt_keeps_finished_lines(
 
     def interrupt(step: int, plan: object) -> None:
         if step == 1:
-            assert written.wait(10)
+            assert written.wait(LIMIT_S)
             os.kill(os.getpid(), signal.SIGINT)
-            assert executor.flag.wait(10), "cancelled"
+            assert executor.flag.wait(LIMIT_S), "cancelled"
 
     monkeypatch.setattr(JsonLines, "finished", finish)
     monkeypatch.setattr(command, "signal", lambda *_: None)

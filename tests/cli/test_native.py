@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import LIMIT_S
 from tests.media.files import image_file, wav_file
 from tests.tiny import tiny_adapter, tiny_model, tiny_projector
 
@@ -25,7 +26,7 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LIMIT_S,
         check=False,
     )
 
@@ -90,7 +91,7 @@ def test_interrupt_ends_cleanly(model_path: Path):
     first = json.loads(process.stdout.readline())
     process.send_signal(signal.SIGINT)
 
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=LIMIT_S)
 
     assert (first["index"], out, err, process.returncode) == (0, "", "", 130)
 

@@ -11,8 +11,9 @@ from pyllama_raw.core.step import StepPlan
 from pyllama_raw.engine.stream import Refused, Stream
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.testing import FakeExecutor, fake_parts
+from tests.limits import LIMIT_S
 
-HANG_S = 30.0  # a test that waits longer has failed
+HANG_S = LIMIT_S  # a test that waits longer has failed
 
 
 class PlainLoop:

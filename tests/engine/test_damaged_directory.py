@@ -9,6 +9,7 @@ import resource
 import shutil
 import sqlite3
 import tempfile
+from array import array
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from pyllama_raw.engine import disk_store, state_index
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.span_keys import SpanKeys
@@ -44,7 +46,44 @@ def make_link(index: Path) -> None:
     index.symlink_to(index.parent.parent / "target")
 
 
-UNUSABLE = {
+def make_view(index: Path) -> None:
+    """The rows of `states` never end."""
+    with closing(sqlite3.connect(index)) as database:
+        columns = [row[1] for row in database.execute("PRAGMA table_info(states)")]
+        database.execute("DROP TABLE states")
+        rows = ", ".join("n" for _ in columns)
+        database.execute(
+            f"CREATE VIEW states ({', '.join(columns)}) AS WITH RECURSIVE numbers(n) AS "  # noqa: S608
+            f"(SELECT 1 UNION ALL SELECT n + 1 FROM numbers) SELECT {rows} FROM numbers"
+        )
+
+
+def make_trigger(index: Path) -> None:
+    """Each new row adds all rows again."""
+    with closing(sqlite3.connect(index)) as database:
+        columns = "name, fingerprint, namespace, state_at, n_bytes, digest"
+        database.execute(
+            "CREATE TRIGGER more AFTER INSERT ON states BEGIN "  # noqa: S608
+            f"INSERT INTO states ({columns}) SELECT {columns} FROM states; END"
+        )
+
+
+def make_rows(index: Path) -> None:
+    """300,000 rows of files that are not there."""
+    row = (b"model", b"null", 1, 2, b"")
+    with closing(sqlite3.connect(index)) as database, database:
+        database.executemany(
+            "INSERT INTO states VALUES (NULL, ?, ?, ?, ?, ?, ?)",
+            ((n.to_bytes(16, "big"), *row) for n in range(300_000)),
+        )
+
+
+HOSTILE = {
+    "endless view": make_view,
+    "trigger": make_trigger,
+    "many rows": make_rows,
+}
+UNUSABLE = HOSTILE | {
     "no database": lambda index: index.write_bytes(b"not a database" * 1000),
     "cut off": lambda index: os.truncate(index, index.stat().st_size - 5000),
     "foreign": make_foreign_database,
@@ -107,6 +146,40 @@ def test_an_index_that_is_none_is_refused(tmp_path, kind):
         within_bound(lambda: DiskStore(root, "model", MANY))
 
     assert sorted(path.name for path in root.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", sorted({*UNUSABLE} - {"earlier version", "cut off"}))
+def test_an_index_made_to_stall_stalls_nobody(tmp_path, kind):
+    """
+    A store that is open finds and writes nothing, and closes within its bound.
+    """
+    store = DiskStore(tmp_path / "root", "model", MANY)
+    file = put(store, 1)
+    state = store.read(file)
+    UNUSABLE[kind](tmp_path / "root" / INDEX)
+
+    assert state is not None
+    assert within_bound(lambda: found(store)) == []
+    assert within_bound(lambda: store.write(None, tokens_of(2), state_of(2))) is None
+    within_bound(store.close)
+
+
+def test_rows_and_files_without_a_row_are_bounded(tmp_path, monkeypatch):
+    """
+    The longest unused gives way to a row more; files that are nobody's go a part at a time.
+    """
+    monkeypatch.setattr(state_index, "MAX_ROWS", 3)
+    monkeypatch.setattr(disk_store, "MAX_DELETED", 2)
+    store = DiskStore(tmp_path, "model", MANY)
+    for seed in range(5):
+        put(store, seed)
+    rows = [array("i", tokens)[0] for tokens in found(store)]
+    for number in range(5):
+        (tmp_path / f"{number:032x}.plrstate").touch()
+    writes = [store.write(None, tokens_of(9), state_of(9)) for _ in range(3)]
+
+    assert rows == [2, 3, 4]
+    assert [write is not None for write in writes] == [False, False, True]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "device", "directory"])

@@ -1,6 +1,8 @@
 """When a state of another process is of use: only if all of the model is as it was."""
 
 import os
+import re
+from array import array
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -10,6 +12,8 @@ import pytest
 from pyllama_raw.engine.build import open_store
 from pyllama_raw.engine.fingerprint import BLOCK_BYTES, fingerprint
 from pyllama_raw.engine.model_files import model_files
+from pyllama_raw.engine.span_keys import SpanKeys
+from pyllama_raw.native.libllama import library_digest, state_version
 from pyllama_raw.options.config import CacheConfig, EngineConfig
 
 pytestmark = pytest.mark.native
@@ -174,6 +178,42 @@ def test_a_model_that_changed_while_it_was_loaded_keeps_no_files(tmp_path):
 
     assert same is not None
     assert (changed, gone) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fact", "other"), [("library_digest", "another"), ("state_version", 2**30)]
+)
+def test_another_library_is_a_miss(fact, other, tmp_path, monkeypatch):
+    """
+    Files of another build of llama.cpp, or of another version of states, are not found.
+    """
+    model = SimpleNamespace(path=str(make_model(tmp_path / "m.gguf")), size_bytes=1)
+    cache = CacheConfig(mode="snapshots", directory=tmp_path / "states")
+    config, files = EngineConfig(cache=cache), model_files(Path(model.path))
+    tokens, state = array("i", range(4)).tobytes(), memoryview(b"state")
+    n_files = []
+    for change in (None, other):
+        if change is not None:
+            monkeypatch.setattr(
+                f"pyllama_raw.engine.fingerprint.{fact}", lambda other=change: other
+            )
+        store = open_store(model, files, config, {})
+        n_files.append(len(store.scan(SpanKeys())))
+        store.write(None, tokens, state)
+        n_files.append(len(store.scan(SpanKeys())))
+        store.close()
+
+    assert n_files == [0, 1, 0, 1]
+
+
+def test_the_digest_is_of_the_library_that_is_loaded():
+    """
+    Its files lie beside the extension, or where the user has them.
+    """
+    digest = library_digest()
+
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+    assert state_version() >= 1
 
 
 def test_the_instructions_of_library_and_kernels_count(tmp_path, monkeypatch):

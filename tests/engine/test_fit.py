@@ -6,11 +6,19 @@ from typing import Self
 
 import pytest
 
-from pyllama_raw import ContextConfig, Engine, EngineConfig, Model
+from pyllama_raw import (
+    ContextConfig,
+    Engine,
+    EngineConfig,
+    MediaConfig,
+    Model,
+    ModelConfig,
+)
 from pyllama_raw.engine import fit
 from pyllama_raw.engine.estimate import DeviceMemory, MemoryEstimate, estimate
 from pyllama_raw.engine.fit import _most, fitted
 from pyllama_raw.errors import ContextFailed
+from pyllama_raw.native.libllama import Device
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native
@@ -200,6 +208,44 @@ def test_a_floor_holds_where_layers_cannot_be_reckoned(monkeypatch: pytest.Monke
     chosen = fitted(tiny_model("llama"), CONFIG, room={"CPU": 0, "GPU0": 0})
 
     assert (chosen.context.n_ctx, chosen.model.n_gpu_layers) == (512, 0)
+
+
+@pytest.mark.parametrize(
+    ("margin", "room"),
+    [
+        (None, {"GPU0": 23 * 2**30, "GPU1": 7 * 2**29}),
+        (2**20, {"GPU0": 24 * 2**30 - 2**20}),
+    ],
+)
+def test_a_margin_of_each_device_stays_free(
+    margin: int | None, room: dict[str, int], monkeypatch: pytest.MonkeyPatch
+):
+    """
+    1 GiB, or a 16th of a small device, or as many bytes as an option says.
+    """
+    sizes = {"GPU0": 24 * 2**30, "GPU1": 4 * 2**30}
+    made = [
+        Device(name, name, "gpu", sizes[name] - (name == "GPU1") * 2**28, sizes[name])
+        for name in room
+    ]
+    monkeypatch.setattr(fit, "devices", lambda: made)
+
+    assert fit._free(margin) == room
+
+
+@pytest.mark.parametrize(
+    ("layers", "chosen", "expected"),
+    [(0, None, False), (-1, None, True), (0, True, True), (-1, False, False)],
+)
+def test_a_projector_has_a_place_of_its_own(layers, chosen, expected):
+    """
+    Where layers of the model are, unless an option says where.
+    """
+    config = EngineConfig(
+        model=ModelConfig(n_gpu_layers=layers), media=MediaConfig(on_device=chosen)
+    )
+
+    assert config.projector_on_device is expected
 
 
 def test_nothing_is_reckoned_where_memory_is_plenty(monkeypatch: pytest.MonkeyPatch):

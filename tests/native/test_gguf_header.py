@@ -272,7 +272,7 @@ def test_every_part_of_a_divided_model_is_checked(tmp_path):
         Model.load(first)
 
     assert (missing.value.path, damaged.value.path) == (str(second), str(second))
-    assert "No such file" in str(missing.value)
+    assert "are missing: model-00002-of-00002.gguf" in str(missing.value)
     assert "cut off after 4 bytes" in str(damaged.value)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from build_lib import FFI_DIR
 from scripts.sync_cdef import built_include
+from tests.limits import LIMIT_S
 
 pytestmark = pytest.mark.native
 
@@ -42,7 +43,7 @@ def borders(player: Path, *steps: str) -> set[str]:
 def played(player: Path, *steps: str) -> str:
     command = [str(player), *steps]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=30, check=True
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=True
     )
     return done.stdout.strip()
 

@@ -25,6 +25,7 @@ from pyllama_raw.native.sampler import RowSampler
 from scripts.mutations.gguf_file import Tensor, Value, read
 from scripts.tiny_models.projectors import F16
 from tests.api.media_engines import deep_projector
+from tests.limits import LIMIT_S
 from tests.native.media_support import N_SAMPLES, loaded, rows_of, sample
 from tests.native.support import EXACT, generate, make_context
 from tests.tiny import PROJECTORS, tiny_model, tiny_projector
@@ -167,7 +168,7 @@ def test_steps_are_computed_in_the_midst_of_an_encode(tmp_path):
                 pass  # bounded by the limit of pytest
             tokens = generate(context, prompt, 8, RowSampler())
             was_over = running.done()
-            assert (running.result(30), tokens) == alone
+            assert (running.result(LIMIT_S), tokens) == alone
             if not was_over:
                 break
 

@@ -17,7 +17,7 @@ from tests.tiny import tiny_model
 pytestmark = pytest.mark.native
 
 SOURCES = [40, 41, 42, 43, 44, 45], [70, 71, 72], [90, 91]
-CLOSE = 5e-3  # of logits whose deviation is 3
+CLOSE = 1e-3  # of logits whose deviation is 3: all sums are in 32 bits, with ReLU
 EXACT = {"type_k": "f32", "type_v": "f32", "flash_attn": "off", "n_ubatch": 64}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from build_lib import FFI_DIR
 from scripts.sync_cdef import built_include
+from tests.limits import LIMIT_S
 
 pytestmark = pytest.mark.native
 
@@ -29,7 +30,7 @@ def test_who_waits_long_sleeps_and_is_woken(tmp_path):
     subprocess.run([*command, str(SOURCE), "-o", str(program)], check=True)
 
     done = subprocess.run(
-        [str(program)], capture_output=True, text=True, timeout=30, check=True
+        [str(program)], capture_output=True, text=True, timeout=LIMIT_S, check=True
     )
 
     assert done.stdout == "woken\n"

@@ -19,6 +19,7 @@ from pyllama_raw.prompts.rendering.processes import (
     TemplateRefused,
     Unreadable,
 )
+from tests.limits import LIMIT_S
 
 CHAT = [{"role": "user", "content": "a"}]
 ENDLESS = (
@@ -148,7 +149,7 @@ def test_close_ends_what_is_rendered(start):
         thread.start()
     templates.close()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=LIMIT_S)
 
     assert errors == [ClosedError] * len(threads)
     assert pids(templates) == []
@@ -204,7 +205,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         text=True,
     )
     with parent, closing_fd(os.pidfd_open(int(parent.stdout.readline()))) as pidfd:
-        parent.communicate("\n", timeout=60)
+        parent.communicate("\n", timeout=LIMIT_S)
         ended, _, _ = select([pidfd], [], [], 60)
 
     assert parent.returncode == -signal.SIGKILL
@@ -236,7 +237,9 @@ def test_no_python_to_start(start, monkeypatch):
     """
     A program that is no Python says so when a chat comes.
     """
-    monkeypatch.setattr(processes.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(processes.sys, "executable", "/no/such/app")
+    monkeypatch.setattr(processes.sys, "_base_executable", None)
+    monkeypatch.setattr(processes.sys, "base_prefix", "/no/such/folder")
 
-    with pytest.raises(OSError, match="such"):
+    with pytest.raises(OSError, match="PYLLAMA_RAW_PYTHON"):
         start("x").render(CHAT)

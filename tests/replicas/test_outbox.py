@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from pyllama_raw.replicas.outbox import Outbox
+from tests.limits import LIMIT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -72,4 +73,4 @@ async def test_a_client_that_leaves_cancels_the_application():
     await anext(batches)
     await batches.aclose()
 
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), LIMIT_S)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from pyllama_raw.engine.guidance import checked_schema
 from pyllama_raw.native.guidance import MaskTokenizer, Matcher
-from pyllama_raw.replies.constraint import lark_for
+from pyllama_raw.replies.constraint import AnswerForm, lark_for
 from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.parts import Content, Part, calls_of, text_of
+from pyllama_raw.replies.parts import Content, Part, Reasoning, calls_of, text_of
 from pyllama_raw.replies.spec import ReplySpec
 from pyllama_raw.replies.tool_schemas import tools_of
 from tests.replies.written import is_special
@@ -25,6 +25,7 @@ class Drawn(NamedTuple):
     has_ended: bool
     content: str
     calls: list[tuple[str, str]]
+    reasoning: str
 
 
 class Masked:
@@ -35,13 +36,15 @@ class Masked:
         spec: ReplySpec,
         tools: Sequence[dict[str, Any]],
         prefix: str = "",
+        answer: AnswerForm | None = None,
         **how: bool,
     ) -> None:
         self._spec, self._tools, self._prefix = spec.bound(is_special), tools, prefix
         self._marks = sorted(self._spec.special)
         ids = {name: 256 + index for index, name in enumerate(self._marks)}
         made = tools_of(tools, checked_schema)
-        lark = lark_for(self._spec, ids, made, prefix=prefix, **how)
+        lark = lark_for(self._spec, ids, made, prefix=prefix, answer=answer, **how)
+        self._answer = answer
         names = [b"\xff" + name.encode() for name in [*self._marks, "end"]]
         self._end = 255 + len(names)
         pieces = [*(bytes([byte]) for byte in range(256)), *names]
@@ -87,7 +90,15 @@ class Masked:
         return found
 
     def _parsed(self, tokens: Sequence[int], *, has_ended: bool) -> Drawn:
-        parser = ReplyParser(self._spec, tools=self._tools, prefix=self._prefix)
+        answer = self._answer
+        parser = ReplyParser(
+            self._spec,
+            tools=self._tools,
+            prefix=self._prefix,
+            calls=answer is None or bool(self._tools),
+            is_formed=answer is not None,
+            keeps_space=answer is not None and answer.keeps_space,
+        )
         parts: list[Part] = []
         text, held = "", b""
         for token in [*tokens, None]:
@@ -101,4 +112,5 @@ class Masked:
                 text += self._marks[token - 256]
         parts += parser.finish()
         calls = [(call.name, call.arguments) for call in calls_of(parts)]
-        return Drawn(text, has_ended, text_of(parts, Content), calls)
+        said, thought = text_of(parts, Content), text_of(parts, Reasoning)
+        return Drawn(text, has_ended, said, calls, thought)

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from pyllama_raw.engine.guidance import checked_schema
 from pyllama_raw.errors import BadSchema, Unsupported
+from pyllama_raw.replies.constraint import AnswerForm
 from pyllama_raw.replies.spec import ReplySpec, bundled
 from tests.replies.masked import Drawn, Masked
+from tests.replies.written import is_special, written
 
 jsonschema = pytest.importorskip("jsonschema")
 pytest.importorskip("llguidance")
@@ -26,6 +29,10 @@ def tool(name: str, *required: str, **properties: Any) -> dict[str, Any]:
         "additionalProperties": False,
     }
     return {"name": name, "parameters": parameters}
+
+
+def strict(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "strict": True}
 
 
 TOOLS = [
@@ -210,7 +217,7 @@ def test_no_name_and_no_schema_breaks_out(family, text):
     """
     A call is what was asked for, or the request is refused and names the tool.
     """
-    hostile = tool(f"f{text}", text, **{text: {"enum": [text, "b"]}})
+    hostile = strict(tool(f"f{text}", text, **{text: {"enum": [text, "b"]}}))
     try:
         masked = Masked(bundled()[family], [hostile], must=True, parallel=False)
     except BadSchema:
@@ -228,13 +235,115 @@ def test_what_cannot_be_kept_is_refused():
     """
     A keyword that no constraint knows, or that the syntax of the model has no place for.
     """
-    unknown = tool(
-        "f", x={"type": "array", "uniqueItems": True, "contains": {"const": 1}}
-    )
-    between_tags = tool("f", x={"type": "string", "format": "duration"})
+    items = {"type": "array", "uniqueItems": True, "contains": {"const": 1}}
+    unknown = strict(tool("f", x=items))
+    between_tags = strict(tool("f", x={"type": "string", "format": "duration"}))
 
     for family, given in (("hermes", unknown), ("qwen3_coder", between_tags)):
         with pytest.raises(BadSchema, match="'f'"):
             Masked(bundled()[family], [given], must=True, parallel=True)
     with pytest.raises(Unsupported, match="ReplySpec"):
         Masked(ReplySpec(), TOOLS, must=True, parallel=True)
+
+
+SCHEMA = tool("", "a", "b", a={"type": "boolean"}, b={"type": "string", "maxLength": 5})
+SCHEMA = SCHEMA["parameters"]
+JSON = AnswerForm(f"%json {checked_schema(SCHEMA)}", is_json=True)
+
+
+def opened(spec: ReplySpec) -> str:
+    """The end of a prompt that begins to think."""
+    return "" if spec.reasoning is None else spec.reasoning.start[0]
+
+
+@pytest.mark.parametrize("family", bundled())
+@pytest.mark.parametrize("tools", [[], TOOLS], ids=["no tools", "tools"])
+def test_a_reply_is_a_form_of_the_answer_or_has_calls(family, tools):
+    """
+    In every family, where the prompt begins to think and where it does not.
+    """
+    spec = bundled()[family]
+    tools = tools if spec.calls else []
+    for prefix in {"", opened(spec)}:
+        masked = Masked(spec, tools, prefix, JSON, must=False, parallel=True)
+
+        for drawn in map(masked.draw, range(3)):
+            if drawn.has_ended and drawn.calls:
+                assert tools
+                assert not drawn.content.strip()
+                check(drawn)
+            elif drawn.has_ended:
+                jsonschema.validate(json.loads(drawn.content), SCHEMA)
+            else:
+                assert drawn.reasoning or drawn.content or drawn.calls
+
+
+@pytest.mark.parametrize("family", bundled())
+def test_the_answer_comes_after_thoughts(family):
+    """
+    What looks like it in the thoughts is thought; what looks like delimiters in it is content.
+    """
+    spec = bundled()[family].bound(is_special)
+    said = '{"a": true, "b": "<a>"}'
+    schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "b": {"const": "<a>"}}}
+    answer = AnswerForm(f"%json {checked_schema(schema)}", is_json=True)
+    masked = Masked(spec, [], opened(spec), answer, must=False, parallel=True)
+    thought = "Is it {}? " if spec.reasoning else ""
+    whole = written(spec, reasoning=thought.strip(), content=said)
+    if spec.messages:
+        whole = whole[len(spec.messages.start[0]) :].removesuffix(
+            "".join(spec.messages.end[:1])
+        )
+    elif spec.reasoning:
+        whole = whole.removeprefix(spec.reasoning.start[0])
+
+    drawn = masked.draw(1, whole)
+
+    assert (drawn.content, drawn.has_ended) == (said, True)
+    assert drawn.reasoning == thought.strip()
+
+
+SPELLED = (
+    "x<seed:think>y</seed:think><seed:tool_call><function=get><parameter=flag>true"
+    "</parameter></function></seed:tool_call>"
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said", "keeps_space"),
+    [
+        (f'"{SPELLED}"', SPELLED, False),
+        (f'%json {{"const": "{SPELLED}"}}', f'"{SPELLED}"', False),
+        (r"/\s+(yes|no)\n/", "\n\n yes\n", True),
+        (r"/yes|no/", "no", False),
+    ],
+)
+@pytest.mark.parametrize(
+    "prefix", ["<seed:think>", "<seed:think></seed:think>\n\n", ""]
+)
+@pytest.mark.parametrize("tools", [[], TOOLS], ids=["no tools", "tools"])
+def test_an_answer_is_told_as_it_is(rule, said, keeps_space, prefix, tools):
+    """
+    Whatever it spells, with its white space: in thoughts, after them, and without any.
+    """
+    spec = bundled()["seed_oss"]
+    answer = AnswerForm(rule, keeps_space=keeps_space)
+    masked = Masked(spec, tools, prefix, answer, must=False, parallel=True)
+    begun = "Hm.</seed:think>" if prefix == "<seed:think>" else ""
+
+    drawn = masked.draw(1, begun + said)
+
+    assert (drawn.content, drawn.has_ended) == (said, True)
+    assert drawn.reasoning == ("Hm." if begun else "")
+
+
+def test_a_model_that_must_not_think_does_not():
+    """
+    Its answer is all, where the prompt has not begun to think by itself.
+    """
+    spec = bundled()["think"]
+    masked = Masked(spec, [], "", JSON, must=False, parallel=True, may_think=False)
+
+    for drawn in map(masked.draw, range(6)):
+        assert drawn.text.startswith("{")
+        assert not drawn.reasoning

@@ -88,7 +88,7 @@ def honest(body: Any) -> httpx2.Response:
         texts = body["input"]
         rows = [{"index": i, "embedding": [len(t), 1]} for i, t in enumerate(texts)]
         return httpx2.Response(200, json={"data": rows[::-1], "usage": USAGE})
-    most = body.get("max_tokens", body.get("max_completion_tokens"))
+    most = body.get("max_tokens", body.get("max_completion_tokens", 128))
     texts = ("hello ", "world")[:most]
     frames = said(*texts, reason="length" if most < 2 else "stop", n=body.get("n", 1))
     usage = USAGE | {"completion_tokens": len(texts)}

@@ -2,11 +2,20 @@
 
 from pathlib import Path
 
+import anyio
 import pytest
 
 from pyllama_raw import SamplingParams
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.runners import LLAMA_SERVER, Draft, LlamaOptions, LlamaServer
+from pyllama_raw.runners import (
+    LLAMA_SERVER,
+    Draft,
+    LlamaOptions,
+    LlamaServer,
+    RunnerMetadata,
+    SpawnedRunner,
+)
+from pyllama_raw.runners.keeper import members
 from pyllama_raw.runners.llama_args import (
     NEW,
     OLD,
@@ -101,21 +110,23 @@ def test_macos_finds_the_libraries_beside_the_program():
 
 def test_what_lacks_is_told_in_this_order(tmp_path):
     """
-    The format, the program's name, the program, the model.
+    The format, the program's name, the program, the model, the draft: whoever names a draft that
+    is not there made a mistake, and is not served slowly without one.
     """
     model, binary = tmp_path / "a.gguf", tmp_path / "llama-server"
     found = []
+    drafted = LlamaServer(model, binary, LlamaOptions(draft=Draft(tmp_path / "d.gguf")))
     steps = [
         lambda: LlamaServer(tmp_path / "a.onnx", None).check(),
         lambda: LlamaServer(model, None).check(),
         lambda: LlamaServer(model, binary).check(),
         lambda: (binary.touch(), LlamaServer(model, binary).check()),
+        lambda: (model.touch(), drafted.check()),
     ]
     for step in steps:
         with pytest.raises(ConfigError) as caught:
             step()
         found.append(str(caught.value))
-    model.touch()
     LlamaServer(model, binary).check()
 
     assert found == [
@@ -124,6 +135,29 @@ def test_what_lacks_is_told_in_this_order(tmp_path):
         "you have built",
         f"llama-server binary not found at: {binary}: give a file that is there",
         f"Model file not found at: {model}: give a file that is there",
+        f"Draft model file not found at: {tmp_path / 'd.gguf'}: give a file that is there, or "
+        "leave draft= out to serve without one",
+    ]
+
+
+def test_what_a_server_says_of_itself():
+    """
+    Verbs by its flags, its place, and a program whose version it tells when it runs.
+    """
+    plain = LlamaServer("a.gguf", "b")
+    able = LlamaServer(
+        "a.gguf",
+        "b",
+        LlamaOptions(n_gpu_layers=0, extra=("--embeddings", "--reranking")),
+    )
+
+    assert (plain.verbs, able.verbs) == ({"generate"}, {"generate", "embed", "rank"})
+    assert SpawnedRunner(plain).capabilities.verbs == {"generate"}
+    assert SpawnedRunner(able).metadata == RunnerMetadata(
+        "GGUF", "llama.cpp (llama-server)", None, on_device=False
+    )
+    assert arguments("m", LlamaOptions(), OLD, 8080, "0.0.0.0")[2:] == [  # noqa: S104
+        *("--host", "0.0.0.0", "--port", "8080")  # noqa: S104
     ]
 
 
@@ -136,6 +170,28 @@ async def test_a_program_that_cannot_be_run_says_why(tmp_path):
     binary.touch()
     with pytest.raises(ConfigError, match="Failed to spawn llama-server"):
         await LlamaServer("a.gguf", binary).command()
+
+
+@pytest.mark.anyio
+async def test_the_help_of_a_script_leaves_nothing(tmp_path):
+    """
+    What it has started ends, though it holds the output; all of a long help is read.
+    """
+    script = tmp_path / "llama-server"
+    script.write_text(
+        f"#!/bin/sh\nsleep 300 &\necho $$ > {tmp_path / 'pid'}\n"
+        "echo --load-mode MODE --spec-draft-n-max N\n"
+        "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo a line of forty characters, more; done\n"
+    )
+    script.chmod(0o755)
+    options = LlamaOptions(mlock=True)
+    with anyio.fail_after(60.0):
+        command = await LlamaServer("a.gguf", script, options).command()
+        session = int((tmp_path / "pid").read_text())
+        while members(session):  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+    assert command[-2:] == ["--load-mode", "mlock"]
 
 
 def test_a_key_is_told_by_the_environment():

@@ -4,21 +4,33 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from pyllama_raw import SamplingParams
-from pyllama_raw.errors import ConfigError, EngineFault, EngineStopped
+from pyllama_raw import SamplingParams, Usage
+from pyllama_raw.errors import (
+    ClosedError,
+    ConfigError,
+    EngineFault,
+    EngineStopped,
+    Unsupported,
+)
 from pyllama_raw.runners import (
     KeptRunners,
     LocalRunner,
     ManagedState,
     MockRunner,
+    OwnServer,
     Pool,
+    Prices,
+    RebuildCause,
     RemoteRunner,
     RunnerCapabilities,
+    RunnerCounts,
     RunnerHealth,
     RunnerManager,
+    SpawnedRunner,
 )
 from pyllama_raw.runners.errors import Backpressure, NetworkError
 from pyllama_raw.runners.manager import runner_for
+from tests.limits import LIMIT_S
 from tests.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
@@ -184,7 +196,7 @@ async def test_a_runner_that_has_rested_gets_one_probe():
         await ask(pool)
         clock.now += 10
         bad._before = hold
-        with anyio.fail_after(10):
+        with anyio.fail_after(LIMIT_S):
             async with anyio.create_task_group() as group:
                 for _ in range(4):
                     group.start_soon(ask, pool)
@@ -274,7 +286,7 @@ async def test_requests_end_on_the_runner_that_gives_way():
     runners = {"a": MockRunner(before=hold), "b": MockRunner(["new"])}
     manager = RunnerManager(runners.__getitem__)
     await manager.swap("m", "a")
-    with anyio.fail_after(10):
+    with anyio.fail_after(LIMIT_S):
         async with manager.get("m").generate("a", FEW) as run:
             await anext(run)
             async with anyio.create_task_group() as group:
@@ -325,6 +337,89 @@ async def test_removing_and_closing_close():
 
     assert [(await each.health()).ready for each in runners.values()] == [False, False]
     assert manager.state("n") is None
+
+
+class Slow(MockRunner):
+    """A runner that starts when it may, or is stopped before."""
+
+    def __init__(self, spec: str, may_start: anyio.Event) -> None:
+        super().__init__(name=spec)
+        self._may_start = may_start
+
+    async def start(self) -> None:
+        await self._may_start.wait()
+
+
+@pytest.mark.parametrize("verb", ["remove", "aclose"])
+@pytest.mark.parametrize("ends", ["at once", "by itself"])
+async def test_a_runner_that_starts_while_its_name_goes_is_closed(verb, ends):
+    """
+    Each swap that runs or waits raises ClosedError; no runner stays open, whether its start
+    can be broken off or not.
+    """
+    made, errors, starts = [], [], {name: anyio.Event() for name in "abc"}
+    starts["a"].set()
+
+    def make(spec):
+        made.append((Slow if ends == "at once" else Stubborn)(spec, starts[spec]))
+        return made[-1]
+
+    async def let_start():
+        await (
+            anyio.wait_all_tasks_blocked()
+        )  # the manager waits for the end of the start
+        if ends == "by itself":
+            starts["b"].set()
+
+    async def swap(spec):
+        try:
+            await manager.swap("n", spec)
+        except ClosedError as error:
+            errors.append(error)
+
+    manager = RunnerManager(make, drain_s=0.0)
+    with anyio.fail_after(LIMIT_S):
+        await manager.swap("n", "a")
+        async with anyio.create_task_group() as group:
+            for spec in ("b", "c"):
+                group.start_soon(swap, spec)
+                await anyio.wait_all_tasks_blocked()
+            group.start_soon(let_start)
+            await (manager.remove("n") if verb == "remove" else manager.aclose())
+
+    assert len(errors) == 2
+    assert [(one.name, one._closed) for one in made] == [("a", True), ("b", True)]
+    with pytest.raises(ConfigError):
+        manager.get("n")
+
+
+class Stubborn(Slow):
+    """A runner whose start goes on, as one in a thread does."""
+
+    async def start(self) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._may_start.wait()
+
+
+async def test_a_manager_that_closes_waits_for_no_request():
+    """
+    A runner that gives way serves its requests until then; no other one is made afterwards.
+    """
+    holds = anyio.Event()
+    runners = {"a": MockRunner(before=lambda _: holds.wait()), "b": MockRunner()}
+    manager = RunnerManager(runners.__getitem__)
+    with anyio.fail_after(LIMIT_S):
+        await manager.swap("m", "a")
+        async with anyio.create_task_group() as group, runners["a"].generate("x"):
+            group.start_soon(manager.swap, "m", "b")
+            await anyio.wait_all_tasks_blocked()
+            is_open = not runners["a"]._closed
+            await manager.aclose()
+            closed = [runner._closed for runner in runners.values()]
+
+    assert (is_open, closed) == (True, [True, True])
+    with pytest.raises(ClosedError):
+        await manager.swap("m", "b")
 
 
 async def test_a_runner_is_known_by_its_specification():
@@ -382,3 +477,141 @@ async def test_what_is_sick_or_unused_is_given_up():
     assert found == [None, other]
     assert expired is None
     assert len(kept) == 0
+
+
+async def test_a_runner_that_is_given_up_serves_its_calls_to_their_end():
+    """
+    By number, and by its health: the stream goes on, and the runner is closed with its end.
+    """
+    clock, sick = Clock(), Sick(before=lambda _: goes_on.wait())
+    for give_up in ("number", "health"):
+        goes_on = anyio.Event()
+        serving = sick if give_up == "health" else MockRunner(before=sick._before)
+        kept = KeptRunners[str](1, clock=clock)
+        await kept.put("a", serving)
+        with anyio.fail_after(LIMIT_S):
+            async with serving.generate("x") as run:
+                if give_up == "number":
+                    await kept.put("b", MockRunner())
+                else:
+                    clock.now += 10
+                    await kept.get("a")
+                was_open = not serving._closed
+                goes_on.set()
+                result = await run.collect()
+
+        assert (was_open, result.text) == (True, "hello world")
+        assert (serving._closed, await kept.get("a")) == (True, None)
+
+
+async def test_closing_kept_runners_ends_what_serves_still():
+    """
+    Also those that were given up before; what evicted() raises ends nothing.
+    """
+    holds = anyio.Event()
+    serving = MockRunner(before=lambda _: holds.wait())
+    kept = KeptRunners[str](1, evicted=lambda _: 1 / 0)
+    await kept.put("a", serving)
+    with anyio.fail_after(LIMIT_S):
+        async with serving.generate("x"):
+            await kept.put("b", MockRunner())
+            await kept.aclose()
+            is_closed = serving._closed
+
+    assert (is_closed, len(kept)) == (True, 0)
+
+
+async def test_nothing_is_kept_once_all_is_closed():
+    """
+    A runner that is put then, or meanwhile, is closed.
+    """
+    kept, late = KeptRunners[str](), MockRunner()
+    await kept.aclose()
+    with pytest.raises(ClosedError):
+        await kept.put("a", late)
+
+    assert (late._closed, len(kept)) == (True, 0)
+
+
+async def test_a_pool_that_cannot_start_closes_what_has_started():
+    """
+    Nobody has got it, so nobody could; the error is that of the member.
+    """
+    well, bad = MockRunner(), Stillborn()
+    with pytest.raises(NetworkError):
+        async with Pool({"a": well, "b": bad}):
+            pass
+
+    assert (well._closed, bad._closed) == (True, True)
+
+
+# -- who serves, and how often ------------------------------------------------
+
+
+async def test_a_result_says_who_served_it(caplog):
+    """
+    The member of a pool by its name there; what moved is counted, and told in the log.
+    """
+    bad = MockRunner(error=NetworkError("broke"))
+    async with Pool({"a": bad, "b": MockRunner()}, "round_robin", name="both") as pool:
+        result = await ask(pool)
+        alone = await ask(MockRunner(name="only"))
+
+    assert (result.served_by, alone.served_by) == ("b", "only")
+    assert pool.counts == RunnerCounts(n_requests=1, n_moves=1)
+    assert bad.counts == RunnerCounts(n_requests=1, n_failed=1)
+    assert "both: from a to b: broke" in caplog.text
+    assert "a rests for 10 s after 1 failures in a row" in caplog.text
+
+
+async def test_a_member_that_has_not_begun_is_not_kept_away():
+    """
+    Only a request can load it.
+    """
+
+    class Unloaded(MockRunner):
+        async def health(self) -> RunnerHealth:
+            return RunnerHealth(live=True, ready=False, is_idle=True)
+
+    unloaded, well = Unloaded(), MockRunner()
+    async with Pool({"a": unloaded, "b": well}, "round_robin") as pool:
+        await pool.health()
+        await ask(pool, n=4)
+
+    assert counts(unloaded, well) == [2, 2]
+
+
+async def test_what_is_asked_for_can_be_estimated_and_summed():
+    """
+    Ids are counted, texts reckoned; counts of usage add up.
+    """
+    prices = Prices(1.0, 2.0)
+    runner = MockRunner()
+    runner._prices = prices
+    params = SamplingParams(max_tokens=10, n=2)
+    ids, text = runner.estimate([1, 2, 3], params), runner.estimate("a" * 9, params)
+    total = Usage(1, 2, 1, "host") + Usage(10, 20, 5, "host", 3, 4)
+
+    assert (ids.n_prompt, text.n_prompt, text.n_output) == (3, 3, 20)
+    assert ids.cost == prices.cost(Usage(3, 20, 0))
+    assert total == Usage(11, 22, 6, "host", 3, 4)
+
+
+async def test_what_cannot_begin_anew_says_so():
+    """
+    A fake has nothing that could; a name says where each computes.
+    """
+    with pytest.raises(Unsupported, match="rebuild"):
+        await MockRunner().rebuild(cause=RebuildCause.MANUAL)
+
+    kinds = [
+        runner.kind
+        for runner in (
+            MockRunner(),
+            LocalRunner("a.gguf"),
+            SpawnedRunner(OwnServer()),
+            RemoteRunner("http://a", "m"),
+            Pool({"a": MockRunner()}),
+        )
+    ]
+    assert kinds == ["other", "local_cpu", "child", "remote", "several"]

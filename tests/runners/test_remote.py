@@ -3,11 +3,18 @@
 import json
 
 import anyio
+import anyio.lowlevel
 import httpx2
 import pytest
 
 from pyllama_raw import FinishReason, SamplingParams, Usage
-from pyllama_raw.errors import ConfigError, PromptTooLong, Unsupported
+from pyllama_raw.errors import (
+    ConfigError,
+    InvalidRequest,
+    PromptTooLong,
+    PyllamaError,
+    Unsupported,
+)
 from pyllama_raw.runners import (
     LLAMA_SERVER,
     OPENAI,
@@ -15,9 +22,12 @@ from pyllama_raw.runners import (
     Backoff,
     Breaker,
     Prices,
+    RebuildCause,
     RemoteRunner,
+    RunnerCounts,
     Timeouts,
     connection,
+    remote,
 )
 from pyllama_raw.runners.errors import (
     AuthFailed,
@@ -73,7 +83,6 @@ async def test_only_what_is_set_is_sent():
             "prompt": "a",
             "stream": True,
             "stream_options": {"include_usage": True},
-            "max_tokens": 128,
             "temperature": 0.0,
             "seed": 0,
             "n": 1,
@@ -468,3 +477,270 @@ async def test_prices_make_a_cost():
     assert cost is not None
     assert (cost.usd, unknown) == (3.0, None)
     assert json.dumps(cost.usd) == "3.0"
+
+
+# -- what is wrong on either side ---------------------------------------------
+
+
+def of_chat(**delta) -> bytes:
+    return event({"choices": [{"index": 0, "delta": delta, "finish_reason": "stop"}]})
+
+
+def of_call(**call) -> bytes:
+    return of_chat(tool_calls=[call])
+
+
+def entry(**fields) -> bytes:
+    listed = {"content": [{"token": "a", "logprob": -1.0} | fields]}
+    return event({"choices": [{"index": 0, "delta": {}, "logprobs": listed}]})
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        of_chat(content=5),
+        of_chat(reasoning_content=5),
+        of_chat(reasoning=["a"]),
+        of_call(index=0, id="1", function={"name": "f", "arguments": {"a": 1}}),
+        of_call(index=0, id=["1"], function={"name": "f"}),
+        of_call(index=0, id="1", function={"name": 5}),
+        of_call(index=-1, id="1", function={"name": "f"}),
+        of_call(index=2**40, id="1", function={"name": "f"}),
+        entry(token=5),
+        entry(bytes=10**14),
+        entry(bytes=[256]),
+        entry(logprob="x"),
+        chunk("a", index=1),
+        chunk("a", reason=5),
+        event({"usage": {"prompt_tokens": -1}}),
+        event({"usage": {"prompt_tokens": 2**70}}),
+        b"data: " + b"[" * 100_000 + b"\n\n",
+        b"data: " + b"9" * 5000 + b"\n\n",
+    ],
+)
+async def test_what_is_of_another_type_is_no_answer(frame):
+    """
+    Texts, counts, indices and bytes are what they should be; nothing of Python comes out.
+    """
+    with pytest.raises(UnexpectedAnswer):
+        await told(runner_of(stream(frame, *said("a"))), CHAT)
+
+
+async def test_half_a_character_is_a_mark():
+    """
+    A text that is read can be written again.
+    """
+    frame = b'data: {"choices": [{"index": 0, "text": "\\ud83d\\ude00 \\ud800"}]}\n\n'
+    result = await told(runner_of(stream(frame, *said(""))))
+
+    assert result.text == "\U0001f600 \ufffd"
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "kind"),
+    [
+        (400, b"[" * 100_000, RemoteRefused),
+        (400, b"9" * 5000, RemoteRefused),
+        (400, b'{"error": {"code": ["x"], "param": {"a": 1}}}', RemoteRefused),
+        (400, b'{"error": {"n_prompt_tokens": true, "n_ctx": -5}}', RemoteRefused),
+        (500, b"\xff" * 100, ServerError),
+        (500, b'{"error":' * 50_000, ServerError),
+        (503, b'{"error": {"type": ["x"]}}', ServerError),
+    ],
+)
+async def test_an_error_of_any_shape_has_its_status(status, content, kind):
+    """
+    However deep, long or strange its body is.
+    """
+    runner = runner_of(httpx2.Response(status, content=content))
+    with pytest.raises(kind) as caught:
+        await told(runner)
+
+    assert caught.value.status == status
+
+
+class Endless(httpx2.AsyncByteStream):
+    """A mebibyte again and again; `n_read` of them were read."""
+
+    def __init__(self, part: bytes) -> None:
+        self._part, self.n_read = part, 0
+
+    async def __aiter__(self):
+        while True:
+            self.n_read += 1
+            await anyio.lowlevel.checkpoint()  # as a socket does
+            yield self._part
+
+
+@pytest.mark.parametrize("verb", ["error", "embed", "stream"])
+async def test_no_answer_fills_the_memory(verb, monkeypatch):
+    """
+    Bodies of errors, whole answers and streams are read up to a limit.
+    """
+    monkeypatch.setattr(remote, "MAX_STREAM", 2**20)
+    part = chunk("a" * 2**18) if verb == "stream" else b" " * 2**20
+    body, kind = Endless(part), {"content-type": "text/event-stream"}
+    status = 500 if verb == "error" else 200
+    answer = httpx2.Response(status, stream=body, headers=kind)
+    runner = runner_of(answer, backoff=Backoff(max_retries=0))
+
+    async def ask():
+        if verb == "embed":
+            return await runner.embed(["a"])
+        return await runner.generate("a", SamplingParams(max_tokens=1)).collect()
+
+    async with runner:
+        with pytest.raises(PyllamaError) as caught:
+            await ask()
+
+    assert isinstance(caught.value, ServerError if status == 500 else UnexpectedAnswer)
+    assert body.n_read < 20
+
+
+async def test_a_coding_that_hides_gigabytes_is_not_read():
+    """
+    Only those whose content cannot be a million times as long.
+    """
+    headers = {"content-encoding": "zstd", "content-type": "text/event-stream"}
+    with pytest.raises(UnexpectedAnswer, match="zstd"):
+        await told(
+            runner_of(httpx2.Response(500, stream=Endless(b"a"), headers=headers))
+        )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [{"index": 0, "embedding": [1.0]}],
+        [{"index": i, "embedding": [1.0] * (i + 1)} for i in range(2)],
+        [{"index": i, "embedding": "ab"} for i in range(2)],
+        [{"index": i, "embedding": [float("nan")]} for i in range(2)],
+        {"a": 1},
+    ],
+)
+async def test_vectors_are_a_row_of_numbers_for_each_text(data):
+    """
+    Anything else is no answer.
+    """
+    content = json.dumps({"data": data}).encode()
+    with pytest.raises(UnexpectedAnswer):
+        await runner_of(httpx2.Response(200, content=content)).embed(["a", "b"])
+
+
+CIRCLE: list = []
+CIRCLE.append(CIRCLE)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "name"),
+    [
+        ("\ud800", {}, "prompt"),
+        ([{"role": "user", "content": "\ud800"}], {}, "messages"),
+        ([{"role": "user", "content": "a", "x": CIRCLE}], {}, "messages"),
+        ([{"role": "user", "content": "a", "x": object()}], {}, "messages"),
+        (CHAT, {"template_kwargs": {"x": float("nan")}}, "chat_template_kwargs"),
+        (CHAT, {"tools": [CIRCLE]}, "tools"),
+    ],
+)
+async def test_what_json_cannot_hold_is_refused_by_name(prompt, options, name):
+    """
+    Before anything is sent.
+    """
+    runner = runner_of(honest, dialect=PYLLAMA)
+    with pytest.raises(InvalidRequest, match="JSON can hold") as caught:
+        await told(runner, prompt, **options)
+
+    assert caught.value.name == name
+    assert stub_of(runner).asked == []
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://a:b", "http://a..b", 5, "http://"])
+async def test_an_address_of_any_shape_is_refused(url):
+    """
+    With what would be one.
+    """
+    with pytest.raises(ConfigError, match="http://HOST:PORT/v1"):
+        RemoteRunner(url, "m")
+    with pytest.raises(ConfigError, match="ASCII"):
+        RemoteRunner("http://a", "m", api_key="a\nb")
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("9" * 400, 120.0),
+        ("7200", 120.0),
+        ("7", 7.0),
+        ("-5", None),
+        ("Wed, 21 Oct 2015 07:28:00 +" + "9" * 40, None),
+        ("Wed, 21 Oct " + "9" * 30 + " 07:28:00 GMT", None),
+        ("Wed, 21 Oct 9999 07:28:00 GMT", 120.0),
+    ],
+)
+async def test_a_wait_that_a_service_asks_for_is_bounded(header, seconds):
+    """
+    Two minutes at most, however it is written.
+    """
+    assert connection.retry_after_s(header) == seconds
+
+
+async def test_a_seed_that_nobody_sent_is_not_told():
+    """
+    Who asks again with it would get another text; a seed that was sent counts the outputs.
+    """
+    drawn = await told(runner_of(honest))
+    given = runner_of(honest)
+    async with given:
+        results = await given.generate("a", SamplingParams(seed=5, n=2)).collect_all()
+
+    assert drawn.seed is None
+    assert [result.seed for result in results] == [5, 6]
+
+
+async def test_pooling_goes_where_there_is_a_word_for_it():
+    """
+    Other services would make vectors of another kind without a word.
+    """
+    runner = runner_of(honest, dialect=PYLLAMA)
+    await runner.embed(["a"], pooling="mean")
+    with pytest.raises(Unsupported, match="pooling"):
+        await runner_of(honest).embed(["a"], pooling="mean")
+
+    assert stub_of(runner).bodies == [{"model": "m", "input": ["a"], "pooling": "mean"}]
+
+
+async def test_beginning_anew_closes_the_breaker():
+    """
+    For causes of a service; a key that is not given stays.
+    """
+    runner = runner_of(
+        refusal(500),
+        honest,
+        breaker=Breaker(1),
+        api_key="k",
+        backoff=Backoff(max_retries=0),
+    )
+    async with runner:
+        with pytest.raises(ServerError):
+            await runner.generate("a").collect()
+        await runner.rebuild(cause=RebuildCause.CONFIG_CHANGED)
+        result = await runner.generate("a").collect()
+        with pytest.raises(Unsupported):
+            await runner.rebuild(cause=RebuildCause.DEVICE_POISONED)
+
+    assert result.text == "hello world"
+    assert stub_of(runner).asked[-1][2]["authorization"] == "Bearer k"
+    assert runner.counts == RunnerCounts(n_requests=2, n_failed=1)
+
+
+async def test_tries_are_told_and_counted(caplog):
+    """
+    A line for each, with the reason.
+    """
+    runner = runner_of(refusal(500), honest)
+    await told(runner)
+
+    assert runner.counts == RunnerCounts(n_requests=1, n_retries=1)
+    assert "m at a: try 1 failed, another one in 0.0 s: the server answered 500" in (
+        caplog.text
+    )

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,24 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 
-from pyllama_raw.errors import ClosedError
+from pyllama_raw.errors import ClosedError, ConfigError
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners import COMPATIBLE, Dialect, SpawnedRunner
+from pyllama_raw.runners import (
+    COMPATIBLE,
+    Dialect,
+    OwnServer,
+    RebuildCause,
+    RemoteRunner,
+    SpawnedRunner,
+)
 from pyllama_raw.runners.child import Child
 from pyllama_raw.runners.errors import NotReady, RunnerDied
+from pyllama_raw.runners.keeper import members
+from tests.limits import LIMIT_S
 from tests.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 STUB = Path(__file__).with_name("stub_server.py")
-LIMIT_S = 60.0
 FOREVER = "for ever"
 PARENT = f"""
 import anyio
@@ -287,3 +296,162 @@ async def test_a_warm_up_that_fails_is_only_told(caplog):
 
     assert result.text == "well"
     assert "stub was not warmed up" in caplog.text
+
+
+# -- what a child leaves, and how it leaves -----------------------------------
+
+
+@dataclass
+class Shell(Stub):
+    """A wrapper around a server, as scripts of administrators are."""
+
+    async def command(self) -> list[str]:
+        return ["/bin/sh", "-c", self.way]
+
+
+def tasks_and_descriptors() -> tuple[int, int]:
+    return threading.active_count(), len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks at /proc")
+@pytest.mark.parametrize(
+    "script",
+    [
+        "sleep 300; true",
+        "sleep 300 & sleep 300",
+        "trap '' TERM; sleep 300; sleep 300",
+        "set -m; sleep 300 & sleep 300 & wait",
+        "sleep 300 & exit 3",
+        "setsid sleep 30 & sleep 300",
+    ],
+)
+async def test_nothing_that_a_child_has_started_stays(script):
+    """
+    Its whole session ends with it, jobs of a shell, too; no keeper, thread or descriptor is
+    left. One that made a session of its own is let go.
+    """
+    async with SpawnedRunner(Stub()) as runner:  # what is made once is made now
+        await runner.generate("a").collect()
+    before = tasks_and_descriptors()
+    runner = SpawnedRunner(Shell(script), start_s=0.5)
+    with anyio.fail_after(LIMIT_S):
+        with pytest.raises((NotReady, RunnerDied)):
+            await runner.start()
+        session = runner._child.pid
+        await runner.aclose()
+        await until(lambda: members(session) == [])
+        await until(lambda: tasks_and_descriptors() == before)
+
+    assert not Path(f"/proc/{session}").exists()  # noqa: ASYNC240
+
+
+async def test_a_kill_of_the_wrapper_ends_the_server_in_it():
+    """
+    Nobody would listen to the server, and it would keep its memory.
+    """
+    script = f"{sys.executable} -S {STUB} well; true"
+    with anyio.fail_after(LIMIT_S):
+        async with SpawnedRunner(Shell(script)) as runner:
+            first, url = runner.pid, runner.base_url
+            os.kill(first, signal.SIGKILL)
+            await ended(url)
+            await until(lambda: runner.pid is None)
+            result = await runner.generate("a").collect()
+
+    assert (result.text, members(first)) == ("well", [])
+
+
+@pytest.mark.parametrize("way", ["leaves", "drains"])
+async def test_a_child_that_was_asked_to_end_keeps_what_it_has(way, caplog):
+    """
+    It serves its request, and a new one starts another child beside it.
+    """
+    caplog.set_level("INFO")
+    with anyio.fail_after(LIMIT_S):
+        async with SpawnedRunner(Stub(way)) as runner:
+            first, url = runner.pid, runner.base_url
+            async with runner.generate(FOREVER) as run:
+                await anext(run)
+                os.kill(first, signal.SIGTERM)
+                if way == "leaves":
+                    await ended(url)
+                else:
+                    while (await runner.health()).ready:  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+                results = [await runner.generate("a").collect() for _ in range(2)]
+                lives, second = bool(command_of(first)), runner.pid
+
+    assert [result.text for result in results] == ["well", "well"]
+    assert (lives, second not in (None, first)) == (True, True)
+    assert command_of(first) == []
+    assert (runner.counts.n_retries, runner.counts.n_restarts) == (1, 1)
+    for line in (
+        "takes no more requests",
+        f"stub: {sys.executable} -S",
+        "serves at http",
+    ):
+        assert line in caplog.text
+
+
+async def test_the_owner_may_lend_its_child():
+    """
+    By its address and its key, which may be one of his own; nothing shows the key.
+    """
+    runner = SpawnedRunner(Stub(), api_key="mine")
+    async with (
+        runner,
+        RemoteRunner(runner.base_url, "a", api_key=runner.api_key) as other,
+    ):
+        result = await other.generate("a").collect()
+
+    assert (result.text, runner.api_key) == ("well", "mine")
+    assert "mine" not in repr(runner)
+    server = OwnServer("m.gguf", host="0.0.0.0", port=8123)  # noqa: S104
+    assert (await server.command())[-4:] == ["--host", "0.0.0.0", "--port", "8123"]  # noqa: S104
+
+
+async def test_verbs_are_those_of_the_model_once_it_is_there():
+    """
+    Before that all that the program has words for; given ones stay.
+    """
+    runner, told = (
+        SpawnedRunner(Stub("embeds")),
+        SpawnedRunner(Stub("embeds"), verbs=["rank"]),
+    )
+    before = runner.capabilities.verbs
+    async with runner, told:
+        after = runner.capabilities.verbs, told.capabilities.verbs
+
+    assert (before, after) == ({"generate", "embed"}, ({"embed"}, {"rank"}))
+
+
+async def test_a_child_begins_anew():
+    """
+    Its requests end first, unless the device is poisoned; new ones go to another child.
+    """
+    with anyio.fail_after(LIMIT_S):
+        async with SpawnedRunner(Stub()) as runner:
+            first = runner.pid
+            await runner.rebuild("new", cause=RebuildCause.CONFIG_CHANGED)
+            second, key = runner.pid, runner.api_key
+            async with runner.generate(FOREVER) as run:
+                await anext(run)
+                await runner.rebuild(cause=RebuildCause.DEVICE_POISONED)
+                with pytest.raises(RunnerDied):
+                    await anext(run)
+            result = await runner.generate("a").collect()
+
+    assert (result.text, key) == ("well", "new")
+    assert len({first, second, runner.pid}) == 3
+    assert command_of(first) == command_of(second) == []
+
+
+async def test_what_the_system_cannot_start_is_a_mistake_of_options():
+    """
+    A name with NUL, or no descriptors: an error that says so, and no thread.
+    """
+    before = threading.active_count()
+    with pytest.raises(ConfigError, match="Failed to spawn a: embedded null byte"):
+        Child("a", ["a\0b"], {})
+
+    assert threading.active_count() == before

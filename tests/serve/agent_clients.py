@@ -27,6 +27,7 @@ async def messaging(
                 api_key="none",
                 max_retries=0,
                 _strict_response_validation=True,
+                timeout=LIMIT_S,
             ) as client:
                 yield client
 

@@ -30,6 +30,7 @@ async def talking(
                 api_key="none",
                 max_retries=0,
                 _strict_response_validation=strict,
+                timeout=LIMIT_S,
             ) as client:
                 yield client
 

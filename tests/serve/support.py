@@ -9,8 +9,8 @@ import uvicorn
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.testing import FakeExecutor, fake_engine
+from tests.limits import LIMIT_S
 
-LIMIT_S = 30
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 

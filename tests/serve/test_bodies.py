@@ -1,22 +1,28 @@
 """Bodies that are too large, too slow, or none."""
 
+import json
+
 import anyio
 import pytest
 
 from pyllama_raw.serve import ServeConfig, make_app
+from pyllama_raw.serve.body import Body
+from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.keys import VARIABLE
+from pyllama_raw.serve.reading import MAX_DEPTH, check_values
+from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting, serving
 from tests.serve.wire import chat, wire
 
 pytestmark = pytest.mark.anyio
 
-MANY = 100 * 2**20
+MANY = 8 * 2**20
 
 
 async def test_a_large_body_is_refused_by_its_head(anyio_backend_name):
     """
-    100 MB and one byte: nothing of it is read, and the connection is closed.
+    8 MiB and one byte: nothing of it is read, and the connection is closed.
     """
     with anyio.fail_after(LIMIT_S):
         async with chatting() as engine:
@@ -112,3 +118,136 @@ async def test_what_is_no_chat_is_refused(body, anyio_backend_name):
 
     assert (status, told["error"]["type"]) == (400, "invalid_request_error")
     assert other == 200
+
+
+def models_of(model):
+    for one in model.__subclasses__():
+        yield one
+        yield from models_of(one)
+
+
+def slow_parts(schema, path=""):
+    """Lists and mappings within *schema* that go on after a mistake."""
+    if isinstance(schema, dict):
+        kind, values = schema.get("type"), schema.get("values_schema", {"type": "any"})
+        is_free = (
+            kind == "dict" and values["type"] == "any"
+        )  # nothing in it is a mistake
+        is_short = kind == "tuple" and schema.get("variadic_item_index") is None
+        is_fine = schema.get("fail_fast") or is_free or is_short
+        if kind in ("list", "set", "frozenset", "tuple", "dict") and not is_fine:
+            yield path
+        for name, value in schema.items():
+            if name not in ("metadata", "serialization"):
+                yield from slow_parts(value, f"{path}.{name}")
+    elif isinstance(schema, list):
+        for index, value in enumerate(schema):
+            yield from slow_parts(value, f"{path}[{index}]")
+
+
+def test_lists_of_all_bodies_stop_at_their_first_mistake():
+    """
+    Or a body of a MiB makes a million errors, of which one is told.
+    """
+    models = {*models_of(Body)}
+    slow = {
+        f"{model.__name__}{path}"
+        for model in models
+        for path in slow_parts(model.__pydantic_core_schema__)
+    }
+
+    assert len(models) > 10
+    assert slow == set()
+
+
+@pytest.mark.parametrize(
+    ("body", "n_values"),
+    [
+        (b"[1, 2, 3]", 3),
+        (b'{"a": [1, 2], "b": {}}', 5),
+        (b'["a,b,c", "d\\",[[[,", "e\\\\"]', 3),
+        (b'{"a": "[[[{{{,,,"}', 1),
+    ],
+)
+def test_values_are_counted_before_they_are_parsed(body, n_values):
+    """
+    What stands within texts is none; escapes of quotes are understood.
+    """
+    check_values(body, n_values)
+    with pytest.raises(Failure, match=f"at most {n_values - 1} values"):
+        check_values(body, n_values - 1)
+
+
+@pytest.mark.parametrize("pair", [(b"[", b"]"), (b'{"a":', b"}")])
+def test_a_body_is_not_nested_deep(pair):
+    """
+    Brackets within texts do not count.
+    """
+    opens, closes = pair
+    texts = b'["' + b"[" * 1000 + b'"]'
+    check_values(opens * (MAX_DEPTH - 1) + texts + closes * (MAX_DEPTH - 1), 2000)
+    with pytest.raises(Failure, match=f"at most {MAX_DEPTH} levels"):
+        check_values(opens * (MAX_DEPTH + 1) + b"1" + closes * (MAX_DEPTH + 1), 2000)
+
+
+MANY_WORDS = [["w", 1.0]] * 1001
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "limit"),
+    [
+        ("/completion", {"prompt": ["a"] * 521}, "prompt", "520"),
+        ("/completion", {"prompt": ["a"] * 6, "n_cmpl": 100}, "prompt", "520"),
+        ("/v1/completions", {"prompt": ["a"] * 521}, "prompt", "520"),
+        ("/completion", {"prompt": [[1, *["a"] * 2049]]}, "prompt", "2048"),
+        (
+            "/completion",
+            {"prompt": "a", "logit_bias": MANY_WORDS},
+            "logit_bias",
+            "1000",
+        ),
+        ("/v1/embeddings", {"input": ["a"] * 2049}, "input", "2048"),
+        ("/tokenize", {"content": "a", "x": [1] * 300_001}, "body", "300000"),
+        (
+            "/v1/responses",
+            {"input": "a", "metadata": {"a": "b" * 2**14}},
+            "body",
+            "16384",
+        ),
+    ],
+)
+async def test_a_body_cannot_ask_for_too_much(
+    path, fields, param, limit, anyio_backend_name
+):
+    """
+    The refusal names the field and the limit.
+    """
+    with anyio.fail_after(LIMIT_S):
+        async with chatting(FakeExecutor(fake_limits(n_slots=8))) as engine:
+            async with serving(make_app({"a": engine}), anyio_backend_name) as url:
+                async with wire(url) as client:
+                    await client.post(json.dumps(fields).encode(), path)
+                    status, _, told = await client.answer()
+
+    assert (status, told["error"]["param"]) == (400, param)
+    assert limit in told["error"]["message"]
+
+
+async def test_bodies_that_come_at_the_end_are_refused(anyio_backend_name):
+    """
+    503 at once, and no error of the server.
+    """
+    with anyio.fail_after(LIMIT_S):
+        async with chatting() as engine:
+            app = make_app({"a": engine})
+            async with serving(app, anyio_backend_name) as url:
+                async with wire(url) as client:
+                    await client.begin(content_length="100")
+                    await client.send(b"{")
+                    while not app.state.service.traffic.in_flight:
+                        await anyio.lowlevel.checkpoint()
+                    app.state.service.drain()
+                    status, headers, told = await client.answer()
+
+    assert (status, told["error"]["code"]) == (503, "server_is_draining")
+    assert headers["connection"] == "close"

@@ -18,6 +18,7 @@ def client_of(url: str) -> openai.AsyncOpenAI:
         api_key="none",
         max_retries=0,
         _strict_response_validation=True,
+        timeout=LIMIT_S,
     )
 
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from pyllama_raw.cli import main
 from pyllama_raw.cli.command import root_parser
 from pyllama_raw.cli.serve import deployment_of
+from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.profile import Profile
 from tests.serve.support import LIMIT_S
 from tests.tiny import tiny_model
@@ -46,6 +48,38 @@ def test_a_file_says_the_same_as_flags_which_win(tmp_path):
     assert (made_of_file.port, made_of_file.service.drain_s) == (9000, 5)
     assert (small.context.n_ctx, large.context.n_ctx) == (8192, 8192)
     assert (small.scheduler.n_slots, large.scheduler.n_slots) == (8, 2)
+
+
+def test_defaults_of_sampling_are_flags_which_win(tmp_path):
+    """
+    Any field of SamplingParams, as JSON or as text; a wrong one is named.
+    """
+    file = tmp_path / "service.toml"
+    file.write_text("[service.defaults]\ntemperature = 0.5\ntop_k = 5\n")
+    flags = ("--sampling", "temperature=0.2", "--sampling", 'stop=["x"]')
+    service = made("--config", file, *flags).service
+
+    assert service.sampling == {"temperature": 0.2, "top_k": 5, "stop": ("x",)}
+    for wrong in ("temprature=1", "temperature"):
+        with pytest.raises(SystemExit):
+            made("--sampling", wrong)
+    with pytest.raises(ConfigError, match="temperature"):
+        made("--sampling", "temperature=hot")
+
+
+def test_models_that_are_given_one_log_write_one_each(tmp_path):
+    """
+    With the name of the model before the suffix; a model alone writes the file itself.
+    """
+    log = tmp_path / "requests.jsonl"
+    flags = ("--request-log", log, "--step-log", tmp_path / "steps")
+    several = made("a.gguf", "b.gguf", "--alias", "x/y", "--alias", "z", *flags).configs
+    alone = made("a.gguf", *flags).configs["a"]
+
+    names = {name: Path(each.log.request_log).name for name, each in several.items()}
+    assert names == {"x/y": "requests.x-y.jsonl", "z": "requests.z.jsonl"}
+    assert Path(several["z"].log.step_log).name == "steps.z"
+    assert str(alone.log.request_log) == str(log)
 
 
 def test_models_are_named_by_their_files_or_as_they_are_told():
@@ -108,8 +142,9 @@ def test_a_process_answers_at_a_port_that_it_tells():
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        url = process.stderr.readline().split()[-1]
-        with httpx.Client(base_url=url) as client:
+        serving = (line for line in process.stderr if line.startswith("serving at"))
+        url = next(serving).split()[-1]
+        with httpx.Client(base_url=url, timeout=LIMIT_S) as client:
             models = client.get("/v1/models").json()["data"]
             body = {"model": "b", "input": "a"}
             vectors = client.post("/v1/embeddings", json=body).json()["data"]

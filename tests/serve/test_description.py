@@ -83,7 +83,9 @@ async def test_what_is_missing_is_named_by_its_place():
     async with chatting() as engine:
         transport = httpx.ASGITransport(make_app({"a": engine}))
         async with httpx.AsyncClient(
-            transport=transport, base_url="http://here"
+            transport=transport,
+            base_url="http://here",
+            timeout=LIMIT_S,
         ) as client:
             asked = {"prompt": "", "logit_bias": [[1, 2.0], [""]]}
             answer = await client.post("/completion", json=asked)

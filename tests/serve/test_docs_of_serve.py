@@ -161,7 +161,7 @@ def test_systemd_understands_the_unit(tmp_path: Path):
     file.write_text(text.replace(program, sys.executable))
     command = ["systemd-analyze", "verify", "--man=no", str(file)]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
@@ -249,7 +249,7 @@ def test_importing_the_package_imports_nothing_of_the_server():
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LIMIT_S,
         check=True,
     )
 

@@ -39,7 +39,7 @@ async def streaming(url, texts, **fields):
     usage = {"include_usage": True}
     body = chat(ignore_eos=True, stream_options=usage, **fields)
     with anyio.fail_after(LIMIT_S):
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
             while not await is_up(client):
                 await anyio.lowlevel.checkpoint()
             async with anyio.create_task_group() as group:

@@ -39,7 +39,10 @@ def client_of(app, headers=None):
     """A client that needs no server."""
     transport = httpx.ASGITransport(app)
     return httpx.AsyncClient(
-        transport=transport, base_url="http://here", headers=headers
+        transport=transport,
+        base_url="http://here",
+        headers=headers,
+        timeout=LIMIT_S,
     )
 
 
@@ -353,3 +356,18 @@ async def test_a_deadline_of_nothing_is_a_mistake():
         answer = await client.post(PATH, json=body)
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "deadline_s")
+
+
+async def test_routes_that_answer_get_answer_head():
+    """
+    With the headers of GET and no body, as monitors ask.
+    """
+    async with asking() as (app, client):
+        paths = [path for method, path in paths_of(app) if method == "get"]
+        got = [await client.get(path) for path in (*paths, "/")]
+        heads = [await client.head(path) for path in (*paths, "/")]
+        other = await client.head(PATH)
+
+    assert [head.status_code for head in heads] == [each.status_code for each in got]
+    assert {head.content for head in heads} == {b""}
+    assert (other.status_code, other.headers["allow"]) == (405, "POST")

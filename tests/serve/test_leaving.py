@@ -209,7 +209,7 @@ async def test_a_frozen_engine_is_told_by_livez_alone(anyio_backend_name):
             async with serving(
                 make_app({"a": engine}, config), anyio_backend_name
             ) as url:
-                async with httpx.AsyncClient(base_url=url) as asking:
+                async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as asking:
                     alive = (await asking.get("/livez")).status_code
                     async with wire(url) as client:
                         await client.post(chat(max_tokens=2))

@@ -200,11 +200,11 @@ def test_seeds_below_zero_are_taken():
     """
     As 32 bits; -1 is another one each time.
     """
-    asked = {"prompt": "a", "messages": [CHAT["messages"][0]]}
-    bodies = (CompletionBody, ChatBody, NativeCompletionBody)
+    prompt, chat = {"prompt": "a"}, {"messages": [CHAT["messages"][0]]}
+    bodies = {CompletionBody: prompt, ChatBody: chat, NativeCompletionBody: prompt}
     seeds = [
         [body.model_validate(asked | {"seed": seed}).seed for seed in (1, -2, -1, -1)]
-        for body in bodies
+        for body, asked in bodies.items()
     ]
 
     assert [each[:2] for each in seeds] == [[1, 2**32 - 2]] * 3

@@ -7,7 +7,7 @@ import anyio
 import httpx
 import pytest
 
-from pyllama_raw import AsyncEngine, EngineConfig, ModelConfig
+from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, ModelConfig
 from pyllama_raw.serve import make_app
 from scripts.tiny_models import vocab
 from tests.serve.support import LIMIT_S, serving
@@ -24,13 +24,15 @@ FILLS = {
 
 
 @asynccontextmanager
-async def served(backend, **overrides):
+async def served(backend, *, n_ctx=None, **overrides):
     """A client of a service, and the engine."""
-    config = EngineConfig(model=ModelConfig(kv_overrides=overrides))
+    config = EngineConfig(
+        model=ModelConfig(kv_overrides=overrides), context=ContextConfig(n_ctx=n_ctx)
+    )
     with anyio.fail_after(LIMIT_S):
         async with AsyncEngine.open(tiny_model("llama"), config) as engine:
             async with serving(make_app({"a": engine}), backend) as url:
-                async with httpx.AsyncClient(base_url=url) as client:
+                async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
                     yield client, engine
 
 
@@ -91,7 +93,7 @@ async def test_words_of_llama_cpp_are_understood(anyio_backend_name):
     """
     Values that switch something off, biases by text, and the choice of fields.
     """
-    async with served(anyio_backend_name) as (client, engine):
+    async with served(anyio_backend_name, n_ctx=256) as (client, engine):
         off = {"seed": -1, "grammar": "", "top_n_sigma": -1, "n_probs": 0, "stop": ""}
         told = await answer(client, prompt="a", **off, repeat_last_n=-1)
         fields = ["content", "generation_settings/seed", "nothing"]

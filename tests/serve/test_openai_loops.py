@@ -29,7 +29,7 @@ async def test_a_stream_is_events_to_its_mark(path, fields, anyio_backend_name):
     with anyio.fail_after(LIMIT_S):
         async with chatting() as engine:
             async with serving(make_app({"a": engine}), anyio_backend_name) as url:
-                async with httpx2.AsyncClient() as client:
+                async with httpx2.AsyncClient(timeout=LIMIT_S) as client:
                     answer = await client.post(f"{url}/v1/{path}", json=body)
 
     *events, done, nothing = answer.text.split("\n\n")

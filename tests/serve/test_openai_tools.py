@@ -6,6 +6,7 @@ import httpx
 import openai
 import pytest
 
+from tests.limits import LIMIT_S
 from tests.replying import TEMPLATE, TOOL, reply_engine
 from tests.serve.calls import joined, seen
 from tests.serve.clients import chat_chunks, talking
@@ -155,7 +156,7 @@ async def test_the_effort_of_reasoning_reaches_the_template(fields, expected):
         async with talking(engine) as client:
             url = f"{client.base_url}chat/completions"
             body = {"messages": CHAT, "max_tokens": 1, "verbose": True} | fields
-            async with httpx.AsyncClient() as http:
+            async with httpx.AsyncClient(timeout=LIMIT_S) as http:
                 told = (await http.post(url, json=body)).json()
 
     assert f"{expected}<|im_start|>" in told["__verbose"]["prompt"]

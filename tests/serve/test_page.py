@@ -20,6 +20,7 @@ from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.page import HTML
 from pyllama_raw.testing import EOS, FakeExecutor, fake_engine, fake_limits
 from scripts.browser import PROGRAM, Page, browsing
+from tests.limits import LIMIT_S
 from tests.media.files import image_file
 from tests.replying import reply_engine
 from tests.serve.support import serving
@@ -30,7 +31,6 @@ has_none = pytest.mark.skipif(PROGRAM is None, reason="apt-get install chromium"
 ROOM = fake_limits(n_ctx_slot=4096, n_batch=512, n_cells=16384)
 ASKED = "\x02"  # ends a prompt
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}" + ASKED
-LIMIT_S = 10
 KEY = "a-key"
 IS_DONE = "turns.length && !document.body.classList.contains('busy')"
 MARKDOWN = """# One *title*
@@ -133,7 +133,7 @@ def test_the_page_needs_no_key_and_allows_nothing_of_others():
     Its policy names its own script and style by their hashes, and only this host.
     """
     with served(chatting(spelling("a"))) as url:
-        answer = httpx.get(url)
+        answer = httpx.get(url, timeout=LIMIT_S)
         head = httpx.head(url)
     policy = dict(
         part.split(" ", 1)
@@ -169,7 +169,9 @@ def test_a_chat_streams_and_is_that_of_the_api():
         url = page.value("location.origin")
         body = page.posted("/v1/chat/completions")[0]
         at_once = body | {"stream": False, "stream_options": None}
-        whole = httpx.post(f"{url}/v1/chat/completions", json=at_once).json()
+        whole = httpx.post(
+            f"{url}/v1/chat/completions", json=at_once, timeout=LIMIT_S
+        ).json()
 
     assert (partial, is_busy) == ("one", True)
     assert text == whole["choices"][0]["message"]["content"] == "one two three"
@@ -421,10 +423,12 @@ def test_slots_tell_what_they_have():
     executor = spelling("a" * 3000, on_step=waiting_for(steps))
     body = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
     with served(chatting(executor)) as url, ThreadPoolExecutor() as pool:
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+        with httpx.stream(
+            "POST", f"{url}/v1/chat/completions", json=body, timeout=LIMIT_S
+        ) as answer:
             lines = answer.iter_lines()
             next(lines)
-            asked = pool.submit(httpx.get, f"{url}/slots")
+            asked = pool.submit(httpx.get, f"{url}/slots", timeout=LIMIT_S)
             while not wait([asked], 0.02).done:  # it is told between two steps
                 steps.release()
             slots = asked.result().json()

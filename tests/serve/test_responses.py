@@ -6,6 +6,7 @@ import pytest
 
 from pyllama_raw.serve import make_app
 from pyllama_raw.serve.responses.body import ResponsesBody
+from tests.limits import LIMIT_S
 from tests.replying import TOOL, reply_engine
 from tests.serve.agent_clients import items_of, joined_response, response_events
 from tests.serve.clients import talking
@@ -125,7 +126,9 @@ async def test_what_is_not_done_is_refused(fields, param):
     async with reply_engine(REPLY) as engine:
         transport = httpx.ASGITransport(make_app({"a": engine}))
         async with httpx.AsyncClient(
-            transport=transport, base_url="http://here"
+            transport=transport,
+            base_url="http://here",
+            timeout=LIMIT_S,
         ) as client:
             answer = await client.post("/v1/responses", json=asked)
 

@@ -22,7 +22,7 @@ async def test_tokens_go_there_and_back(anyio_backend_name):
         async with AsyncEngine.open(tiny_model("llama")) as engine:
             wanted = await engine.tokenize("a text")
             async with serving(make_app({"a": engine}), anyio_backend_name) as url:
-                async with httpx.AsyncClient(base_url=url) as client:
+                async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
 
                     async def post(path, **body):
                         return (await client.post(path, json=body)).json()
@@ -56,7 +56,7 @@ async def test_facts_of_a_service(anyio_backend_name):
     with anyio.fail_after(LIMIT_S):
         async with AsyncEngine.open(tiny_model("llama")) as engine:
             async with serving(make_app({"a": engine}), anyio_backend_name) as url:
-                async with httpx.AsyncClient(base_url=url) as client:
+                async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
                     metrics = (await client.get("/metrics")).text
                     slots = (await client.get("/slots")).json()
                     props = (await client.get("/props")).json()

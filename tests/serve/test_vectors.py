@@ -46,9 +46,11 @@ async def test_vectors_are_those_of_the_engine(anyio_backend_name):
             cut = await create(
                 model="e", input=TEXTS[0], dimensions=8, encoding_format="float"
             )
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as usual:
+        async with openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", timeout=LIMIT_S
+        ) as usual:
             default = await usual.embeddings.create(model="e", input=TEXTS)
-        async with httpx.AsyncClient(base_url=url) as plain:
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as plain:
             asked = {"model": "e", "input": TEXTS, "encoding_format": "base64"}
             answer = (await plain.post("/v1/embeddings", json=asked)).json()
 
@@ -76,7 +78,7 @@ async def test_a_vector_is_of_what_its_input_stands_for(anyio_backend_name):
         ]
         mixed = [*await engines["e"].tokenize("a", add_special=True), ids[1]]
         wanted, of_mixed = await engines["e"].embed(["a text", mixed])
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
 
             async def rows(**asked):
                 answer = await client.post(
@@ -100,7 +102,7 @@ async def test_ranks_are_those_of_the_engine(anyio_backend_name):
     asked = {"model": "r", "query": "a question", "documents": TEXTS, "top_n": 1}
     async with three_models(anyio_backend_name) as (url, engines):
         wanted = await engines["r"].rank("a question", TEXTS)
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
             answer = (await client.post("/v1/rerank", json=asked)).json()
 
     [best] = answer["results"]
@@ -116,7 +118,7 @@ async def test_routers_of_vllm_and_sglang_read_a_list_of_ranks(anyio_backend_nam
     asked |= {"model": "r", "user": None, "return_documents": True}
     async with three_models(anyio_backend_name) as (url, engines):
         [wanted, *_] = await engines["r"].rank("a question", TEXTS)
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
             told = (await client.post("/v1/rerank", json=asked)).json()
 
     best = {"index": wanted.index, "document": TEXTS[wanted.index]}
@@ -130,7 +132,7 @@ async def test_a_text_that_is_too_long_is_told_as_a_prompt_that_is(anyio_backend
     asked = {"model": "e", "input": ["short", "long " * 2000]}
     ranked = {"model": "r", "query": "a", "documents": ["short", "long " * 2000]}
     async with three_models(anyio_backend_name) as (url, _):
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
             answer = await client.post("/v1/embeddings", json=asked)
             other = await client.post("/v1/rerank", json=ranked)
 
@@ -150,7 +152,7 @@ async def test_each_model_is_asked_for_what_it_can_do(anyio_backend_name):
             with pytest.raises(openai.BadRequestError) as caught:
                 await client.embeddings.create(model="r", input="a")
             models = [model.id async for model in client.models.list()]
-        async with httpx.AsyncClient(base_url=url) as plain:
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as plain:
             nameless = await plain.post("/v1/embeddings", json={"input": "a"})
 
     assert (caught.value.param, models) == ("model", ["g", "e", "r"])

@@ -4,8 +4,9 @@
 
 static bool read_flag(void * data) {
     const auto * flag = static_cast<plr_flag *>(data);
-    return flag->value.load(std::memory_order_relaxed) ||
-           flag->drops.load(std::memory_order_relaxed);
+    return (flag->value.load(std::memory_order_relaxed) ||
+            flag->drops.load(std::memory_order_relaxed)) &&
+           !Unstoppable::here();
 }
 
 plr_flag * plr_flag_new(void) {

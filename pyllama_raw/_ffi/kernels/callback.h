@@ -41,6 +41,8 @@ class Kernels {
         is_fast_                  = fast && has_fast();
         is_deterministic_         = deterministic && has_columns();
         follows_                  = is_fast_ && follows;
+        // Sums have other last digits than libllama's, which `deterministic` promises.
+        weaves_                   = is_fast_ && !deterministic && kernels::is_usable(kernels::WOVEN);
         makes_vectors_            = is_fast_ && params->embeddings;
         attends_texts_            = makes_vectors_ && multiplies_floats();
         params->cb_eval           = on_node;
@@ -69,6 +71,8 @@ class Kernels {
             take(node, kernels::Q4_1, q4_1_node_);
         } else if (is_fast_ && has_q8_0_ && q8_0_.takes(node)) {
             take(node, kernels::Q8_0, q8_0_node_);
+        } else if (weaves_ && woven_.takes(node)) {
+            take(node, kernels::WOVEN + WovenProduct::kind_of(node->src[0]->type), woven_node_);
         } else if (is_deterministic_ && columns_.takes(node, are_streams())) {
             take(node, kernels::COLUMNS, columns_node_);
         } else if (is_fast_ && Attention::takes(node)) {
@@ -128,7 +132,8 @@ class Kernels {
 
     // libllama computes a graph again without making its nodes anew.
     void reset(ggml_tensor * node) const {
-        for (const CustomNode * ours : {&q4_1_node_, &q8_0_node_, &columns_node_, &attention_node_,
+        for (const CustomNode * ours : {&q4_1_node_, &q8_0_node_, &woven_node_, &columns_node_,
+                                        &attention_node_,
                                         &text_node_, &f32_node_, &f16_node_, &gelu_node_,
                                         &norm_node_, &halves_node_}) {
             if (ours->is_of(node)) {
@@ -177,6 +182,7 @@ class Kernels {
     bool                   is_fast_  = false;
     bool                   is_deterministic_ = false;
     bool                   follows_  = false;
+    bool                   weaves_   = false;
     bool                   makes_vectors_ = false;  // bits then need not be libllama's
     bool                   attends_texts_ = false;
     const ggml_tensor *    stored_   = nullptr;
@@ -185,11 +191,13 @@ class Kernels {
     Attention::Orders      orders_;  // of the graph that is being computed
     Product<product::Q4_1> q4_1_;
     Product<product::Q8_0> q8_0_;
+    WovenProduct           woven_;
     ColumnProduct          columns_;
     F32Product             f32_;
     F16Product             f16_;
     const CustomNode q4_1_node_{Product<product::Q4_1>::compute, &q4_1_};
     const CustomNode q8_0_node_{Product<product::Q8_0>::compute, &q8_0_};
+    const CustomNode woven_node_{WovenProduct::compute, &woven_};
     const CustomNode columns_node_{ColumnProduct::compute, &columns_};
     const CustomNode attention_node_{Attention::compute, &orders_};
     const CustomNode text_node_{TextAttention::compute, &orders_};

@@ -17,6 +17,10 @@ bool plr_kernels_row(int32_t index, plr_kernel * row) {
     return false;
 }
 
+const char * plr_cpu_level(void) {
+    return PLR_CPU_LEVEL;
+}
+
 plr_kernels * plr_kernels_attach(llama_context_params * params, bool fast, bool follows,
                                  bool deterministic) {
     return guarded<plr_kernels *>(nullptr, [&]() -> plr_kernels * {

@@ -25,6 +25,9 @@ typedef struct plr_kernel {
 /* The table of kernels, of a kind the best first; false if it has no row *index*. */
 bool plr_kernels_row(int32_t index, plr_kernel * row);
 
+/* The level of CPUs that libllama and the kernels are built for: see _ffi/cpu_level.py. */
+const char * plr_cpu_level(void);
+
 /*
  * Those of the context that is made from *params*, freed after it; NULL: none is usable, or
  * there is no memory. fast: those that are faster than libllama. follows: all slots share one

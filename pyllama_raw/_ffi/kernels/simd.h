@@ -17,13 +17,20 @@
 #endif
 #define PLR_KERNEL PLR_AVX512 PLR_CALLED
 
+// False, too, in a build for a lesser CPU (_ffi/cpu_level.py): then libllama has no more either.
 inline bool has_avx2() {
+#ifdef PLR_WITHOUT_AVX2
+    return false;
+#endif
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("f16c");
 }
 
 inline bool has_avx512() {
+#ifdef PLR_WITHOUT_AVX512
+    return false;
+#endif
     return has_avx2() && __builtin_cpu_supports("avx512vnni") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl");

@@ -14,14 +14,17 @@
 #include "product.h"
 #include "short_tile.h"
 #include "text_attention.h"
+#include "woven_product.h"
 
 namespace kernels {
 
 constexpr const char * kAvx512 = "AVX-512 F, BW, DQ, VL and VNNI";
 constexpr const char * kAvx2   = "AVX2, FMA and F16C";
+constexpr const char * kOnlyAvx2 = "AVX2, FMA and F16C, without AVX-512 VNNI";
 
 enum Index {
-    ATTENTION_AVX512, ATTENTION_AVX2, Q4_1, Q8_0, COLUMNS, F32, F16, GELU, NORM, HALVES, N_ROWS
+    ATTENTION_AVX512, ATTENTION_AVX2, Q4_1, Q8_0, COLUMNS, F32, F16, GELU, NORM, HALVES,
+    WOVEN, N_ROWS = WOVEN + WovenProduct::kKinds  // in the order of its kinds
 };
 
 struct Row {
@@ -41,6 +44,14 @@ constexpr Row kTable[N_ROWS] = {  // of one kind the first usable row computes
     {"gelu", kAvx2, has_avx2},
     {"norm", kAvx2, has_avx2},
     {"halves", kAvx2, has_avx2},
+    {"q4_0", kOnlyAvx2, WovenProduct::is_usable},
+    {"q4_1", kOnlyAvx2, WovenProduct::is_usable},
+    {"q5_0", kOnlyAvx2, WovenProduct::is_usable},
+    {"q5_1", kOnlyAvx2, WovenProduct::is_usable},
+    {"q8_0", kOnlyAvx2, WovenProduct::is_usable},
+    {"q4_k", kOnlyAvx2, WovenProduct::is_usable},
+    {"q5_k", kOnlyAvx2, WovenProduct::is_usable},
+    {"q6_k", kOnlyAvx2, WovenProduct::is_usable},
 };
 
 // No other device knows a custom operation.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
+#include "boundary/abort_flag.h"
 #include "boundary/adapters_gate.h"
 #include "boundary/exceptions.h"
 #include "boundary/lane.h"
@@ -55,13 +57,43 @@ static int encode(llama_context * ctx, const llama_batch & batch) {
     });
 }
 
+static bool is_mended = PLR_IS_MENDED;  // libllama; changed by tests only
+
+bool plr_set_mended(bool value) {
+    return std::exchange(is_mended, value);
+}
+
+// Whether libllama goes on rightly after an abort of *batch*.
+//
+// A slot with cells of its own may only share a micro-batch with its neighbours. A libllama
+// that is not mended (MENDS of build_lib.py) leaves slots whose micro-batch was not reached
+// searching their next cell at the place of another slot. They then leave a gap, and sums
+// over cells are made in another order. So such a batch is computed to its end, and what is not
+// wanted is cut off. Where all slots are neighbours the first micro-batch has all of them.
+static bool may_abort(const llama_context * ctx, const llama_batch & batch) {
+    if (is_mended || llama_n_ctx_seq(ctx) == llama_n_ctx(ctx)) {  // one pool, or one slot
+        return true;
+    }
+    for (int32_t i = 1; i < batch.n_tokens; ++i) {
+        const int32_t further = batch.seq_id[i][0] - batch.seq_id[i - 1][0];
+        if (further != 0 && further != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static int decode(const Job & job) {
     if (const int32_t code = fault.take(*job.batch)) {
         remember("a test wants this decode to fail");
         return code;
     }
     const auto lock = adapters_gate.reading();
-    return job.encodes ? encode(job.ctx, *job.batch) : plr_kernels_decode(job.ctx, *job.batch);
+    if (job.encodes) {
+        return encode(job.ctx, *job.batch);
+    }
+    const Unstoppable to_its_end(!may_abort(job.ctx, *job.batch));
+    return plr_kernels_decode(job.ctx, *job.batch);
 }
 
 // 1 if the batch was advanced to the next one, 0 if not.

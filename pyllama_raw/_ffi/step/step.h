@@ -79,6 +79,12 @@ bool plr_drop(plr_runner * runner, plr_flag * flag);
 void plr_fail_decode(int32_t code, int32_t n_until, int32_t seq_id);
 
 /*
+ * For tests: go on as with a libllama that has, or is not known to have, MENDS of build_lib.py.
+ * Returns what held before. Not while something is computed.
+ */
+bool plr_set_mended(bool value);
+
+/*
  * Log-probabilities of tokens[i] in output row rows[i] of the last batch; ids and values have
  * n_rows times n_top places, unused ids are LLAMA_TOKEN_NULL. Rows that were sampled are
  * changed: ask for others only.

@@ -10,7 +10,6 @@ from pyllama_raw.core.request import (
     FinishReason,
     LengthLimit,
     NewTokens,
-    StopString,
     StopToken,
 )
 from pyllama_raw.core.scheduling.roster import Roster
@@ -112,15 +111,20 @@ class Outputs:
         sequence.token_times.append(now)
         sequence.n_output = n_output = sequence.n_output + 1
         request = sequence.request
-        if token in request.stop_token_ids:
-            return FinishReason.STOP, StopToken(token)
+        is_end, is_full = (
+            token in request.stop_token_ids,
+            n_output >= request.max_tokens,
+        )
         finder = sequence.stop_finder
         if finder is not None:
-            finder.push(self._pieces[token] or request.names.get(token, b""))
-            if finder.stop is not None:
-                text = finder.stop.decode("utf-8", "replace")
-                return FinishReason.STOP, StopString(text)
-        if n_output >= request.max_tokens:
+            # A stop before the end comes first: the last token may show that there is one.
+            piece = self._pieces[token] or request.names.get(token, b"")
+            stop = finder.take(token, piece, is_last=is_end or is_full)
+            if stop is not None:
+                return FinishReason.STOP, stop
+        if is_end:
+            return FinishReason.STOP, StopToken(token)
+        if is_full:
             return FinishReason.LENGTH, LengthLimit.MAX_TOKENS
         return None
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from pyllama_raw.cli import running
+from pyllama_raw.cli.engine_options import named_model
 from pyllama_raw.cli.running import output
 from pyllama_raw.lab.bench.call import ASKED, Call
 from pyllama_raw.lab.bench.conditions import told_apart
@@ -35,7 +36,7 @@ from pyllama_raw.options.models import resolve_model
 
 def run(options: Namespace) -> int:
     """`bench run`; status 1 if a call failed."""
-    model, config = resolve_model(options.model), bench_config(options)
+    model, config = resolve_model(named_model(options)), bench_config(options)
     specs = options.targets or ["engine"]
     openers = {spec: opener(spec, model, config) for spec in specs}
     return measure(options, model, openers)
@@ -93,7 +94,7 @@ async def _collect(
 
 def _about(options: Namespace, model: Path) -> Result:
     """Conditions that are written into a result."""
-    hidden = ("run", "parser", "out", "model", "wide")
+    hidden = ("run", "parser", "out", "model", "model_argument", "wide")
     shown = {k: v for k, v in vars(options).items() if k not in hidden}
     facts = machine()
     return {

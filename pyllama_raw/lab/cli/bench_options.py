@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyllama_raw.cli.engine_options import add_engine
 from pyllama_raw.cli.flags import add, count, positive, share, whole
-from pyllama_raw.cli.options import MODEL_HELP
+from pyllama_raw.cli.options import MODEL_HELP, add_model_argument
 from pyllama_raw.lab.bench.shape import Shape
 from pyllama_raw.lab.bench.workloads import WORKLOADS
 
@@ -24,6 +24,7 @@ def add_run(parser: ArgumentParser) -> None:
         metavar="WORKLOAD",
         help=f"{about}; trace: the arrivals of --trace",
     )
+    add_model_argument(parser)
     text = "engine (the default), openai=URL, or llama-server=URL; repeatable"
     add(parser, "--target", str, "TARGET", text, action="append", dest="targets")
     add(parser, "--model", str, "MODEL", f"{MODEL_HELP}; its tokens")

@@ -41,7 +41,7 @@ def knobs(n_cpus: int, n_threads: int) -> tuple[Knob, ...]:
         _knob("threads", "context", *({"n_threads": n} for n in threads)),
         _knob("threads for prompts", "context", wide),
         # Left as in the file, for our kernels, or in libllama's order, as for AMX.
-        _knob("weights", "model", {"use_extra_bufts": False}),
+        _knob("weights", "model", *({"use_extra_bufts": on} for on in (False, True))),
         _knob("flash attention", "context", {"flash_attn": "off"}),
         _knob("KV layout", "context", {"kv_unified": False}),
         _knob("KV type", "context", {"type_k": "q8_0", "type_v": "q8_0"}),

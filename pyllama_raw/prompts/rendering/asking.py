@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from pyllama_raw.prompts.rendering.here import TemplateHere
 from pyllama_raw.prompts.rendering.processes import (
     Exceeded,
     TemplateProcesses,
@@ -21,37 +22,61 @@ NO_TOKENS = {"bos_token": "", "eos_token": ""}
 
 
 @lru_cache(MAX_KNOWN)
-def prints_tools(source: str) -> bool:
+def prints_tools(source: str, is_apart: bool = True) -> bool:
     """
     Whether the template *source* prints tools; also where it does not let itself be asked.
 
     The first call takes a tenth of a second, and 1 s at most.
 
+    Args:
+        is_apart: whether it runs in a process of its own.
+
     Raises:
         Unreadable: the template cannot be compiled.
         OSError: no process can be started.
     """
-    with closing(TemplateProcesses(source, NO_TOKENS)) as processes:
+    make = TemplateProcesses if is_apart else TemplateHere
+    with closing(make(source, NO_TOKENS)) as runner:
         try:
-            return processes.takes_tools()
+            return runner.takes_tools()
         except Exceeded:
             return True
 
 
-def are_printed(template: str | None) -> bool:
-    """Whether tools are printed by *template*, which may be none, or no template."""
+def are_printed(template: str | None, is_apart: bool = True) -> bool:
+    """Whether tools are printed by *template*, which may be none, or not to be used."""
     try:
-        return template is not None and prints_tools(template)
-    except Unreadable:
+        return template is not None and prints_tools(template, is_apart)
+    except (Unreadable, OSError):
         return False
 
 
 @lru_cache(MAX_KNOWN)
-def reply_spec(source: str) -> ReplySpec | None:
+def check_reads(source: str, is_apart: bool = True) -> None:
+    """
+    Check that the template *source* reads the messages of a chat; takes a tenth of a second.
+
+    Raises:
+        Unreadable: it does not, or it cannot be compiled.
+        OSError: no process can be started.
+    """
+    make = TemplateProcesses if is_apart else TemplateHere
+    with closing(make(source, NO_TOKENS)) as runner:
+        with suppress(Exceeded):
+            runner.takes_tools()
+        if not runner.reads_messages:
+            raise Unreadable("it reads no variable `messages`, which has the chat")
+
+
+@lru_cache(MAX_KNOWN)
+def reply_spec(source: str, is_apart: bool = True) -> ReplySpec | None:
     """
     Specification for replies of the model of the template *source*, found once.
 
     The first call may take a second, and some for a template that exceeds its limits.
+
+    Args:
+        is_apart: whether it runs in a process of its own.
 
     Returns:
         None if a reply is only content.
@@ -71,9 +96,10 @@ def reply_spec(source: str) -> ReplySpec | None:
     ) -> str | None:
         chat = {"tools": tools, "kwargs": variables, "asks": add_generation_prompt}
         try:
-            return processes.render(messages, chat)[0]
+            return runner.render(messages, chat)[0]
         except (Exceeded, TemplateRefused):
             return None
 
-    with closing(TemplateProcesses(source, NO_TOKENS)) as processes:
+    make = TemplateProcesses if is_apart else TemplateHere
+    with closing(make(source, NO_TOKENS)) as runner:
         return spec_for(source, render)

@@ -3,7 +3,8 @@ The processes that run one chat template, started when they are needed and kept.
 
 A process is a new Python and never a fork, because a fork of a process with threads can
 hang. It gets our search path, reads neither the environment nor `__main__`, and imports
-only Jinja and this package's folder.
+only Jinja and this package's folder. A Python that is not our own, as a frozen application
+has it, keeps its own search path in front of ours.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import subprocess
 import sys
 import weakref
 from contextlib import suppress
+from logging import getLogger
 from pathlib import Path
 from queue import LifoQueue
 from threading import Lock
 from typing import Any
 
 from pyllama_raw.errors import ClosedError
+from pyllama_raw.options.interpreter import VARIABLE, has_own_path, interpreter
 from pyllama_raw.prompts.rendering import frames
 from pyllama_raw.prompts.rendering.limits import (
     MAX_CHARACTERS,
@@ -31,14 +34,16 @@ from pyllama_raw.prompts.rendering.limits import (
 # The package is entered by its path: its __init__ would import all of the engine.
 _PROGRAM = """
 import json, sys, types
-path, folder = json.loads(sys.argv[1])
-sys.path[:] = path
+path, folder, keeps = json.loads(sys.argv[1])
+sys.path[:] = [*(sys.path if keeps else ()), *path]
 package = types.ModuleType("pyllama_raw")
 package.__path__ = [folder]
 sys.modules["pyllama_raw"] = package
 from pyllama_raw.prompts.rendering.worker import main
 main()
 """
+
+_log = getLogger(__name__)
 
 
 class Unreadable(Exception):
@@ -60,6 +65,11 @@ class TemplateProcesses:
     Args:
         tokens: names and texts of the tokens that templates may ask for.
         max_cpu_s: that compiling the template or rendering one chat may take.
+
+    Attributes:
+        n_mended: chats that were rendered only changed (`mending.py`).
+        reads_messages: whether its prompts can say anything of a chat; known once it has
+            rendered one.
     """
 
     def __init__(
@@ -77,6 +87,9 @@ class TemplateProcesses:
         self._lock = Lock()
         self._all: set[_Process] = set()
         self._closed = False
+        self.n_mended = 0
+        self.reads_messages = True
+        self._mended: set[str] = set()  # changes that the log has told of
         weakref.finalize(self, _end_all, self._all)
 
     def render(
@@ -106,6 +119,7 @@ class TemplateProcesses:
             if process is None:
                 process = self._started()
             answer = process.ask(chat)
+            self.reads_messages = process.reads_messages
         except BaseException as error:
             if process is not None:
                 process.end()
@@ -118,6 +132,15 @@ class TemplateProcesses:
             self._places.put(process)
         if "refused" in answer:
             raise TemplateRefused(answer["refused"])
+        if changes := answer.get("mended"):
+            with self._lock:
+                self.n_mended += 1
+                new = [name for name in changes if name not in self._mended]
+                self._mended.update(new)
+            for name in new:
+                _log.warning(
+                    "the chat template takes some chats only changed: %s", name
+                )
         return answer
 
     def close(self) -> None:
@@ -138,15 +161,21 @@ class TemplateProcesses:
 class _Process:
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup, self._is_set_up = setup, False
+        self.reads_messages = True
         folder = str(Path(__file__).resolve().parents[2])
-        given = json.dumps([[str(entry) for entry in sys.path], folder])
+        path = [str(entry) for entry in sys.path]
+        # Another Python than ours has packages of its own, which site finds.
+        is_other = has_own_path()
+        given = json.dumps([path, folder, is_other])
+        self._python = interpreter()
+        flags = ("-I",) if is_other else ("-I", "-S")
         # Isolated: no user's folder or environment variable adds modules. In a session
         # of its own, because an interrupt from the terminal is not for it. Nor is one
         # that comes before it has that session; the process ignores it later.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._popen = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, given],
+                [self._python, *flags, "-c", _PROGRAM, given],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -160,7 +189,7 @@ class _Process:
             answer = self._answer(self._setup)
             if "unreadable" in answer:
                 raise Unreadable(answer["unreadable"])
-            self._is_set_up = True
+            self._is_set_up, self.reads_messages = True, answer["reads_messages"]
         return self._answer(value)
 
     def _answer(self, value: Any) -> dict[str, Any]:
@@ -179,7 +208,7 @@ class _Process:
         assert isinstance(answer, dict)
         return answer
 
-    def _why(self) -> Exceeded:
+    def _why(self) -> Exceeded | OSError:
         try:
             code = self._popen.wait(timeout=1)
         except subprocess.TimeoutExpired:
@@ -187,6 +216,11 @@ class _Process:
             code = self._popen.wait()
         if code == -signal.SIGPROF:
             return Exceeded(f"done within {self._setup['max_cpu_s']:g} s of CPU time")
+        if code > 0 and not self._is_set_up:  # Python's own end, before any chat
+            return OSError(
+                f"{self._python} ended with {code}: it needs Jinja and this package; name "
+                f"another Python by {VARIABLE}"
+            )
         return Exceeded(f"done without ending its process (which ended with {code})")
 
     def end(self) -> None:

@@ -69,6 +69,32 @@ class Takes:
         return _has(self._printed([said, USER]), ["sentinelwish"])
 
     @cached_property
+    def system(self) -> bool:
+        """Whether it prints a system message in front; also if it takes no chat without one."""
+        said = {"role": "system", "content": "sentinelwish"}
+        if _has(self._printed([said, USER]), ["sentinelwish"]):
+            return True
+        return self._printed([USER]) is None
+
+    @cached_property
+    def systems(self) -> bool:
+        """Whether it prints system messages wherever they are."""
+        words = [f"sentinelwish{number}" for number in ("one", "two", "three")]
+        first, second, third = ({"role": "system", "content": word} for word in words)
+        said = {"role": "assistant", "content": "a"}
+        chat = [first, second, USER, said, third, USER]
+        return _has(self._printed(chat), words)
+
+    @cached_property
+    def lone_results(self) -> bool:
+        """Whether it prints the result of a call that is not there, if it prints results."""
+        result = ANSWER | {"content": "sentinelresult"}
+        called = self._printed([USER, with_calls(CALL, self.calls), result])
+        if not _has(called, ["sentinelresult"]):
+            return True
+        return _has(self._printed([USER, result, USER]), ["sentinelresult"])
+
+    @cached_property
     def tools(self) -> bool:
         """Whether it prints tools; also if it takes no chat of those tried."""
         chats = ([USER], [SYSTEM, USER])

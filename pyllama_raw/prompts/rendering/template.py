@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
+
+from jinja2.meta import find_undeclared_variables
 
 from pyllama_raw.prompts.rendering.environment import TextEnvironment
 from pyllama_raw.prompts.rendering.forms import (
@@ -12,6 +15,14 @@ from pyllama_raw.prompts.rendering.forms import (
     texts_of,
     with_calls,
     with_reasoning,
+)
+from pyllama_raw.prompts.rendering.mending import (
+    CHANGES,
+    SYSTEM,
+    Change,
+    results_as_users,
+    systems_as_users,
+    systems_in_front,
 )
 from pyllama_raw.prompts.rendering.roles import quoted_words
 from pyllama_raw.prompts.rendering.takes import Takes
@@ -32,17 +43,23 @@ class CompiledTemplate:
         tokens: names and texts of the tokens that templates may ask for.
 
     Attributes:
-        takes: what it does with parts, tools, calls and developers.
+        takes: what it does with parts, tools, calls, systems and developers.
+        reads_messages: whether its prompts can say anything of a chat.
+        mended: names of the changes without which it would not have taken the last chat.
 
     Raises:
         Exception: of many kinds; Jinja and Python's compiler do not agree on one.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
-        self._template = TextEnvironment().from_string(source)
+        environment = TextEnvironment()
+        variables = find_undeclared_variables(environment.parse(source))
+        self.reads_messages = "messages" in variables
+        self._template = environment.from_string(source)
         self._knows_developers = "developer" in quoted_words(source)
         self._tokens = {name: from_template(text) for name, text in tokens.items()}
         self.takes = Takes(partial(self._rendered, kwargs={}, asks=True))
+        self.mended: list[str] = []
 
     def render(
         self,
@@ -62,8 +79,41 @@ class CompiledTemplate:
         Raises:
             Exception: of any kind; templates are programs of strangers.
         """
-        taken = [self._as_taken(message) for message in messages]
-        return self._rendered(taken, tools, kwargs=kwargs or {}, asks=asks)
+        self.mended = []
+        chat = self._as_printed([self._as_taken(message) for message in messages])
+        render = partial(self._rendered, tools=tools, kwargs=kwargs or {}, asks=asks)
+        try:
+            return render(chat)
+        except MemoryError:
+            raise
+        except Exception:
+            for name, change in CHANGES.items():
+                changed = change(chat)
+                if changed is None:
+                    continue
+                chat = changed
+                self.mended.append(name)
+                with suppress(Exception):
+                    return render(chat)
+            raise
+
+    def _as_printed(self, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """*chat* changed where the template would raise no error and print nothing."""
+        roles = [message["role"] for message in chat]
+        n_systems = sum(role in SYSTEM for role in roles)
+        changes: list[Change] = []
+        if "tool" in roles and not self.takes.lone_results:
+            changes.append(results_as_users)
+        n_front = sum(role in SYSTEM for role in roles[:1])
+        if n_systems > n_front and not self.takes.systems:
+            changes.append(systems_in_front)
+        if n_systems and not self.takes.system:
+            changes.append(systems_as_users)
+        for name, change in CHANGES.items():
+            if change in changes and (changed := change(chat)) is not None:
+                self.mended.append(name)
+                chat = changed
+        return chat
 
     def _rendered(
         self,
@@ -94,6 +144,10 @@ class CompiledTemplate:
                 message = with_reasoning(message)
             case "developer" if not (self._knows_developers and self.takes.developers):
                 message = message | {"role": "system"}
+        # Templates print None as a word.
+        is_none = "content" in message and message["content"] is None
+        if is_none and not message.get("tool_calls"):
+            message = message | {"content": ""}
         if isinstance(message.get("tool_calls"), list):
             form = self.takes.calls if message["tool_calls"] else CALL_FORMS[0]
             message = with_calls(message, form)

@@ -66,7 +66,7 @@ def _compile(source: str, tokens: dict[str, str]) -> CompiledTemplate | None:
     except Exception as error:  # noqa: BLE001 - Jinja and Python raise many kinds
         _answer({"unreadable": _reason(error)})
         return None
-    _answer({"compiled": True})
+    _answer({"compiled": True, "reads_messages": template.reads_messages})
     return template
 
 
@@ -83,7 +83,8 @@ def _render(
         return True
     else:
         if len(text) <= MAX_CHARACTERS:
-            _answer({"text": text, "origins": origins})
+            told = {"text": text, "origins": origins}
+            _answer(told | ({"mended": template.mended} if template.mended else {}))
             return True
         _answer({"too_large": True})
     return False

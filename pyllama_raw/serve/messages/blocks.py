@@ -6,6 +6,8 @@ Rules:
 2. Thoughts that are hidden from us have nothing to tell the model.
 3. The line that Claude Code puts in front of its system prompt for its bills changes each time.
    The model gets a constant instead, because all that follows would be computed again.
+4. A short text stands in for a block of the history that is not known or cannot be used, because
+   clients send it again with each request. In what the user says now it is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from pyllama_raw.serve.chats import ChatTurns, PlacedPart, text_of, unknown
-from pyllama_raw.serve.failures import refused
+from pyllama_raw.serve.failures import Failure, refused
 
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*")
 BILLED = "x-anthropic-billing-header:"
@@ -54,16 +56,20 @@ def conversation_of(
     chat = ChatTurns()
     if system:
         blocks = _listed(system)
-        parts = [_unbilled(part) for part in _parts(blocks, "system")]
+        parts = [_unbilled(part) for part in _parts(blocks, "system", chat)]
         chat.say("system", parts, "system")
         chat.mark(blocks)
+    roles = [message["role"] for message in messages]
+    n_old = len(roles) - roles[::-1].index("assistant") if "assistant" in roles else 0
     for i, message in enumerate(messages):
         place, blocks = f"messages[{i}]", _listed(message["content"])
         if message["role"] == "assistant":
             _write(chat, blocks, place)
         else:
-            _say(chat, message["role"], blocks, place)
+            is_new = i >= n_old and message["role"] == "user"
+            _say(chat, message["role"], blocks, place, is_new=is_new)
         chat.mark(blocks)
+    chat.join()
     return chat
 
 
@@ -77,20 +83,23 @@ def _unbilled(placed: PlacedPart) -> PlacedPart:
     return PlacedPart.of_text(BILLING.sub(BILLED, placed.part["text"]), placed.place)
 
 
-def _say(chat: ChatTurns, role: str, blocks: BlockList, place: str) -> None:
-    """What a user says, after the results that come with it."""
+def _say(
+    chat: ChatTurns, role: str, blocks: BlockList, place: str, *, is_new: bool
+) -> None:
+    """What a user says, after the results that come with it; *is_new*: now."""
     for i, block in enumerate(blocks):
         if block["type"] == "tool_result":
             _result(chat, block, f"{place}.content[{i}]")
     if not blocks or any(block["type"] != "tool_result" for block in blocks):
-        chat.say(role, _parts(blocks, f"{place}.content"), place)
+        old = None if is_new else chat
+        chat.say(role, _parts(blocks, f"{place}.content", old), place)
 
 
 def _result(chat: ChatTurns, block: Any, place: str) -> None:
     content = block.get("content") or ""
     if not isinstance(content, str | list):
         raise refused(f"{place}.content", "give text or a list of blocks")
-    parts = list(_parts(_listed(content), f"{place}.content"))
+    parts = list(_parts(_listed(content), f"{place}.content", chat))
     if block.get("is_error"):
         parts.insert(0, PlacedPart.of_text(ERROR, place))
     if all(part["type"] == "text" for part, _ in parts):
@@ -106,42 +115,69 @@ def _write(chat: ChatTurns, blocks: BlockList, place: str) -> None:
     for i, block in enumerate(blocks):
         fields: Any = block
         at = f"{place}.content[{i}]"
-        match block["type"]:
-            case "text":
-                chat.write(text_of(fields, "text", at), place)
-            case "thinking":
-                chat.think(text_of(fields, "thinking", at), place)
-            case "redacted_thinking":
+        match fields:
+            case {"type": "text", "text": str(text)}:
+                chat.write(text, place)
+            case {"type": "thinking", "thinking": str(text)}:
+                chat.think(text, place)
+            case {"type": "redacted_thinking"}:
                 pass
-            case "tool_use":
+            case {"type": "tool_use"}:
                 name, given = fields.get("name"), fields.get("input")
                 chat.call(fields.get("id"), name, given, at)
-            case other:
-                raise unknown(other, at)
+            case _:
+                chat.write(chat.stand_in(fields["type"], fields), place)
 
 
-def _parts(blocks: Sequence[Any], place: str) -> Iterator[PlacedPart]:
-    """Texts and images. Raises Failure."""
+def _parts(
+    blocks: Sequence[Any], place: str, old: ChatTurns | None = None
+) -> Iterator[PlacedPart]:
+    """
+    Texts and images. Raises Failure.
+
+    Args:
+        old: the chat, if *blocks* are of its history: short texts stand in for others.
+    """
     for i, block in enumerate(blocks):
         at = f"{place}[{i}]"
         kind = block.get("type") if isinstance(block, dict) else None
-        match kind:
-            case "text":
-                text = text_of(block, "text", at)
-            case "document":
-                text = text_of(_source(block, "text", at), "data", at)
-            case "search_result":
-                inner = block.get("content")
-                found = _parts(inner if isinstance(inner, list) else [], at)
-                text = "\n".join(part["text"] for part, _ in found)
-            case "image":
-                yield PlacedPart(_image(block, at), at)
-                continue
-            case "tool_result":  # it is a message of its own
-                continue
-            case _:
-                raise unknown(kind, at)
-        yield PlacedPart.of_text(text, at)
+        if kind == "tool_result":  # it is a message of its own
+            continue
+        try:
+            part = PlacedPart(_part(block, kind, at), at)
+        except Failure:
+            if old is None:
+                raise
+            part = PlacedPart.of_text(old.stand_in(kind, block), at)
+        yield part
+
+
+def _part(block: Any, kind: object, at: str) -> dict[str, Any]:
+    match kind:
+        case "text":
+            text = text_of(block, "text", at)
+        case "document":
+            text = text_of(_source(block, "text", at), "data", at)
+        case "search_result":  # its content is texts, and nothing that has parts again
+            inner = block.get("content")
+            if not isinstance(inner, list):
+                raise refused(f"{at}.content", "give a list of texts")
+            text = "\n".join(
+                _text(part, f"{at}.content[{j}]") for j, part in enumerate(inner)
+            )
+        case "image":
+            return _image(block, at)
+        case _:
+            raise unknown(kind, at)
+    return {"type": "text", "text": text}
+
+
+def _text(block: Any, place: str) -> str:
+    """The text of a block that is nothing else. Raises Failure."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind != "text":
+        raise unknown(kind, place)
+    return text_of(block, "text", place)
 
 
 def _image(block: Any, place: str) -> dict[str, Any]:

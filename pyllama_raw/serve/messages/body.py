@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from pyllama_raw.serve.body import HARMLESS, effort_variables, template_variables
-from pyllama_raw.serve.chats import ChatTurns, ConversationBody
+from pyllama_raw.serve import fields
+from pyllama_raw.serve.body import Items
+from pyllama_raw.serve.chats import NAMES, OF_MESSAGES, ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.messages.blocks import BlockList, MessageTurn, conversation_of
 from pyllama_raw.serve.tools import function_tool, tool_options
@@ -27,18 +28,15 @@ class MessageToolChoice(TypedDict, total=False):
 class MessagesBody(ConversationBody):
     """A chat of messages that are made of blocks."""
 
-    harmless: ClassVar[set[str]] = HARMLESS | {
-        "betas", "cache_control", "container", "context_management", "diagnostics",
-        "fallbacks", "inference_geo", "speed",
-    }  # fmt: skip
+    rules: ClassVar[fields.Rules] = fields.MESSAGES
 
     messages: Annotated[list[MessageTurn], Field(min_length=1, fail_fast=True)]
     """Messages; an answer that has begun may be the last one, and goes on."""
     system: str | BlockList | None = None
     """What the model is told before the first message."""
-    stop_sequences: list[str] | None = None
+    stop_sequences: Items[str] | None = None
     """Texts that end the answer."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     """Tools that the client runs; those that a server would run are left out."""
     tool_choice: MessageToolChoice | None = None
     """Whether tools are called: "auto", "any", "none", or "tool" with the name of one."""
@@ -50,8 +48,9 @@ class MessagesBody(ConversationBody):
     @property
     def names(self) -> dict[str, str]:
         """Fields of the body, by what the engine calls them."""
-        told = dict.fromkeys(("prompt", "content", "role"), "messages")
-        return told | {"stop": "stop_sequences", "json_schema": "output_config"}
+        told = dict.fromkeys(OF_MESSAGES, "messages") | NAMES
+        told |= {"stop": "stop_sequences", "json_schema": "output_config"}
+        return told | super().names
 
     def chat(self) -> ChatTurns:
         """The chat. Raises Failure."""
@@ -60,8 +59,12 @@ class MessagesBody(ConversationBody):
             chat.marks.add(1)
         return chat
 
-    def calling(self) -> dict[str, Any]:
+    def calling(self, chat: ChatTurns | None = None) -> dict[str, Any]:
         """Options of the calls of tools. Raises Failure."""
+        chat = chat or ChatTurns()
+        for tool in self.tools or ():
+            if "input_schema" not in tool:
+                chat.stand_in(tool.get("name"), tool)
         tools = [
             function_tool(tool, tool["input_schema"])
             for tool in self.tools or ()
@@ -74,10 +77,10 @@ class MessagesBody(ConversationBody):
 
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
-        told = effort_variables((self.output_config or {}).get("effort"))
+        effort, thinks = (self.output_config or {}).get("effort"), None
         if self.thinking is not None:
-            told["enable_thinking"] = self.thinking.get("type") != "disabled"
-        return template_variables(told)
+            thinks = self.thinking.get("type") != "disabled"
+        return self.variables_for(effort, thinks=thinks)
 
     def more(self) -> dict[str, Any]:
         """Fields of SamplingParams that the dialect has other names for."""

@@ -117,6 +117,6 @@ def _end(result: Result) -> dict[str, Any]:
         end["stop_reason"] = "max_tokens"
     elif isinstance(detail, StopString):
         end |= {"stop_reason": "stop_sequence", "stop_sequence": detail.text}
-    elif result.tool_calls:
+    elif result.calls_tools:
         end["stop_reason"] = "tool_use"
     return end

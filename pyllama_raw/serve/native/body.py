@@ -8,19 +8,35 @@ the context.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
 from pyllama_raw import AsyncEngine, SamplingParams
-from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.results import Operation
+from pyllama_raw.serve import fields
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import SAMPLED, TextBody
+from pyllama_raw.serve.body import (
+    NO_LIMIT,
+    SAMPLED,
+    Items,
+    Named,
+    TextBody,
+    adapted,
+    checked_params,
+)
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import Failure, refused, renamed
-from pyllama_raw.serve.native.prompts import Prompts, TokenId, prompts_of, tokens_of
+from pyllama_raw.serve.failures import refused
+from pyllama_raw.serve.forms import READERS, Form, form_of
+from pyllama_raw.serve.native.prompts import (
+    Prompts,
+    TokenId,
+    n_texts,
+    prompts_of,
+    tokens_of,
+)
 from pyllama_raw.serve.service import Found, Service
 
 NAMES = {  # of llama.cpp's server, and those of SamplingParams
@@ -29,14 +45,14 @@ NAMES = {  # of llama.cpp's server, and those of SamplingParams
     "samplers": "stages",
 }  # fmt: skip
 STAGES = {"typ_p": "typical"}  # others have one name
-SAME = {"grammar", "json_schema", "top_n_sigma", "adaptive_target"}
+SAME = {"top_n_sigma", "adaptive_target"}
 OURS = {ours: theirs for theirs, ours in NAMES.items()}
-OFF = {"logprobs": 0, "grammar": ""}
 
 Last = Annotated[int, Field(ge=-1)]  # tokens; -1: all
 Bias = float | Literal[False]  # False: never
 Pair = Annotated[tuple[TokenId | str, Bias], Field(strict=False)]  # JSON has only lists
-Biases = dict[str, Bias] | list[Pair]
+Biases = Named[Bias] | Items[Pair]
+MAX_TEXT_BIASES = 1000  # each of them becomes tokens first
 
 
 class LoraScale(BaseModel):
@@ -49,6 +65,8 @@ class LoraScale(BaseModel):
 class NativeBody(TextBody):
     """What bodies of llama.cpp's server have that ask for text."""
 
+    rules: ClassVar[fields.Rules] = fields.COMPLETIONS
+
     n_predict: Last | None = None
     """Most tokens of an output; -1: what is left of the context, 0: only the prompt."""
     n_cmpl: Annotated[int, Field(ge=1, le=256)] | None = None
@@ -59,29 +77,48 @@ class NativeBody(TextBody):
     """Whether they have their probabilities after all samplers."""
     repeat_last_n: Last | None = None
     dry_penalty_last_n: Last | None = None
-    samplers: list[str] | None = None
+    samplers: Items[str] | None = None
     top_n_sigma: float | None = None
     adaptive_target: float | None = None
     logit_bias: Biases | None = None  # type: ignore[assignment]
     """Numbers added to logits, by token id or by text, which stands for all its tokens."""
-    grammar: str | None = None
-    json_schema: dict[str, Any] | None = None
+    grammar: str | dict[str, Any] | None = None
+    json_schema: str | dict[str, Any] | None = None
     """A schema; a grammar beside it wins."""
-    lora: list[LoraScale] | None = None
+    lora: Items[LoraScale] | None = None
     """Scales of adapters; those left out are off."""
 
     cache_prompt: bool = True
     """Whether earlier requests may save work of this one."""
     return_tokens: bool = False
     """Whether a whole answer has its token ids; events always have."""
-    response_fields: list[str] = Field(default_factory=list)
+    response_fields: Items[str] = Field(default_factory=list)
     """The only fields of the answer, such as `generation_settings/n_predict`."""
 
     @property
     def n_most(self) -> int | None:
         """Most tokens of an output; None: what is left of the context."""
         n_predict = self.max_tokens if self.n_predict is None else self.n_predict
-        return None if n_predict == -1 else n_predict
+        return None if n_predict in NO_LIMIT else n_predict
+
+    @cached_property
+    def form(self) -> Form:
+        """The form that the text must have. Raises Failure."""
+        given = {name: getattr(self, name, None) for name in READERS}
+        given |= {n: v for n, v in self._extra.items() if n in READERS}
+        if given["grammar"]:
+            del given["json_schema"]
+        return form_of(given)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Fields of the body, by what the engine calls them."""
+        return {**OURS, **super().names}
+
+    @property
+    def n_prompts(self) -> int:
+        """Prompts, each of which has outputs of its own."""
+        return 1
 
     @abstractmethod
     async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:
@@ -90,38 +127,33 @@ class NativeBody(TextBody):
     async def asked(self, service: Service) -> Asked:
         """As the engine takes it; raises Failure and InvalidRequest."""
         found = service.find(self.model, Operation.GENERATE)
+        service.check_outputs(found, self.n_prompts, self.n_cmpl or self.n)
         prompts = tuple(await self.tokens(service, found.engine))
         given = self._params(found, service.config) | await self._biases(found)
-        try:
-            params = SamplingParams(**given)
-        except InvalidSampling as error:
-            name = renamed(error.name, OURS)
-            message = str(error).replace(f"SamplingParams.{error.name}", name)
-            raise Failure(400, error.code, message, name) from error
+        params = checked_params(given, self.names)
         options = self.options(found, service.config)
         if self.lora is not None:
             options["adapters"] = self._scales(found)
         if not self.cache_prompt:
             options["cache_salt"] = f"{options.get('cache_salt') or ''}{uuid4().hex}"
-        return Asked(found, prompts, params, options, bool(self.stream))
+        names = self.names
+        return Asked(found, prompts, params, options, bool(self.stream), names)
 
     def _params(self, found: Found, config: ServeConfig) -> dict[str, Any]:
         included = {*NAMES} | SAME | SAMPLED
         named = self.model_dump(include=included, exclude_none=True)
-        given = {"max_tokens": found.engine.n_ctx_slot} | config.sampling
-        given |= self._unnamed()
+        n_ctx = found.engine.n_ctx_slot
+        given = {"max_tokens": n_ctx} | config.sampling
+        given |= {n: v for n, v in self._extra.items() if n not in READERS}
         given |= {NAMES.get(name, name): value for name, value in named.items()}
-        if self.n_predict == -1:
-            given["max_tokens"] = found.engine.n_ctx_slot
+        given = {**adapted(given, n_ctx), **self.form.params}
         given["max_tokens"] = max(given["max_tokens"], 1)
         if self.post_sampling_probs:
             given["logprobs_of"] = "sampler"
         if self.samplers is not None:
             given["stages"] = [STAGES.get(name, name) for name in self.samplers]
-        if self.stop is not None:
-            stop = [self.stop] if isinstance(self.stop, str) else self.stop
-            given["stop"] = [text for text in stop if text]
-        _adapt(given)
+        if given.get("logprobs") == 0:  # llama.cpp's word for none
+            del given["logprobs"]
         return given
 
     async def _biases(self, found: Found) -> dict[str, Any]:
@@ -131,10 +163,17 @@ class NativeBody(TextBody):
         by_id = isinstance(given, dict)  # its names may be token ids
         biases: dict[int, float] = {}
         never: set[int] = set()
+        n_named = 0  # by a text
         for key, bias in given.items() if isinstance(given, dict) else given:
             if isinstance(key, int) or (by_id and key.isdecimal() and len(key) < 11):
                 tokens = [int(key)]
             else:
+                n_named += 1
+                if n_named > MAX_TEXT_BIASES:
+                    reason = (
+                        f"at most {MAX_TEXT_BIASES} names are texts: give token ids"
+                    )
+                    raise refused("logit_bias", reason)
                 tokens = await found.engine.tokenize(key, add_special=False)
             if bias is False:
                 never.update(tokens)
@@ -158,24 +197,16 @@ class NativeCompletionBody(NativeBody):
     prompt: Prompts
     """A text, token ids, both mixed, or a list of these."""
 
-    async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:  # noqa: ARG002
+    @property
+    def n_prompts(self) -> int:
+        """Prompts, each of which has outputs of its own."""
+        return len(prompts_of(self.prompt))
+
+    async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:
         """Those of each prompt: of a list without token ids, each is one."""
-        return [await tokens_of(engine, each) for each in prompts_of(self.prompt)]
-
-
-def _adapt(given: dict[str, Any]) -> None:
-    """Values that mean something else in SamplingParams."""
-    for name, off in OFF.items():
-        if given.get(name) == off:
-            del given[name]
-    for name in ("top_n_sigma", "adaptive_target"):
-        if given.get(name, 0) < 0:
-            del given[name]
-    for name in ("penalty_last_n", "dry_last_n"):
-        if given.get(name) == -1:
-            given[name] = None
-    if "grammar" in given:
-        given.pop("json_schema", None)
+        prompts = prompts_of(self.prompt)
+        service.check_texts("prompt", n_texts(prompts))
+        return [await tokens_of(engine, prompt) for prompt in prompts]
 
 
 def settings(params: SamplingParams, engine: AsyncEngine) -> dict[str, Any]:

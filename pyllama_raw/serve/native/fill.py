@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.errors import PromptTooLong
+from pyllama_raw.serve.body import Exact, Items
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.native.body import NativeBody
 from pyllama_raw.serve.service import Service
@@ -13,10 +14,8 @@ from pyllama_raw.serve.service import Service
 NEEDED = ("prefix", "suffix", "middle")
 
 
-class ExtraFile(BaseModel):
+class ExtraFile(Exact):
     """A text that helps to fill the gap."""
-
-    model_config = ConfigDict(extra="forbid")
 
     text: str
     filename: str = "tmp"
@@ -31,7 +30,7 @@ class InfillBody(NativeBody):
     """The text behind it."""
     prompt: str = ""
     """The text that the gap begins with."""
-    input_extra: list[ExtraFile] = Field(default_factory=list)
+    input_extra: Items[ExtraFile] = Field(default_factory=list)
     """Other texts, the most important one last."""
 
     async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:
@@ -46,6 +45,7 @@ class InfillBody(NativeBody):
         """
         vocab, n_ctx, n_output = engine.info.vocab, engine.n_ctx_slot, self.n_most
         fill = {name: token.token_id for name, token in vocab.fill.items()}
+        service.check_texts("input_extra", len(self.input_extra))
         missing = [name for name in NEEDED if name not in fill]
         if missing:
             message = (

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pyllama_raw import AsyncEngine
+from pyllama_raw.serve.body import Exact, Items
 from pyllama_raw.serve.failures import refused
 
 
-class PromptString(BaseModel):
+class PromptString(Exact):
     """A text as an object; images and sounds beside it belong in a chat."""
-
-    model_config = ConfigDict(extra="forbid")
 
     prompt_string: str
 
@@ -23,19 +23,15 @@ class PromptString(BaseModel):
         return self.prompt_string
 
 
-class PromptPart(BaseModel):
+class PromptPart(Exact):
     """A piece of a text."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text"]
     text: str
 
 
-class PromptParts(BaseModel):
+class PromptParts(Exact):
     """A text in parts, as of a message of a chat."""
-
-    model_config = ConfigDict(extra="forbid")
 
     content: Annotated[list[PromptPart], Field(min_length=1, fail_fast=True)]
 
@@ -46,9 +42,9 @@ class PromptParts(BaseModel):
 
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-Mixed = list[TokenId | str]  # of one prompt
+Mixed = Items[TokenId | str]  # of one prompt
 TextObject = PromptString | PromptParts
-Prompts = str | TextObject | list[TokenId | str | TextObject | Mixed]
+Prompts = str | TextObject | Items[TokenId | str | TextObject | Mixed]
 
 
 def prompts_of(given: Prompts, name: str = "prompt") -> list[Any]:
@@ -58,6 +54,15 @@ def prompts_of(given: Prompts, name: str = "prompt") -> list[Any]:
     if not given:
         raise refused(name, "give at least one")
     return given
+
+
+def n_texts(prompts: Sequence[Any]) -> int:
+    """The texts of *prompts*, each of which is tokenized alone; token ids together are one."""
+    n_items = 0
+    for prompt in prompts:
+        texts = isinstance(prompt, list) and sum(not isinstance(i, int) for i in prompt)
+        n_items += max(int(texts), 1)
+    return n_items
 
 
 async def tokens_of(engine: AsyncEngine, given: object) -> list[int]:

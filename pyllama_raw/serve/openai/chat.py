@@ -10,21 +10,14 @@ from pydantic_core import to_json
 
 from pyllama_raw import Delta, Result
 from pyllama_raw.replies.parts import CallDelta, Content
+from pyllama_raw.serve import fields
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import effort_variables, template_variables
-from pyllama_raw.serve.chats import ChatTurns, ConversationBody
+from pyllama_raw.serve.body import Items, Limit
+from pyllama_raw.serve.chats import NAMES, OF_MESSAGES, ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.openai.chunks import Chunks, chat_logprobs, reason_of
 from pyllama_raw.serve.openai.messages import ChatMessage
 from pyllama_raw.serve.tools import tool_call, tool_options
-
-_OF_MESSAGES = ("prompt", "content", "role", "chat messages", "images", "sounds")
-NAMES = {  # of fields, by what the engine calls them
-    **dict.fromkeys(_OF_MESSAGES, "messages"),
-    "tools": "tools",
-    "a call that has to be made": "tool_choice",
-    "template_kwargs": "chat_template_kwargs",
-}
 
 
 class ChatBody(ConversationBody):
@@ -34,13 +27,13 @@ class ChatBody(ConversationBody):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     """Messages; an answer that has begun may be the last one, and goes on."""
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Limit | None = None
     """The newer name of max_tokens."""
     logprobs: bool | None = None
     """Whether each token has its log-probability."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Likely tokens that are listed with each token, if there are logprobs."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     """Functions that the model may call."""
     tool_choice: str | dict[str, Any] | None = None
     """
@@ -55,8 +48,10 @@ class ChatBody(ConversationBody):
     """"none": reasoning stays in the content, otherwise it is `reasoning_content`."""
     reasoning_effort: str | None = None
     """A variable of the chat template; "none" also asks it for no reasoning."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """More variables of the chat template."""
+    reasoning: dict[str, Any] | None = None
+    """`effort`, and `enabled`: whether the template lets the model think."""
+    thinking: bool | dict[str, Any] | None = None
+    """Whether the template lets the model think; as an object, by its `type`."""
     add_generation_prompt: bool | None = None
     """Whether the template asks for an answer, which it does unless one has begun."""
     continue_final_message: bool | None = None
@@ -70,11 +65,12 @@ class ChatBody(ConversationBody):
         """Fields of the body, by what the engine calls them."""
         newer = {"max_tokens": "max_completion_tokens"}
         is_newer = self.max_completion_tokens is not None
-        return super().names | NAMES | (newer if is_newer else {})
+        told = dict.fromkeys(OF_MESSAGES, "messages") | NAMES | super().names
+        return told | (newer if is_newer else {})
 
     def chat(self) -> ChatTurns:
         """The chat. Raises Failure if something is asked for that is not done."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs", "it needs logprobs: true")
         last = self.messages[-1]
         has_begun = last["role"] == "assistant" and bool(last.get("content"))
@@ -86,15 +82,26 @@ class ChatBody(ConversationBody):
             raise refused("add_generation_prompt", reason, "unsupported")
         return ChatTurns(self.messages)
 
-    def calling(self) -> dict[str, Any]:
+    def calling(self, chat: ChatTurns | None = None) -> dict[str, Any]:  # noqa: ARG002
         """Options of the calls of tools. Raises Failure."""
         return tool_options(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
-        effort = effort_variables(self.reasoning_effort)
-        given = effort | (self.chat_template_kwargs or {})
-        return template_variables(given, self.add_generation_prompt)
+        effort, thinks = self.reasoning_effort, None
+        if isinstance(self.thinking, dict):
+            thinks = self.thinking.get("type", "enabled") not in ("disabled", False)
+        elif self.thinking is not None:
+            thinks = self.thinking
+        for name, value in (self.reasoning or {}).items():
+            if name == "effort":
+                effort = effort or value
+            elif name in ("enabled", "enable"):
+                thinks = bool(value)
+            elif value and name not in ("summary", "generate_summary"):
+                raise refused(f"reasoning.{name}", fields.NOT_DONE, "unsupported")
+        asks = self.add_generation_prompt
+        return self.variables_for(effort, thinks=thinks, asks=asks)
 
     def more(self) -> dict[str, Any]:
         """Fields of SamplingParams that the dialect has other names for."""

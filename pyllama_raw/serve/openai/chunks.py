@@ -42,7 +42,7 @@ def usage(results: Sequence[Sequence[Result]]) -> dict[str, Any]:
 def reason_of(result: Result) -> dict[str, Any]:
     """Why an output ended, in the words that clients know, and in ours if there are none."""
     if result.finish_reason is FinishReason.STOP:
-        return {"finish_reason": "tool_calls" if result.tool_calls else "stop"}
+        return {"finish_reason": "tool_calls" if result.calls_tools else "stop"}
     told = {"finish_reason": "length"}  # all others cut the text
     if result.finish_reason is not FinishReason.LENGTH:
         told["x_finish"] = str(result.finish_reason)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field, Strict
 from pydantic_core import to_json
 
 from pyllama_raw import AsyncEngine, Delta, FinishReason, Prompt, Result
 from pyllama_raw.results import Operation, TokenLogprobs
+from pyllama_raw.serve import fields
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import TextBody
+from pyllama_raw.serve.body import NO_LIMIT, Limit, TextBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.openai.chunks import Chunks, LegacyLogprobs, reason_of
 from pyllama_raw.serve.service import Service
@@ -38,9 +39,11 @@ class Echo(NamedTuple):
 class CompletionBody(TextBody):
     """Prompts that are to go on."""
 
+    rules: ClassVar[fields.Rules] = fields.COMPLETIONS
+
     prompt: str | TokenIds | Several[str] | Several[TokenIds]
     """A text or token ids, or a list of them."""
-    n_predict: Annotated[int, Field(ge=-1)] | None = None
+    n_predict: Limit | None = None
     """llama.cpp's name of max_tokens, which wins; -1: what is left of the context."""
     echo: bool | None = None
     """Whether the prompt comes before the output; with max_tokens 0, alone."""
@@ -53,7 +56,7 @@ class CompletionBody(TextBody):
 
     def model_post_init(self, context: Any) -> None:  # noqa: ARG002
         """Take n_predict for max_tokens."""
-        if self.max_tokens is None and self.n_predict != -1:
+        if self.max_tokens is None and self.n_predict not in NO_LIMIT:
             self.max_tokens = self.n_predict
 
     async def asked(self, service: Service) -> tuple[Asked, Sequence[Echo]]:
@@ -62,6 +65,11 @@ class CompletionBody(TextBody):
         if self.best_of not in (None, self.n or 1):
             reason = "outputs are not compared: give n, or the same number"
             raise refused("best_of", reason, "unsupported")
+        given = self.prompt
+        is_one = isinstance(given, str) or isinstance(given[0], int)
+        several: Any = [given] if is_one else given
+        service.check_texts("prompt", len(several))
+        service.check_outputs(found, len(several), self.n)
         more: dict[str, Any] = {}
         if self.logprobs is not None:
             more["logprobs"] = self.logprobs
@@ -70,9 +78,6 @@ class CompletionBody(TextBody):
             if self.max_tokens == 0:
                 more["max_tokens"] = 1  # the engine makes one at least
         params = self.params(found, service.config, **more)
-        given = self.prompt
-        is_one = isinstance(given, str) or isinstance(given[0], int)
-        several: Any = [given] if is_one else given
         told = [await self._told(found.engine, prompt) for prompt in several]
         prompts, echoes = zip(*told, strict=True)
         options, streams = self.options(found, service.config), bool(self.stream)

@@ -9,11 +9,11 @@ Rules:
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Required
+from typing import TYPE_CHECKING, Annotated, Any, Required
 from urllib.parse import unquote
 
 from anyio import CancelScope, current_time, to_thread
@@ -22,8 +22,11 @@ from typing_extensions import TypedDict
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import refused
+from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.fetch import fetch
+
+if TYPE_CHECKING:
+    from pyllama_raw.serve.chats import ChatTurns
 
 TEXTS = ("text", "refusal")
 MEDIA = {  # the engine's name of a part, and where its data is
@@ -50,53 +53,68 @@ class ChatMessage(TypedDict, total=False):
 
 
 async def take_media(
-    messages: Sequence[ChatMessage],
-    engine: AsyncEngine,
-    config: ServeConfig,
-    places: Mapping[tuple[int, int], str],
-) -> list[str]:
+    chat: ChatTurns, engine: AsyncEngine, config: ServeConfig
+) -> tuple[list[str], list[dict[str, Any] | None]]:
     """
-    Put bytes in place of addresses and of data in base64; the places that have them.
+    Put bytes in place of addresses and of data in base64.
 
-    Args:
-        places: of parts, by message and part, if they are others in the body.
+    A part of the history that is not known or cannot be read becomes a short text.
+
+    Returns:
+        The places of what was taken, and for each its part, if it is of the history.
 
     Raises:
-        Failure: a part is not known, or cannot be read.
+        Failure: such a part is in what the user says now.
     """
-    found = list(_media_of(messages, places))
-    limits, deadline = engine.info.config.media, current_time() + config.fetch_s
-    for i, (place, part) in enumerate(found):
-        if limits.mmproj is None:
-            raise refused(place, "the model takes texts only", "unsupported")
-        if i == limits.max_parts:
-            raise refused(place, f"{i} images and sounds are allowed")
-        kind, _ = MEDIA[part["type"]]
-        with CancelScope(deadline=deadline) as scope:
-            data = await _data(place, part, limits.max_upload_bytes, config)
-        if scope.cancelled_caught:
-            raise refused(place, f"it is not here after {config.fetch_s} s")
+    taken: list[str] = []
+    old: list[dict[str, Any] | None] = []
+    deadline = current_time() + config.fetch_s
+    for place, part, is_new in _parts_of(chat):
+        kind, _ = MEDIA.get(part["type"], ("", ""))
+        try:
+            with CancelScope(deadline=deadline) as scope:
+                data = await _data(place, part, len(taken), engine, config)
+            if scope.cancelled_caught:
+                raise refused(place, f"it is not here after {config.fetch_s} s")
+        except Failure:
+            if is_new:
+                raise
+            text = chat.stand_in(kind or part["type"], part)
+            part.clear()
+            part |= {"type": "text", "text": text}
+            continue
         part.clear()
         part |= {"type": kind, kind: data}
-    return [place for place, _ in found]
+        taken.append(place)
+        old.append(None if is_new else part)
+    return taken, old
 
 
-def _media_of(
-    messages: Sequence[ChatMessage], places: Mapping[tuple[int, int], str]
-) -> Iterator[tuple[str, Any]]:
-    """Parts that are images and sounds, each with its place. Raises Failure."""
-    for i, message in enumerate(messages):
+def _parts_of(chat: ChatTurns) -> Iterator[tuple[str, Any, bool]]:
+    """Parts that are no text, each with its place, and whether the user says it now."""
+    roles = [message["role"] for message in chat.messages]
+    n_old = len(roles) - roles[::-1].index("assistant") if "assistant" in roles else 0
+    for i, message in enumerate(chat.messages):
         content = message.get("content")
+        is_new = i >= n_old and message["role"] == "user"
         for j, part in enumerate(content if isinstance(content, list) else ()):
-            place = places.get((i, j), f"messages[{i}].content[{j}]")
-            if part["type"] in MEDIA:
-                yield place, part
-            elif part["type"] not in TEXTS:
-                raise refused(place, f"give one of {', '.join((*TEXTS, *MEDIA))}")
+            if part["type"] not in TEXTS:
+                place = chat.places.get((i, j), f"messages[{i}].content[{j}]")
+                yield place, part, is_new
 
 
-async def _data(place: str, part: Any, most: int, config: ServeConfig) -> bytes:
-    """The bytes of an image or a sound."""
+async def _data(
+    place: str, part: Any, n_taken: int, engine: AsyncEngine, config: ServeConfig
+) -> bytes:
+    """The bytes of an image or a sound, behind *n_taken* others. Raises Failure."""
+    if part["type"] not in MEDIA:
+        raise refused(place, f"give one of {', '.join((*TEXTS, *MEDIA))}")
+    limits = engine.info.config.media
+    most = limits.max_upload_bytes
+    if limits.mmproj is None:
+        raise refused(place, "the model takes texts only", "unsupported")
+    if n_taken >= limits.max_parts:
+        raise refused(place, f"{limits.max_parts} images and sounds are allowed")
     given, (_, name) = part.get(part["type"]), MEDIA[part["type"]]
     data = given.get(name) if isinstance(given, dict) else given
     if not isinstance(data, str):

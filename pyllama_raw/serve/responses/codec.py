@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from pyllama_raw import FinishReason, Result
-from pyllama_raw.replies.parts import CallDelta, Content, Reasoning
+from pyllama_raw.replies.parts import CallDelta, Content, Reasoning, is_json
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.codec import Block, BlockCodec, blocks_of, timings
 from pyllama_raw.serve.events import named_event
@@ -59,7 +59,8 @@ class ResponsesCodec(BlockCodec):
 
     def _whole(self, result: Result, blocks: Sequence[Block]) -> dict[str, Any]:
         status = _status(result)
-        ends = ["completed" for _ in blocks[1:]] + [status]
+        lasts = [None for _ in blocks[1:]] + [result]
+        ends = map(_item_status, blocks, lasts)
         items = map(self._item, blocks, ends, (block.text for block in blocks))
         told = {"status": status, "output": list(items), "usage": _usage(result)}
         if status == "completed":
@@ -98,7 +99,7 @@ class ResponsesCodec(BlockCodec):
         if block.kind is not CallDelta:
             kind = "response.content_part.done"
             frames += self._event(kind, **place, part=_part(block, text))
-        item = self._item(block, _status(result), text)
+        item = self._item(block, _item_status(block, result), text)
         kind = "response.output_item.done"
         return frames + self._event(kind, output_index=block.index, item=item)
 
@@ -131,9 +132,16 @@ def _part(block: Block, text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text} | more
 
 
-def _status(result: Result | None) -> str:
-    is_cut = result is not None and result.finish_reason is not FinishReason.STOP
+def _status(result: Result) -> str:
+    is_cut = result.finish_reason is not FinishReason.STOP
     return "incomplete" if is_cut else "completed"
+
+
+def _item_status(block: Block, result: Result | None) -> str:
+    """The status of a block; *result* is that of the answer that ends with it."""
+    if block.kind is CallDelta and not is_json(block.text):
+        return "incomplete"  # the model may end its turn within a call
+    return "completed" if result is None else _status(result)
 
 
 def _usage(result: Result) -> dict[str, Any]:
@@ -150,7 +158,6 @@ def _usage(result: Result) -> dict[str, Any]:
 
 def _response(asked: Asked, body: ResponsesBody) -> dict[str, Any]:
     """What is known of the response before it begins."""
-    extra = body.model_extra or {}
     return {
         "id": f"resp_{uuid4().hex}",
         "object": "response",
@@ -161,7 +168,7 @@ def _response(asked: Asked, body: ResponsesBody) -> dict[str, Any]:
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "metadata": extra.get("metadata") or {},
+        "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "reasoning": body.reasoning,

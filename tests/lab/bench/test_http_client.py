@@ -9,6 +9,7 @@ from benchmarks.peers import raw_client
 from pyllama_raw.lab.bench import http_client
 from pyllama_raw.lab.bench.http_client import HttpFailed, open_client
 from tests.lab.bench.raw_server import chunked, serving, sized
+from tests.limits import LIMIT_S
 
 
 @asynccontextmanager
@@ -65,7 +66,7 @@ async def test_lines_come_when_they_are_there(connect):
         with pytest.raises((ConnectionError, HttpFailed)):
             await post(connect, server.url, lambda _: told.set())
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(LIMIT_S):
         async with serving(head + b"first\n") as server:
             async with anyio.create_task_group() as group:
                 group.start_soon(ask)
@@ -143,7 +144,7 @@ async def test_who_leaves_closes_the_connection(connect):
             while not server.asked:  # noqa: ASYNC110 - set by a callback
                 await anyio.sleep(0.01)
             group.cancel_scope.cancel()
-        with anyio.fail_after(30):
+        with anyio.fail_after(LIMIT_S):
             while not server.n_left:  # noqa: ASYNC110 - set by a callback
                 await anyio.sleep(0.01)
 

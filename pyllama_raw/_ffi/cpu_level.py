@@ -1,0 +1,151 @@
+"""
+Levels of x86-64 CPUs that libllama and our kernels can be built for: PYLLAMA_RAW_CPU.
+
+`native`, the default, takes all instructions of the machine that builds. A level takes its own
+instructions and those of the levels before it, so its library runs on every CPU that has
+these, and computes what a lesser machine would.
+
+`build_lib.py` loads this file by path: standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "PYLLAMA_RAW_CPU"
+NATIVE = "native"
+LEVEL_FILE = "cpu-level"  # beside bundled libraries; absent: native
+
+
+class CpuLevelError(ValueError):
+    """A level that does not exist, or that this machine cannot run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What one level adds to the levels before it."""
+
+    instructions: frozenset[str]
+    """Their names in /proc/cpuinfo."""
+    options: tuple[str, ...]
+    """The options of ggml's cmake, without GGML_."""
+
+
+# In order. AVX-512 begins where our kernels use it, with VNNI: one level, not two.
+LEVELS = {
+    "sse42": Level(frozenset({"ssse3", "sse4_2", "popcnt"}), ("SSE42",)),
+    "avx2": Level(
+        frozenset({"avx", "avx2", "fma", "f16c", "bmi2"}),
+        ("AVX", "AVX2", "FMA", "F16C", "BMI2"),
+    ),
+    "avx512vnni": Level(
+        frozenset(
+            {"avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw", "avx512_vnni"}
+        ),
+        ("AVX512", "AVX512_VNNI"),
+    ),
+    "amx": Level(frozenset({"amx_tile", "amx_int8"}), ("AMX_TILE", "AMX_INT8")),
+}
+
+
+def level_of_environment(cpuinfo: str | None = None) -> str:
+    """
+    The level that PYLLAMA_RAW_CPU names.
+
+    Args:
+        cpuinfo: the text of /proc/cpuinfo; None: of this machine.
+
+    Raises:
+        CpuLevelError: no such level, or a level that this machine cannot run.
+    """
+    name = os.environ.get(VARIABLE) or NATIVE
+    if name != NATIVE and name not in LEVELS:
+        raise CpuLevelError(
+            f"{VARIABLE}={name}: there is no such level; levels are "
+            f"{', '.join([NATIVE, *LEVELS])}"
+        )
+    check_runs(name, cpuinfo)
+    return name
+
+
+def check_runs(name: str, cpuinfo: str | None = None) -> None:
+    """Refuse the level *name* where this machine lacks its instructions. Raises CpuLevelError."""
+    if name == NATIVE:
+        return
+    machine = platform.machine()
+    if cpuinfo is None and (sys.platform != "linux" or machine != "x86_64"):
+        raise CpuLevelError(
+            f"{VARIABLE}={name}: levels are for Linux on x86-64, and this machine is "
+            f"{sys.platform} on {machine}: leave {VARIABLE} out, or say {NATIVE}"
+        )
+    missing = sorted(instructions_of(name) - instructions_here(cpuinfo))
+    if missing:
+        raise CpuLevelError(
+            f"{VARIABLE}={name}: this CPU has no {', '.join(missing)}; it can run "
+            f"{', '.join([NATIVE, *runnable(cpuinfo)])}"
+        )
+
+
+def instructions_here(cpuinfo: str | None = None) -> frozenset[str]:
+    """Names of the instructions that this machine has, as Linux tells them."""
+    if cpuinfo is None:
+        cpuinfo = Path("/proc/cpuinfo").read_text()
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    return frozenset(flags[1].split()) if flags else frozenset()
+
+
+def instructions_of(name: str) -> frozenset[str]:
+    """All that the level *name* uses."""
+    return frozenset().union(*(level.instructions for level in _up_to(name)))
+
+
+def runnable(cpuinfo: str | None = None) -> list[str]:
+    """Levels that this machine can run, the least first."""
+    here = instructions_here(cpuinfo)
+    return [name for name in LEVELS if instructions_of(name) <= here]
+
+
+def lesser_level(cpuinfo: str | None = None) -> str | None:
+    """
+    A level that differs from what this machine has: avx2, or sse42 where avx2 is all it has.
+
+    None: this machine has no lesser level.
+    """
+    levels = runnable(cpuinfo)
+    if levels[-1:] == ["avx2"]:
+        return "sse42"
+    return "avx2" if "avx2" in levels else None
+
+
+def cmake_flags(name: str) -> list[str]:
+    """Flags with which ggml is built for the level *name*."""
+    if name == NATIVE:
+        return []
+    options = {option for level in _up_to(name) for option in level.options}
+    every = [option for level in LEVELS.values() for option in level.options]
+    return [
+        "-DGGML_NATIVE=OFF",
+        *(f"-DGGML_{o}={'ON' if o in options else 'OFF'}" for o in every),
+    ]
+
+
+def macros(name: str) -> list[tuple[str, str]]:
+    """Macros for our C++: what the kernels may not use, and the name of the level."""
+    places = list(LEVELS)
+    rank = len(places) if name == NATIVE else places.index(name)
+    without = [
+        (f"PLR_WITHOUT_{kind.upper()}", "1")
+        for kind, level in (("avx2", "avx2"), ("avx512", "avx512vnni"))
+        if rank < places.index(level)
+    ]
+    return [("PLR_CPU_LEVEL", f'"{name}"'), *without]
+
+
+def _up_to(name: str) -> list[Level]:
+    names = list(LEVELS)
+    return [LEVELS[lower] for lower in names[: names.index(name) + 1]]

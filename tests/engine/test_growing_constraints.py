@@ -1,0 +1,191 @@
+"""Constraints of a few bytes that would grow without an end, and outputs that would."""
+
+import json
+from threading import Event
+
+import pytest
+
+from pyllama_raw.engine import guidance as module
+from pyllama_raw.engine.guidance import Guidance, checked_schema
+from pyllama_raw.engine.mailbox import CALLER_LEFT
+from pyllama_raw.engine.rows import _error
+from pyllama_raw.engine.trials import Trials
+from pyllama_raw.errors import BadSchema, ClosedError
+from pyllama_raw.native.model import Model
+
+pytestmark = pytest.mark.native
+
+# Each of these has twice as many states as the next one.
+DOUBLES = "\n".join(["start: A0", *(f"A{i}: A{i + 1} A{i + 1}" for i in range(40))])
+EXPONENTIAL = f'{DOUBLES}\nA40: "x"'
+
+
+@pytest.fixture(scope="module")
+def vocab(model_path):
+    with Model.load(model_path, vocab_only=True) as model:
+        yield model.vocab
+
+
+@pytest.fixture(scope="module")
+def guidance(vocab):
+    return Guidance(vocab)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 99989},
+        {"type": "integer", "multipleOf": 1000000},
+        {"type": "integer", "multipleOf": 1e6},
+        {"type": "number", "multipleOf": 0.99989},
+        {"properties": {"a": {"items": {"multipleOf": 99999989}}}},
+    ],
+)
+def test_a_large_multiple_is_refused(schema):
+    """
+    An automaton has a state for each of its remainders.
+    """
+    with pytest.raises(BadSchema, match=r"multipleOf: .* is too large; at most 10000"):
+        checked_schema(schema)
+
+
+@pytest.mark.parametrize("multiple", [1, 7, 0.01, 1e-9, 9973])
+def test_other_multiples_are_kept(multiple):
+    """
+    Whatever place they have.
+    """
+    assert (
+        json.loads(checked_schema({"multipleOf": multiple}))["multipleOf"] == multiple
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (
+            "json_schema",
+            {"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]},
+        ),
+        ("lark", EXPONENTIAL),
+    ],
+)
+def test_what_takes_too_long_ends_only_its_trial(guidance, kind, value):
+    """
+    The engine goes on, and so do the next trials.
+    """
+    with pytest.raises(BadSchema, match="not compiled within 1 s of CPU time"):
+        guidance.make(kind, value)
+
+    assert guidance.make("regex", "a+")().error == ""
+
+
+def test_a_caller_who_leaves_ends_a_trial():
+    """
+    Long before its limit of time is reached.
+    """
+    left = Event()
+    left.set()
+    token = CALLER_LEFT.set(left)
+    try:
+        with pytest.raises(ClosedError, match="left"):
+            Trials(module.BYTES, [256]).n_bytes("lark", EXPONENTIAL)
+    finally:
+        CALLER_LEFT.reset(token)
+
+
+def test_where_no_process_can_be_started_constraints_are_compiled(vocab, monkeypatch):
+    """
+    As in a frozen application, whose executable is no Python.
+    """
+    monkeypatch.setattr("sys.frozen", True, raising=False)
+
+    assert Guidance(vocab).make("regex", "a+")().error == ""
+    with pytest.raises(BadSchema):
+        checked_schema({"type": "no type, nor was it checked before"})
+
+
+def test_compiled_constraints_are_counted_by_their_bytes(vocab, monkeypatch):
+    """
+    The oldest give way, and what is larger than all of them is not kept.
+    """
+    guidance = Guidance(vocab)
+    cache = guidance._cache
+    schemas = [{"type": "integer", "multipleOf": n} for n in (3989, 4001, 9973)]
+    guidance.make("json_schema", schemas[0])
+    n_bytes = cache.n_bytes
+    monkeypatch.setattr(module, "MAX_CACHE_BYTES", n_bytes * 3 // 2)
+
+    facts = []
+    for schema in schemas[1:]:
+        guidance.make("json_schema", schema)
+        facts.append((len(cache), cache.n_bytes <= n_bytes * 3 // 2))
+
+    assert n_bytes > 2**20
+    assert facts == [(1, True), (1, True)]
+
+
+def follow(guidance, vocab, kind, value, text):
+    """Accept *text* as far as the masks let it; returns what they did not."""
+    state = guidance.make(kind, value)()
+    tokens = vocab.tokenize(text, add_special=False, parse_special=False)
+    for index, token in enumerate(tokens):
+        if not state.mask[token // 32] >> token % 32 & 1:
+            return b"".join(vocab.pieces[t] for t in tokens[index:]).decode()
+        state.accept(token)
+        state.prepare()
+    return ""
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "lark"])
+@pytest.mark.parametrize(
+    ("schema", "text", "refused"),
+    [
+        ({"type": "integer"}, "1" * 16, ""),
+        ({"type": "integer"}, "1" * 17, "1"),
+        ({"type": "number"}, "-0." + "3" * 16 + "e-12", ""),
+        ({"type": "number"}, "0." + "3" * 17, "3"),
+        ({"type": "number"}, "1e" + "3" * 17, "3"),
+        ({"type": "number", "minimum": 0}, "1." + "0" * 17, "0"),
+        ({"type": "number", "minimum": 1e-20, "maximum": 2e-20}, f"0.{'0' * 19}1", ""),
+        ({"type": "string"}, '"' + "1" * 40 + '"', ""),
+        ({"type": "array", "items": {"type": "integer"}}, "[1, 2]", ""),
+        ({"type": "array", "items": {"type": "integer"}}, "[\n  1,\n  2\n]", ""),
+        ({"type": "array", "items": {"type": "integer"}}, "[1,\n\n2]", "\n2]"),
+    ],
+)
+def test_numbers_and_white_space_end(guidance, vocab, *, kind, schema, text, refused):
+    """
+    In schemas, and in the arguments of calls; strings go on as they like.
+    """
+    value = (
+        schema if kind == "json_schema" else f"start: %json {checked_schema(schema)}"
+    )
+
+    left = follow(guidance, vocab, kind, value, text)
+
+    assert left.strip("\n") == refused.strip("\n")
+
+
+def test_a_pattern_has_as_many_digits_as_it_says(guidance, vocab):
+    """
+    The limit is that of numbers in schemas only.
+    """
+    assert follow(guidance, vocab, "regex", "[0-9]{40}", "7" * 40) == ""
+
+
+def test_a_constraint_that_cannot_be_followed_further_is_a_mistake_of_its_request(
+    guidance, vocab
+):
+    """
+    Clients do not try again what their constraint cannot have.
+    """
+    state = guidance.make("lark", "start: r\nr: /[a-z ]/ r r? | /[a-z ]/")()
+    (letter,) = vocab.tokenize("a", add_special=False, parse_special=False)
+    while not state.error:
+        state.accept(letter)
+        state.prepare()
+
+    error = _error(state, -1)
+
+    assert isinstance(error, BadSchema)
+    assert error.name == "lark"

@@ -1,0 +1,136 @@
+"""Products of woven weights: as near to exact sums as libllama's, and the same for any neighbours."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf.quants import dequantize
+
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.kernels import table
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.quantize import quantize
+from scripts.tiny_models.gguf import write
+from scripts.tiny_models.recipe import Recipe, sizes
+from tests.native.support import last_logits, make_context, make_prompt
+
+WIDE = sizes(4, 2, n_embd=256, n_ff=512)
+KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k_m", "q5_k_m", "q6_k")
+WOVEN = [row.computes for row in table() if row.is_woven]
+IS_USABLE = any(row.is_usable for row in table() if row.is_woven)
+PLAIN = {"flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(not IS_USABLE, reason="they are for AVX2 without AVX-512"),
+]
+
+
+def taken(context) -> dict[str, int]:
+    """Operations on woven weights, by their type."""
+    counts = context.kernels.taken.items()
+    return {row.computes: n for row, n in counts if row.computes in WOVEN and n}
+
+
+def prompt_of(model: Model, n_tokens: int, seed: int = 0) -> array[int]:
+    return array("i", [t % model.n_vocab for t in make_prompt(n_tokens, seed)])
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request, tmp_path_factory):
+    """A model that a K type fits: its rows are multiples of 256."""
+    folder = tmp_path_factory.mktemp("woven")
+    path = folder / f"{request.param}.gguf"
+    write(Recipe("wide", "llama", WIDE), folder / "wide.gguf")
+    quantize(folder / "wide.gguf", path, request.param)
+    with Model.load(path, use_extra_bufts=False) as model:
+        yield model
+
+
+def as_floats(source: Path, target: Path) -> Path:
+    """The model *source* with its weights as floats: none of them is another number."""
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target, "llama")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            is_array = field.types[0] == GGUFValueType.ARRAY
+            of_items = field.types[-1] if is_array else None
+            value, kind = field.contents(), field.types[0]
+            writer.add_key_value(name, value, kind, sub_type=of_items)
+    for tensor in reader.tensors:
+        floats = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        writer.add_tensor(tensor.name, floats)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def test_logits_are_as_near_to_exact_ones_as_those_of_libllama(model, tmp_path):
+    """
+    Exact ones are those of the same weights as floats. Both err by the 8 bits of a column;
+    prompts of many lengths make tiles of all widths.
+    """
+    exact_file = as_floats(Path(model.path), tmp_path / "exact.gguf")
+    ours, theirs = [], []
+    with (
+        Model.load(exact_file, use_extra_bufts=False) as floats,
+        make_context(model, **PLAIN) as woven,
+        make_context(model, fast_kernels=False, **PLAIN) as plain,
+        make_context(floats, fast_kernels=False, **PLAIN) as exact,
+    ):
+        for n_tokens in (*range(1, 24), 64, 65, 130):
+            prompt = prompt_of(model, n_tokens)
+            logits = [last_logits(one, prompt) for one in (woven, plain, exact)]
+            for context in (woven, plain, exact):
+                context.clear()
+            size = np.square(logits[2]).mean()
+            ours.append(np.square(logits[0] - logits[2]).mean() / size)
+            theirs.append(np.square(logits[1] - logits[2]).mean() / size)
+        assert taken(woven)
+
+    assert np.sqrt(np.mean(ours)) < 1.5 * np.sqrt(np.mean(theirs))
+    assert max(ours) < 0.2**2
+
+
+def test_a_column_has_the_bits_of_it_alone(model):
+    """
+    Streams that are decoded together have the logits of each by itself.
+    """
+    fields = {**PLAIN, "kv_unified": False, "n_seq_max": 7}
+    prompts = [prompt_of(model, 5, seed=slot) for slot in range(7)]
+    with make_context(model, **fields) as context:
+        for slot, prompt in enumerate(prompts):
+            last_logits(context, prompt, slot=slot)
+        batch = Batch(context.n_batch)
+        batch.add_rows([9] * 7, [5] * 7, list(range(7)))
+        context.decode(batch)
+        beside = [np.asarray(context.logits(row)).tobytes() for row in range(7)]
+        alone = []
+        for slot in range(7):
+            context.cut(slot, 5)
+            row = last_logits(context, array("i", [9]), slot=slot, pos=5)
+            alone.append(row.tobytes())
+
+    assert beside == alone
+
+
+def test_contexts_of_a_model_share_woven_weights(model):
+    """
+    The second context weaves nothing, and the first may go.
+    """
+    prompt = prompt_of(model, 9)
+    first = make_context(model, **PLAIN)
+    with make_context(model, **PLAIN) as second:
+        a = last_logits(first, prompt)
+        b = last_logits(second, prompt)
+        first.close()
+        second.clear()
+        c = last_logits(second, prompt)
+
+    assert a.tobytes() == b.tobytes() == c.tobytes()

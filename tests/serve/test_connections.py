@@ -1,0 +1,226 @@
+"""Heads, connections and what stands beside bodies: bounded in bytes, in time and in number."""
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+import anyio
+import pytest
+
+from pyllama_raw.serve import ListenConfig, ServeConfig, make_app, serve
+from pyllama_raw.serve.connections import MAX_HEAD, backlog_of, usable
+from tests.serve.support import LIMIT_S, chatting
+from tests.serve.wire import chat, wire
+
+pytestmark = pytest.mark.anyio
+GET = b"GET /livez HTTP/1.1\r\nhost: here\r\n"
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"  # the server of the command is uvicorn
+
+
+@asynccontextmanager
+async def listening(service=None, **options):
+    """The address of the server that the command runs."""
+    address, is_up = [], anyio.Event()
+
+    def say(line):
+        address.append(line.split()[-1])
+        is_up.set()
+
+    with anyio.fail_after(LIMIT_S):
+        async with chatting() as engine, anyio.create_task_group() as group:
+            app = make_app({"a": engine}, service or ServeConfig())
+            group.start_soon(partial(serve, app, ListenConfig(port=0, **options), say))
+            await is_up.wait()
+            yield address[0]
+            group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [GET + b"a: ", *[b"x" * 2**14] * 8],
+        [GET, *[b"".join(b"a%d: b\r\n" % n for n in range(2000))] * 8],
+        [b"GET /", *[b"y" * 2**14] * 8],
+        [GET + b"a: " + b"x" * MAX_HEAD + b"\r\n\r\n"],
+        [CHUNKED + b"2", *[b";" + b"z" * 2**14] * 8],
+        [CHUNKED + b"0\r\n", *[b"a: " + b"z" * 2**14 + b"\r\n"] * 8],
+        [b"\r\n" * 2**14] * 4 + [GET],
+    ],
+)
+async def test_what_is_no_body_has_64_kib(parts):
+    """
+    Headers, one or many, addresses, extensions of chunks, trailers, lines before a request:
+    431, and others are answered.
+    """
+    async with listening() as url:
+        async with wire(url) as client, wire(url) as other:
+            for part in parts:
+                await client.send(part)
+            status, headers, told = await client.answer()
+            await other.send(GET + b"\r\n")
+            live, *_ = await other.answer()
+
+    assert (status, headers["connection"]) == (431, "close")
+    assert told["error"]["code"] == "head_too_large"
+    assert str(MAX_HEAD) in told["error"]["message"]
+    assert live == 200
+
+
+async def test_a_head_of_a_few_kib_is_none_too_large():
+    """
+    Long keys and cookies are let in, also if they come in pieces.
+    """
+    async with listening() as url:
+        async with wire(url) as client:
+            for part in (GET, b"a: " + b"x" * 50_000, b"\r\n", b"\r\n"):
+                await client.send(part)
+            status, *_ = await client.answer()
+
+    assert status == 200
+
+
+@pytest.mark.parametrize("start", [b"", b"GET /livez HT", GET, GET + b"\r\n" + GET])
+async def test_a_slow_head_is_not_waited_for(start):
+    """
+    The connection is closed, whatever has come; also for a second request.
+    """
+    async with listening(head_s=0.2) as url:
+        async with wire(url) as client:
+            if start:
+                await client.send(start)
+            text = await client.rest()
+
+    assert text.count(b"200 OK") == (start.count(b"GET") == 2)
+
+
+async def test_an_idle_connection_stays_open():
+    """
+    head_s is not for clients that owe nothing.
+    """
+    async with listening(head_s=0.2) as url:
+        async with wire(url) as client:
+            statuses = []
+            for _ in range(2):
+                await client.send(GET + b"\r\n")
+                statuses.append((await client.answer())[0])
+                await anyio.sleep(1.5)
+
+    assert statuses == [200, 200]
+
+
+async def test_an_idle_connection_is_closed_in_the_end():
+    """
+    After keep_alive_s.
+    """
+    async with listening(keep_alive_s=0.2) as url:
+        async with wire(url) as client:
+            await client.send(GET + b"\r\n")
+            status, *_ = await client.answer()
+            rest = await client.rest()
+
+    assert (status, rest) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"P",
+        b"POST /completion HT",
+        b"POST /tokenize HTTP/1.1\r\ncontent-length: 9\r\n\r\n",
+    ],
+)
+async def test_silent_clients_make_room_for_others(part):
+    """
+    Twice as many as there may be connections: each that comes after them is answered.
+    """
+    async with listening(max_connections=8) as url:
+        async with AsyncExitStack() as stack:
+            for _ in range(16):
+                client = await stack.enter_async_context(wire(url))
+                await client.send(part)
+            statuses = []
+            for _ in range(4):
+                async with wire(url) as client:
+                    await client.send(GET + b"\r\n")
+                    statuses.append((await client.answer())[0])
+
+    assert statuses == [200] * 4
+
+
+async def test_requests_behind_each_other_are_answered_in_turn():
+    """
+    A hundred in one packet, with bodies and without.
+    """
+    body = chat(max_tokens=1, stream=False)
+    post = b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
+    post += b"content-length: %d\r\n\r\n" % len(body) + body
+    async with listening() as url:
+        async with wire(url) as client:
+            await client.send((GET + b"\r\n" + post) * 50)
+            answers = [await client.answer() for _ in range(100)]
+
+    assert [status for status, *_ in answers] == [200] * 100
+    assert [told.get("object", "") for *_, told in answers] == [
+        "",
+        "chat.completion",
+    ] * 50
+
+
+async def test_an_upgrade_is_answered_as_any_request():
+    """
+    And the connection ends with it.
+    """
+    upgrade = b"connection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    async with listening() as url:
+        async with wire(url) as client:
+            await client.send(GET + upgrade + b"\x00" * 100)
+            status, headers, _ = await client.answer()
+            rest = await client.rest()
+
+    assert (status, headers["connection"], rest) == (200, "close", b"")
+
+
+async def test_no_http_is_refused():
+    """
+    With an error as any other.
+    """
+    async with listening() as url:
+        async with wire(url) as client:
+            await client.send(b"\x16\x03\x01 hello\r\n\r\n")
+            status, _, told = await client.answer()
+
+    assert (status, told["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_an_answer_that_nobody_reads_is_ended():
+    """
+    After send_s, whole answers, too; the request had its place until then.
+    """
+    text = "a" * 2**22
+    body = b'{"messages": [{"role": "user", "content": "%b"}]}' % text.encode()
+    async with listening(ServeConfig(send_s=0.5)) as url:
+        async with wire(url) as client:
+            await client.post(body, "/apply-template")
+            await client.head()
+            with pytest.raises(anyio.BrokenResourceError):  # noqa: PT012
+                while True:  # the server reads no more of it, once it has closed
+                    await client.send(GET + b"\r\n")
+                    await anyio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "n_used", "n_connections"),
+    [(128, 28, 75), (1024, 24, 750), (32, 30, 1), (2**16, 36, 49125)],
+)
+def test_connections_leave_descriptors_for_others(descriptors, n_used, n_connections):
+    """
+    Files, processes of templates, and those that are accepted before they are counted.
+    """
+    most = usable(descriptors, n_used)
+
+    assert most == n_connections
+    assert 1 <= backlog_of(descriptors, most) <= 2048

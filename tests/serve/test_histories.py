@@ -1,0 +1,307 @@
+"""Sessions of agents whose history has what a server of a text model does not know."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from pyllama_raw.serve import ServeConfig, make_app
+from pyllama_raw.serve.messages.body import MessagesBody
+from pyllama_raw.serve.responses.body import ResponsesBody
+from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
+
+pytestmark = pytest.mark.anyio
+
+N_TURNS = 10
+# Prints tools and calls, and takes a system message at the beginning only.
+TEMPLATE = """
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor -%}
+{%- for m in messages -%}
+{%- if m.role == 'system' and not loop.first -%}
+{{ raise_exception('System message must be at the beginning.') }}
+{%- endif -%}
+<{{ m.role }}>{{ m.content }}
+{%- for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor -%}
+{%- endfor -%}
+{% if add_generation_prompt %}<assistant>{% endif %}"""
+SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
+PNG = "iVBORw0KGgo="
+
+
+def odd_engine():
+    limits = fake_limits(n_ctx_slot=2**15, n_cells=2**17, n_batch=2**15)
+    return fake_engine(FakeExecutor(limits), chat_template=TEMPLATE)
+
+
+def claude_code() -> list[dict[str, Any]]:
+    """Bodies of `/v1/messages`, a turn each."""
+    source = {"type": "base64", "media_type": "image/png", "data": PNG}
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+    # What the result of the call of a turn has, beside texts.
+    results: list[Any] = [
+        [{"type": "tool_reference", "tool_name": "mcp__files__read"}],
+        [{"type": "text", "text": "seen"}, {"type": "image", "source": source}],
+        [{"type": "document", "source": pdf, "title": "plan.pdf"}],
+        [{"type": "image", "source": {"type": "file", "file_id": "file_1"}}],
+        [],
+        "plain text",
+        None,
+        [{"type": "thing_of_tomorrow"}],
+    ]
+    # What an earlier server put into its answers.
+    answers: list[Any] = [
+        {
+            "type": "server_tool_use",
+            "id": "srvtoolu_1",
+            "name": "web_search",
+            "input": {},
+        },
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []},
+        {
+            "type": "mcp_tool_use",
+            "id": "mcptoolu_1",
+            "name": "find",
+            "server_name": "s",
+        },
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "container_upload", "file_id": "file_1"},
+    ]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "<system-reminder>context</system-reminder>"},
+        {"role": "system", "content": "Skills: none."},
+    ]
+    bodies = []
+    for turn in range(N_TURNS):
+        said = [{"type": "text", "text": f"Go on: {turn}."}]
+        if turn:
+            result = {"type": "tool_result", "tool_use_id": f"toolu_{turn - 1}"}
+            content = results[(turn - 1) % len(results)]
+            said.insert(0, result | ({} if content is None else {"content": content}))
+        messages.append({"role": "user", "content": said})
+        if turn % 3 == 2:
+            messages.append(
+                {"role": "system", "content": [{"type": "text", "text": "Now plan."}]}
+            )
+        bodies.append({
+            "max_tokens": 2,
+            "system": [{"type": "text", "text": "You are an agent."}],
+            "messages": [*messages],
+            "tools": [
+                {"name": "Bash", "input_schema": SCHEMA, "defer_loading": True},
+                {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+                {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"},
+            ],
+        })  # fmt: skip
+        use = {"type": "tool_use", "id": f"toolu_{turn}", "name": "Bash", "input": {}}
+        written = [{"type": "text", "text": "So."}, answers[turn % len(answers)], use]
+        messages.append({"role": "assistant", "content": written})
+    return bodies
+
+
+def codex() -> list[dict[str, Any]]:
+    """Bodies of `/v1/responses`, a turn each, behind one that only tries the model."""
+
+    def said(role: str, text: str) -> dict[str, Any]:
+        content = [{"type": "input_text", "text": text}]
+        return {"type": "message", "role": role, "content": content}
+
+    function = {"type": "function", "name": "extra", "parameters": SCHEMA}
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"}
+    # What stands between the turns, by an earlier server or for one.
+    between: list[list[dict[str, Any]]] = [
+        [{"type": "web_search_call", "id": "ws_1", "status": "completed"}],
+        [
+            {"type": "local_shell_call", "call_id": "ls_1", "action": {"type": "exec"}},
+            {"type": "local_shell_call_output", "id": "ls_1", "output": "{}"},
+        ],
+        [{"type": "reasoning", "summary": [], "encrypted_content": "x"}],
+        [
+            {
+                "type": "custom_tool_call",
+                "call_id": "p",
+                "name": "apply_patch",
+                "input": "*",
+            },
+            {"type": "custom_tool_call_output", "call_id": "p", "output": "ok"},
+        ],
+        [{"type": "compaction", "encrypted_content": "x"}],
+        [{"type": "item_reference", "id": "msg_1"}],
+        [{"type": "mcp_list_tools", "server_label": "s", "tools": []}],
+        [{"type": "thing_of_tomorrow"}],
+        [
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_audio"}],
+            }
+        ],
+    ]
+    items: list[dict[str, Any]] = [
+        {"type": "additional_tools", "role": "developer", "tools": [function]},
+        said("developer", "Be brief."),
+        said("user", "<environment_context></environment_context>"),
+    ]
+    bodies: list[dict[str, Any]] = [{"input": [], "max_output_tokens": 1}]
+    for turn in range(N_TURNS):
+        items.append(said("user", f"Go on: {turn}."))
+        bodies.append({
+            "instructions": "You are an agent.",
+            "input": [*items],
+            "max_output_tokens": 2,
+            "tools": [
+                {"type": "function", "name": "shell", "parameters": SCHEMA},
+                {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
+                {"type": "namespace", "name": "files", "tools": [function]},
+                *({"type": kind} for kind in ("web_search", "local_shell", "mcp")),
+            ],
+        })  # fmt: skip
+        call = {"type": "function_call", "call_id": f"call_{turn}", "name": "shell"}
+        told = {"type": "function_call_output", "call_id": f"call_{turn}"}
+        items += [
+            *between[turn % len(between)],
+            call | {"arguments": "{}"},
+            told | {"output": [image] if turn % 2 else "done"},
+        ]
+        if turn % 3 == 2:
+            items.append(said("developer", "Now plan."))
+    return bodies
+
+
+async def statuses(path: str, bodies: list[dict[str, Any]]) -> tuple[list[Any], str]:
+    """What is not 200 of the answers to *bodies*, and the metrics of the service."""
+    async with odd_engine() as engine:
+        app = make_app({"a": engine}, ServeConfig())
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://here", timeout=60
+        )
+        async with client:
+            answers = [await client.post(path, json=body) for body in bodies]
+            metrics = (await client.get("/metrics")).text
+    return [a.json() for a in answers if a.status_code != 200], metrics
+
+
+@pytest.mark.parametrize(
+    ("path", "session"), [("/v1/messages", claude_code), ("/v1/responses", codex)]
+)
+async def test_no_turn_of_an_agent_is_refused(path, session):
+    """
+    Whatever its history has; what was left out and what was changed is counted.
+    """
+    refused, metrics = await statuses(path, session())
+
+    assert refused == []
+    for name in (
+        'pyllama_raw:http_left_out_total{kind="other"}',
+        "pyllama_raw:mended_chats",
+    ):
+        assert name in metrics
+
+
+USER = {"role": "user", "content": "Hi"}
+ODD = {"type": "thing_of_tomorrow"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (
+            "/v1/messages",
+            {"messages": [USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": [ODD]}]},
+            "messages[2].content[0]",
+        ),
+        (
+            "/v1/responses",
+            {"input": [USER, {"role": "user", "content": [ODD]}]},
+            "input[1].content[0]",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER, {"role": "user", "content": [ODD]}]},
+            "messages[1].content[0]",
+        ),
+    ],
+)  # fmt: skip
+async def test_what_the_user_says_now_is_refused(path, body, param):
+    """
+    Because the user can say something else.
+    """
+    (failure,), _ = await statuses(path, [body | {"max_tokens": 2}])
+
+    assert failure["error"]["param"] == param
+
+
+def test_a_short_text_stands_for_what_is_not_known():
+    """
+    It has the kind, and the name if there is one.
+    """
+    reference = {"type": "tool_reference", "tool_name": "T"}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [reference]}
+    use = {"type": "server_tool_use", "name": "web_search"}
+    messages = [
+        USER,
+        {"role": "assistant", "content": [use, {"type": "tool_use", "id": "1", "name": "f"}]},
+        {"role": "user", "content": [result]},
+    ]  # fmt: skip
+    items = [USER, {"type": "web_search_call"}, ODD, USER]
+
+    told = MessagesBody(messages=messages).chat()
+    said = ResponsesBody(input=items).chat()
+
+    assert [m["content"] for m in told.messages] == [
+        "Hi", "[server_tool_use: web_search]", "[tool_reference: T]",
+    ]  # fmt: skip
+    assert [(m["role"], m["content"]) for m in said.messages] == [
+        ("user", "Hi"),
+        ("assistant", "[web_search_call]"),
+        ("user", "[thing_of_tomorrow]"),
+        ("user", "Hi"),
+    ]
+    assert said.left_out == {"web_search_call": 1, "other": 1}
+
+
+async def test_functions_among_items_join_the_tools():
+    """
+    And the model is told of them.
+    """
+    function = {"type": "function", "name": "extra", "parameters": SCHEMA}
+    given = {"type": "additional_tools", "tools": [function, {"type": "custom"}]}
+    body = ResponsesBody(input=[given, USER])
+    chat = body.chat()
+
+    (tool,) = body.calling(chat)["tools"]
+
+    assert tool["function"]["name"] == "extra"
+    assert chat.left_out == {"custom": 1}
+
+
+async def test_a_role_that_stays_refused_is_said_in_the_words_that_agents_look_for():
+    """
+    They go on without such messages then; the parameter is the message.
+    """
+    never = "{{ raise_exception('never') if messages | length > 1 }}{{ messages[0].content }}"
+    late = [
+        USER,
+        {"role": "system", "content": "b"},
+        {"role": "assistant", "content": "c"},
+    ]
+    async with fake_engine(chat_template=never) as engine:
+        transport = httpx.ASGITransport(make_app({"a": engine}))
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://here"
+        ) as client:
+            answer = await client.post(
+                "/v1/messages", json={"max_tokens": 2, "system": "a", "messages": late}
+            )
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages[1]")
+    assert "role 'system' is not supported here" in error["message"]
+
+
+async def test_mistakes_of_unions_say_all_that_fits():
+    """
+    A field that may be a text or a list says both.
+    """
+    (failure,), _ = await statuses("/v1/responses", [{"input": 5}])
+
+    assert failure["error"]["message"] == "input: give a valid string, or a valid list"
