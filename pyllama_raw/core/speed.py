@@ -15,7 +15,7 @@ could not be measured again.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -139,7 +139,8 @@ class Captures:
         self._trial_s = 0.0
         self._n_left = inf  # tokens
         self._is_measured = price is not None
-        base_s, run_s, token_s, _ = astuple(price or CopyPrice())
+        price = price or CopyPrice()
+        base_s, run_s, token_s = price.base_s, price.run_s, price.token_s
         if base_s:  # of a capture of several tokens, none of which took longer than all
             run_s, token_s = min(run_s, base_s), min(token_s, base_s)
         self._base_s, self._run_s, self._token_s = base_s, run_s, token_s
