@@ -494,6 +494,7 @@ void ggml_free(struct ggml_context * ctx);
 struct ggml_tensor * ggml_new_tensor_1d(struct ggml_context * ctx, enum ggml_type type, int64_t ne0);
 enum ggml_unary_op ggml_get_unary_op(const struct ggml_tensor * tensor);
 const char * ggml_get_name(const struct ggml_tensor * tensor);
+void ggml_set_output(struct ggml_tensor * tensor);
 struct ggml_tensor * ggml_custom_4d(struct ggml_context * ctx, enum ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, struct ggml_tensor * * args, int n_args, ggml_custom_op_t fun, int n_tasks, void * userdata);
 void ggml_build_forward_expand(struct ggml_cgraph * cgraph, struct ggml_tensor * tensor);
 struct ggml_cgraph * ggml_new_graph_custom(struct ggml_context * ctx, size_t size, bool grads);

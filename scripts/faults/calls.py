@@ -94,6 +94,7 @@ OTHER_DIGITS = {
 NEVER_FAILS = {
     "plr_last_error",
     "plr_fail_decode",
+    "plr_slow_copies",
     "plr_text_stretches",
 }  # the first tells of the last failure
 
