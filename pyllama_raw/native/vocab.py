@@ -35,6 +35,9 @@ _QUADRATIC = {
     "jais-2": ("blanks", 2**14),
 }
 
+# In messages of exceptions that tell of a text, and not of the machine.
+_REFUSALS = ("GGML_ASSERT", "::at", "out of array bounds", "invalid", "regex")
+
 Kind = Literal["none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test", "other"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)  # llama.h: enum llama_vocab_type, from 0 on
 
@@ -248,20 +251,17 @@ class Vocab:
             code = lib.plr_tokenize(
                 self.ptr, raw, len(raw), out, len(tokens), *flags, stack_bytes, n_tokens
             )
-        if code != 0:
-            raise self._refusal(raw, last_error())
-        if n_tokens[0] == -INT32_MAX - 1:
-            message = "more tokens than fit a 32-bit count"
+        message = last_error() if code else "more tokens than fit a 32-bit count"
+        # The tokenizer fails for what stands in the text, and is as it was before: that of some
+        # models takes no two blanks together, or no characters that have no token.
+        if code != 0 and any(word in message for word in _REFUSALS):
+            raise self._refusal(raw, message)
+        if code != 0 or n_tokens[0] == -INT32_MAX - 1:
             raise NativeError("llama_tokenize", code, message)
         return int(n_tokens[0])
 
     def _refusal(self, raw: bytes, message: str) -> InvalidRequest:
-        """
-        libllama's tokenizer fails for what stands in a text, and is as it was before.
-
-        That of some models takes no two blanks together, or none of the characters that have no
-        token.
-        """
+        """That of a text for which libllama raised an exception with this *message*."""
         stretches = ffi.new("plr_stretches *")
         lib.plr_text_stretches(raw, len(raw), stretches)
         value, advice = f"{len(raw)} bytes", "give another text, or token ids"
