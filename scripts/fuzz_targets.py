@@ -456,7 +456,9 @@ def _chats() -> Try:
         if not isinstance(chat, dict):
             encoder.read(chat)
             return
-        settings = ChatSettings(chat.get("tools"), chat.get("kwargs"), None)
+        kwargs = chat.get("kwargs")  # an engine takes a mapping only
+        given = kwargs if isinstance(kwargs, dict) else None
+        settings = ChatSettings(chat.get("tools"), given, None)
         encoder.read(chat.get("messages"), settings)  # type: ignore[arg-type]
 
     return attempt

@@ -229,9 +229,7 @@ def _cut_after(rendered: Rendered, begun: str) -> Rendered:
     )
 
 
-def _check_variables(kwargs: object) -> None:
-    if not isinstance(kwargs, dict):  # as every mapping is that was copied
-        raise InvalidRequest("template_kwargs", kwargs, "names and values")
+def _check_variables(kwargs: Mapping[str, Any]) -> None:
     for name in kwargs:
         if name in RESERVED or not name.isidentifier():
             allowed = f"names of variables, none of {', '.join(sorted(RESERVED))}"
