@@ -36,6 +36,7 @@ SLOW_RELIEF = 0.975  # of the lowest one, as long as it is not confirmed
 MIN_OBSERVED_COPIES = 2  # that confirm it
 MAX_REFUSALS = 16  # captures that do not pay before a small one is tried
 ALONE = 10  # times `target_s`, what a trial may take where nobody waits
+LEAST_TOKEN_S = 1e-9  # less is a price of 0
 MIN_BYTES_PER_S = 2**30  # of a copy to fresh memory
 
 
@@ -237,9 +238,8 @@ class Captures:
         left_s, n_tokens = self._trial_s - self.spent_s, stop - start
         if in_parts:
             n_tokens = min(n_tokens, MIN_PART)
-            if self._worst_s:
-                n_fit = int((left_s - self._base_s) / self._worst_s)
-                n_tokens = min(n_tokens, max(n_fit, 1))
+            n_fit = (left_s - self._base_s) / max(self._worst_s, LEAST_TOKEN_S)
+            n_tokens = min(n_tokens, max(int(n_fit), 1))
         bound_s = self._bound_s(n_tokens)
         if bound_s > left_s or n_tokens > self._n_left:
             return None

@@ -66,9 +66,10 @@ class Swaps:
         is_movable = self._slots.limits.n_movable(n_tokens) == n_tokens
         if not (n_tokens and is_known and is_whole and is_movable):
             return False
-        if running.fetch_id is not None:
-            return False
-        return self._tiers.is_worth_a_swap(n_tokens, running.request.n_prompt)
+        n_prompt = running.request.n_prompt
+        return running.fetch_id is None and self._tiers.is_worth_a_swap(
+            n_tokens, n_prompt
+        )
 
     def find(self, sequence: Sequence) -> Restore | None:
         """Find what brings *sequence* back to where it was, if there are cells for it."""
