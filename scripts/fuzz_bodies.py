@@ -26,25 +26,12 @@ from pydantic import BaseModel
 
 from pyllama_raw import AsyncEngine, EngineConfig
 from pyllama_raw.serve import ListenConfig, ServeConfig, make_app, serve
+from scripts.mutations.edits import any_value, damage
 
 LIMIT_S = 120
 MAX_BYTES = 2**20
 LATE_S = 0.5  # that the event loop may be late
 KEPT_BYTES = 64 * 2**20  # that the process may have more after all of it
-TEXTS = (
-    "",
-    "a",
-    "\ud800",
-    "\x00",
-    "user",
-    "text",
-    "auto",
-    "none",
-    "a " * 500,
-    "[]",
-    "-1",
-)
-NUMBERS = (0, 1, -1, 2, 2**31, -(2**63), 10**40, 0.5, -0.0, 1e300, True, False)
 PIECES = (
     b"{}",
     b"[]",
@@ -89,11 +76,11 @@ def _body(draw: random.Random, model: type[BaseModel]) -> bytes:
     names = sorted(model.model_fields)
     fields = {name: value for name, value in _usual(draw).items() if name in names}
     for name in draw.sample(names, min(draw.randrange(4), len(names))):
-        fields[name] = _value(draw, draw.randrange(1, 5))
+        fields[name] = any_value(draw, draw.randrange(1, 5))
     if kind < 0.3:
         return _many(draw, fields, draw.choice([*names, "metadata", "x"]))
     if kind < 0.6:
-        _damage(draw, fields)
+        damage(draw, fields)
     return json.dumps(fields).encode()
 
 
@@ -121,43 +108,6 @@ def _usual(draw: random.Random) -> dict[str, Any]:
         "n_predict": 2,
         "stream": draw.random() < 0.3,
     }
-
-
-def _value(draw: random.Random, depth: int) -> Any:
-    """Anything, nested at most *depth* times."""
-    kind = draw.randrange(8 if depth else 4)
-    if kind < 2:
-        return draw.choice(TEXTS)
-    if kind == 2:
-        return draw.choice(NUMBERS)
-    if kind == 3:
-        return None
-    inner = (_value(draw, depth - 1) for _ in range(draw.randrange(4)))
-    if kind < 6:
-        return list(inner)
-    names = (
-        "type",
-        "text",
-        "role",
-        "content",
-        "function",
-        "name",
-        "parameters",
-        "id",
-        "",
-    )
-    return {draw.choice(names): value for value in inner}
-
-
-def _damage(draw: random.Random, value: Any) -> None:
-    """Put something else in one place of *value*, however deep."""
-    while isinstance(value, dict | list) and value:
-        places = list(value) if isinstance(value, dict) else range(len(value))
-        place = draw.choice(places)
-        if not isinstance(value[place], dict | list) or draw.random() < 0.3:
-            value[place] = _value(draw, draw.randrange(4))
-            return
-        value = value[place]
 
 
 def _many(draw: random.Random, fields: dict[str, Any], name: str) -> bytes:

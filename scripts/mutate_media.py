@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 from pyllama_raw.engine.media import MediaReader
@@ -21,13 +20,13 @@ from pyllama_raw.media import Audio, Image, MediaLimits
 from pyllama_raw.native.cut import RowRun
 from pyllama_raw.native.projector import Projector
 from scripts.mutations.command import Files, search
+from scripts.mutations.edits import EDITS
 from scripts.mutations.trial import prepare, text_model
 from tests.media import files
 from tests.tiny import tiny_projector
 
 EYES, EARS = ("idefics3", "qwen2vl"), ("ultravox",)
 LIMITS = MediaLimits(max_parts=1, max_bytes=2**25, max_pixels=2**22, max_seconds=60)
-Edit = Callable[[random.Random, bytearray], None]
 
 
 def main() -> None:
@@ -102,44 +101,6 @@ def uploads(seed: int, first: int, count: int) -> Files:
                 edit(rng, content)
                 edits.append(edit.__name__)
         yield index, bytes(content), f"{name}: {', '.join(edits)}"
-
-
-def flip(rng: random.Random, content: bytearray) -> None:
-    for _ in range(rng.choice((1, 4, 32))):
-        content[rng.randrange(len(content))] = rng.randrange(256)
-
-
-def flip_head(rng: random.Random, content: bytearray) -> None:
-    """Where formats say what follows."""
-    for _ in range(rng.choice((1, 2, 4))):
-        content[rng.randrange(min(len(content), 64))] = rng.choice(
-            (0, 1, 127, 128, 255)
-        )
-
-
-def cut(rng: random.Random, content: bytearray) -> None:
-    del content[max(rng.randrange(len(content)), 4) :]
-
-
-def repeat(rng: random.Random, content: bytearray) -> None:
-    start = rng.randrange(len(content))
-    part = content[start : start + rng.randrange(1, 200)]
-    content[start:start] = part * rng.choice((1, 2, 50))
-
-
-def remove(rng: random.Random, content: bytearray) -> None:
-    start = rng.randrange(4, max(len(content), 5))
-    del content[start : start + rng.randrange(1, 100)]
-
-
-def number(rng: random.Random, content: bytearray) -> None:
-    """Four bytes are an extreme number."""
-    at = rng.randrange(min(len(content), 80))
-    value = rng.choice((0, 1, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1))
-    content[at : at + 4] = value.to_bytes(4, rng.choice(("big", "little")))
-
-
-EDITS: tuple[Edit, ...] = (flip, flip, flip_head, cut, repeat, remove, number)
 
 
 def packed_png(rng: random.Random) -> bytearray:

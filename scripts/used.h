@@ -8,6 +8,7 @@
 #define GGML_N_TASKS_MAX ...
 #define LLAMA_DEFAULT_SEED ...
 #define LLAMA_TOKEN_NULL ...
+#define LLAMA_STATE_SEQ_VERSION ...
 #define GGUF_VERSION ...
 #define GGUF_DEFAULT_ALIGNMENT ...
 enum ggml_type {
@@ -493,6 +494,7 @@ void ggml_free(struct ggml_context * ctx);
 struct ggml_tensor * ggml_new_tensor_1d(struct ggml_context * ctx, enum ggml_type type, int64_t ne0);
 enum ggml_unary_op ggml_get_unary_op(const struct ggml_tensor * tensor);
 const char * ggml_get_name(const struct ggml_tensor * tensor);
+void ggml_set_output(struct ggml_tensor * tensor);
 struct ggml_tensor * ggml_custom_4d(struct ggml_context * ctx, enum ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, struct ggml_tensor * * args, int n_args, ggml_custom_op_t fun, int n_tasks, void * userdata);
 void ggml_build_forward_expand(struct ggml_cgraph * cgraph, struct ggml_tensor * tensor);
 struct ggml_cgraph * ggml_new_graph_custom(struct ggml_context * ctx, size_t size, bool grads);
@@ -502,6 +504,7 @@ size_t ggml_quantize_chunk(enum ggml_type type, const float * src, void * dst, i
 const char * ggml_backend_buft_name(ggml_backend_buffer_type_t buft);
 bool ggml_backend_buft_is_host(ggml_backend_buffer_type_t buft);
 ggml_backend_dev_t ggml_backend_buft_get_device(ggml_backend_buffer_type_t buft);
+const char * ggml_backend_buffer_name(ggml_backend_buffer_t buffer);
 void * ggml_backend_buffer_get_base(ggml_backend_buffer_t buffer);
 size_t ggml_backend_buffer_get_size(ggml_backend_buffer_t buffer);
 void ggml_backend_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value);
@@ -609,6 +612,7 @@ float * llama_get_sampled_logits_ith(struct llama_context * ctx, int32_t i);
 uint32_t llama_get_sampled_logits_count_ith(struct llama_context * ctx, int32_t i);
 llama_token * llama_get_sampled_candidates_ith(struct llama_context * ctx, int32_t i);
 uint32_t llama_get_sampled_candidates_count_ith(struct llama_context * ctx, int32_t i);
+const char * llama_vocab_get_text(const struct llama_vocab * vocab, llama_token token);
 enum llama_token_attr llama_vocab_get_attr(const struct llama_vocab * vocab, llama_token token);
 bool llama_vocab_is_eog(const struct llama_vocab * vocab, llama_token token);
 llama_token llama_vocab_bos(const struct llama_vocab * vocab);

@@ -219,6 +219,8 @@ def test_unsupported_names_operation_and_reason():
     assert vars(error) == {
         "operation": "chat messages",
         "reason": "the model has no chat template",
+        "why": "the model has no chat template",
+        "advice": "",
     }
     assert str(error) == "chat messages: the model has no chat template"
 

@@ -90,7 +90,10 @@ def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str,
     )
     yield (
         "kernels",
-        {f"{row.computes} by {row.needs}": row.is_usable for row in table()},
+        {
+            f"{row.computes} by {row.needs}": row.is_usable or f"no: {row.why_not}"
+            for row in table()
+        },
     )
     yield "devices", {device.name: asdict(device) for device in libllama.devices()}
     path = resolve_model(spec)

@@ -127,6 +127,7 @@ class Saved(NamedTuple):
 
     payload: object
     n_bytes: int
+    seconds: float = 0.0  # that the capture took
 
 
 class Written(NamedTuple):
@@ -320,6 +321,7 @@ class StepResult(NamedTuple):
     switch_s: float | None = None
     decode_s: float = 0.0  # in llama_decode
     sample_s: float = 0.0  # of choosing tokens
+    moves_s: float = 0.0  # of the moves
 
 
 class Executor(Protocol):

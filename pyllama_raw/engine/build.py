@@ -113,7 +113,8 @@ def assemble(
         texts = text_contexts(model, config)
     executor = NativeExecutor(
         make_context,
-        lanes=Lanes(model.vocab, waits.n_slots, off=refusal(model, config)),
+        # A sequence may run in a parked slot, too.
+        lanes=Lanes(model.vocab, layout.scratch, off=refusal(model, config)),
         kind=layout.kind,
         scratch=layout.scratch,
         disk=writer,
@@ -130,6 +131,7 @@ def assemble(
         scheduler = _make_scheduler(
             executor.context, config, layout, store, keys, texts=limits
         )
+        executor.attach_lanes()
         if memory is not None:
             scheduler = memory.scheduler
             if not restored(executor.context, memory.state):

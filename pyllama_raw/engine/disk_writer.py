@@ -96,10 +96,22 @@ class DiskWriter:
         self._reads = DiskWorker("pyllama-read")
 
     def write(
-        self, save_id: int, namespace: str | Adapted | None, tokens: bytes, state: State
+        self,
+        save_id: int,
+        namespace: str | Adapted | None,
+        tokens: bytes,
+        state: State,
+        capture_s: float = 0.0,
     ) -> None:
-        """Write *state*, which must not change any more, and report the file or None."""
-        self._writes.put(partial(self._write, save_id, namespace, tokens, [state]))
+        """
+        Write *state*, which must not change any more, and report the file or None.
+
+        Args:
+            capture_s: what it took to capture, which the report repeats.
+        """
+        self._writes.put(
+            partial(self._write, save_id, namespace, tokens, [state], capture_s)
+        )
 
     def fetch(self, fetch_id: int, file: StoredFile) -> None:
         """Report the state in *file*, verified; None if it is gone or damaged."""
@@ -128,13 +140,14 @@ class DiskWriter:
         namespace: str | Adapted | None,
         tokens: bytes,
         states: list[State],
+        capture_s: float,
     ) -> None:
         """*states* holds one; it is taken out, so that it can be freed here."""
         saved, state = None, states.pop()
         try:
             file = self._store.write(namespace, tokens, state, self._rest)
             if file is not None:
-                saved = Saved(file, file.counted_bytes - len(tokens))
+                saved = Saved(file, file.counted_bytes - len(tokens), capture_s)
         finally:
             del state  # before its room is given back
             self.report(Written(save_id, saved))

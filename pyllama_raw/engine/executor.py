@@ -95,7 +95,7 @@ class NativeExecutor:
         self._disk = disk
         self.lanes = lanes
         self.adapters = AdapterSets()
-        self.context = make_context(lanes.fresh())
+        self.context = make_context(())  # see attach_lanes()
         self._operations = SlotOperations(self.context, kind, scratch, disk)
         self._advanced: tuple[Work, ...] = ()  # whose next tokens are in the batch
         self._lost = frozenset[int]()  # slots that were emptied between two steps
@@ -103,6 +103,20 @@ class NativeExecutor:
         self._open = BuiltSamplers()
         self._rows = Rows(self._open, self.context.max_tokens, self.context.n_seq_max)
         self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
+
+    def attach_lanes(self) -> None:
+        """
+        Give the slots their lanes, once the context has been probed.
+
+        A probe compares whole rows. Of the rows of slots with a lane libllama copies candidates
+        only, and of those without one, as the scratch slot, all logits: these are not the same
+        numbers, and look like mixed sequences.
+
+        Raises:
+            NativeError: libllama threw, and the context cannot be used.
+        """
+        if lanes := self.lanes.fresh():
+            self.context.set_lanes(lanes)
 
     @property
     def times(self) -> StepTimes:
@@ -247,10 +261,10 @@ class NativeExecutor:
         lost, self._lost = self._drop() | self._lost, frozenset()
         if not (moves or lost):
             return self._decode(works, plan)
-        saved, lost, restore_s = self._operations.run(moves, lost)
+        saved, lost, restore_s, moves_s = self._operations.run(moves, lost)
         if not lost:
             result = self._decode(works, plan)
-            return result._replace(saved=saved, restore_s=restore_s)
+            return result._replace(saved=saved, restore_s=restore_s, moves_s=moves_s)
         works_left = tuple(work for work in works if work.slot not in lost)
         result = self._decode(works_left, plan._replace(steady=False))
         outputs = result.outputs
@@ -261,6 +275,7 @@ class NativeExecutor:
             outputs=outputs,
             saved=saved,
             restore_s=restore_s,
+            moves_s=moves_s,
             not_restored=lost,
             refuses_cuts=self._operations.refuses_cuts,
         )
@@ -269,11 +284,12 @@ class NativeExecutor:
         """Do *moves* after a decode that they do not concern."""
         if result.status is DecodeStatus.FAILED:
             moves = tuple(move for move in moves if not isinstance(move, Load))
-        _, lost, restore_s = self._operations.run(moves)
+        _, lost, restore_s, moves_s = self._operations.run(moves)
         return result._replace(
             not_restored=lost,
             refuses_cuts=self._operations.refuses_cuts,
             restore_s=restore_s,
+            moves_s=moves_s,
         )
 
     def _continues(self, works: tuple[Work, ...]) -> bool:

@@ -8,10 +8,11 @@ Rules:
 1. All slots have a lane or none has: one row that is needed whole makes libllama copy all.
 2. A lane keeps nothing between steps. Seeds and histories stay in the request's chain, so
    a token is the same with and without lanes.
-3. Where the CPU computes the logits there is nothing to gain: a lane runs there on one thread,
-   while the others wait, what the host does faster (`benchmarks/placement.py`). Another device
-   leaves some candidates, and only these are copied to the host.
-4. Lanes are attached when the context is made. The first step that needs a whole row takes
+3. Lanes are used only if somebody asks for them, because the host is faster. On a CPU a lane runs
+   on one thread, while the others wait (`benchmarks/placement.py`). Elsewhere each lane is a few
+   operations of its own in the graph, one after the other, which take longer than the copy of all
+   rows that they save.
+4. Lanes are attached when the context has been probed. The first step that needs a whole row takes
    them away for good: each switch has all graphs prepared anew, and a program
    that has asked for whole rows once usually asks again.
 """
@@ -22,7 +23,6 @@ from collections.abc import Sequence
 
 from pyllama_raw.core.request import SamplerUse
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.libllama import devices
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import FIRST_MAX, RowSampler, SamplerChain
 from pyllama_raw.native.stages import TopK
@@ -31,7 +31,7 @@ from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.sampling import SamplingParams
 
 NO_LANES = "the model reads prompts with an encoder: its rows have no lanes"
-CPU = "auto: the CPU computes the logits, and chooses faster on the host"
+AUTO = "auto: the host chooses faster than lanes do"
 CANNOT = "the device cannot select candidates"
 TAKEN = "lanes were taken away, because a request needed all logits"
 FAILED = "lanes were given up after a context had failed"
@@ -45,17 +45,7 @@ def refusal(model: Model, config: EngineConfig) -> str:
         return "sampler_placement is host"
     if config.model.split_mode == "tensor":
         return "split_mode tensor has no lanes"
-    if config.sampler_placement == "auto" and not _device_has_output(model, config):
-        return CPU
-    return ""
-
-
-def _device_has_output(model: Model, config: EngineConfig) -> bool:
-    """Whether another device than the CPU may compute the output layer, the last one."""
-    names, n_gpu_layers = config.model.devices, config.model.n_gpu_layers
-    used = [d for d in devices() if names is None or d.name in names]
-    takes_all = n_gpu_layers < 0 or n_gpu_layers > model.n_layer
-    return takes_all and any(d.kind in ("gpu", "igpu") for d in used)
+    return AUTO if config.sampler_placement == "auto" else ""
 
 
 def make_lanes(vocab: Vocab, n_slots: int) -> list[SamplerChain]:

@@ -58,6 +58,7 @@ class Done(NamedTuple):
     saved: Mapping[int, Saved]  # by save_id, in host memory
     lost: frozenset[int]  # slots that could not be filled or cut, and are empty
     restore_s: Mapping[int, float]  # by slot
+    seconds: float  # of all moves
 
 
 class SlotOperations:
@@ -92,11 +93,13 @@ class SlotOperations:
 
     def run(self, moves: Iterable[Move], lost: Iterable[int] = ()) -> Done:
         """Do all, in order; the slots *lost* are empty, against what the plan says."""
+        started = time.perf_counter()
         self._saved, self._lost = {}, set(lost)
         self._restore_s = {}
         for move in moves:
             self._do(move)
-        return Done(self._saved, frozenset(self._lost), self._restore_s)
+        lost_slots, seconds = frozenset(self._lost), time.perf_counter() - started
+        return Done(self._saved, lost_slots, self._restore_s, seconds)
 
     def note_refusal(self) -> None:
         """The memory has refused to forget a part of a slot; from now on nobody asks it."""
@@ -135,21 +138,23 @@ class SlotOperations:
 
     def _save(self, save: Save) -> None:
         """To host memory, or from there to the thread that writes files."""
+        capture_s = -self.capture_s
         if isinstance(save.source, Snapshot):
             state = save.source.payload
             assert isinstance(state, memoryview)
         else:
             state = self._capture(save, save.source)
+        capture_s += self.capture_s
         if save.tier is CacheTier.HOST:
             if state is not None:
-                self._saved[save.save_id] = Saved(state, state.nbytes)
+                self._saved[save.save_id] = Saved(state, state.nbytes, capture_s)
         elif state is None:
             self._files.report(Written(save.save_id, None))
         else:
             assert save.key is not None
             namespace, tokens, spans = save.key
             written = to_file(tokens, spans)
-            self._files.write(save.save_id, namespace, written, state)
+            self._files.write(save.save_id, namespace, written, state, capture_s)
 
     def _capture(self, save: Save, slot: int) -> State | None:
         """Copy what *slot* holds of the range, by way of scratch if it is a part."""

@@ -9,13 +9,18 @@ error, and it brings the weights into memory before the first request.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from math import inf
+from time import perf_counter
 from typing import TypeAlias
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import SnapshotCost
+from pyllama_raw.core.speed import CopyPrice
 from pyllama_raw.errors import DecodeFailed, ModelLoadFailed, Unsupported
+from pyllama_raw.native.arrays import new_bytes
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import EXCEPTION
 from pyllama_raw.native.context import Context
@@ -23,6 +28,8 @@ from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import ContextConfig
 
 SLACK_BYTES = 256  # of a snapshot's head, which may differ a little by slot
+MAX_COPIES = 20  # of a slot, to time one
+MAX_COPIES_S = 0.2  # in all, after which no other copy is timed
 MUCH_CLOSER = 4.0  # a row that is another one by mistake differs from it in digits only
 MAX_BESIDE = 8  # sequences that are computed beside each other
 # Of the distance between rows of other tokens: rows of one sequence in batches of one shape are
@@ -46,7 +53,7 @@ def expected_kind(model: Model, context: ContextConfig) -> SnapshotKind:
 
 def measure(context: Context) -> SnapshotCost:
     """
-    Measure what a snapshot of *context* costs, which is empty before and after.
+    Measure what a snapshot of *context* costs, which is empty before and after, without lanes.
 
     Raises:
         ModelLoadFailed: libllama cannot compute the model.
@@ -76,8 +83,7 @@ def blaming(model: Model) -> Iterator[None]:
 def _compute(context: Context) -> SnapshotCost:
     """Two tokens, and three in another slot: one decode, if all find room in it."""
     fits = context.n_seq_max > 1 and context.max_tokens >= 5
-    many_rows = context.n_outputs_max > 2 and not context.has_lanes  # one a sequence
-    compute = _at_once if fits and many_rows else _one_by_one
+    compute = _at_once if fits and context.n_outputs_max > 2 else _one_by_one
     cost, rows = compute(context, some_tokens(context))
     first, second, middle = rows
     if MUCH_CLOSER * _distance(middle, first) < _distance(middle, second):
@@ -92,7 +98,50 @@ def _at_once(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list[Ro
     batch.add(tokens[2:], 2, 1, False)
     context.decode(batch)
     rows = [context.logits(place) for place in (0, 1, 3)]
-    return cost_of(2, context.state_bytes(0), context.state_bytes(1)), rows
+    cost = cost_of(2, context.state_bytes(0), context.state_bytes(1))
+    return replace(cost, price=_price(context)), rows
+
+
+def _price(context: Context) -> CopyPrice:
+    """
+    Price of copies of slots 0 and 1, which hold two and three tokens in a run of cells each.
+
+    Slot 0 then gets a cell of slot 1, too: that is the same number of cells in two runs. Without
+    a pool for all slots cells of a slot always lie in one run.
+    """
+    base_s = _capture_s(context, 0)
+    longer_s = _capture_s(context, 1)
+    has_runs = context.kv_unified and not context.model.is_recurrent
+    state = new_bytes(context.state_bytes(0))
+    context.capture(0, state)
+    runs_s = longer_s
+    if has_runs:
+        context.seq_cp(1, 0, 2, 3)
+        runs_s = _capture_s(context, 0)
+    return CopyPrice(
+        base_s,
+        max(runs_s - longer_s, 0.0),
+        max(longer_s - base_s, 0.0),
+        _least_s(lambda: context.restore(0, state)),
+    )
+
+
+def _capture_s(context: Context, slot: int) -> float:
+    state = new_bytes(context.state_bytes(slot))
+    return _least_s(lambda: context.capture(slot, state))
+
+
+def _least_s(copy: Callable[[], object]) -> float:
+    """Seconds that *copy* takes at the best of many: on a busy machine most take longer."""
+    least_s, spent_s = inf, 0.0
+    for _ in range(MAX_COPIES):
+        started = perf_counter()
+        copy()
+        took_s = perf_counter() - started
+        least_s, spent_s = min(least_s, took_s), spent_s + took_s
+        if spent_s > MAX_COPIES_S:
+            break
+    return least_s
 
 
 def _one_by_one(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list[Row]]:
@@ -104,13 +153,16 @@ def _one_by_one(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list
         context.decode(batch)
         n_bytes.append(context.state_bytes(0))
         rows.append(context.logits(0))
+    # There is no second slot to compare with, but the least that a copy takes.
+    base_s = _capture_s(context, 0)
+    cost = replace(cost_of(1, *n_bytes), price=CopyPrice(base_s, restore_s=base_s))
     if context.max_tokens < 2:  # no prompt is ever computed in chunks
-        return cost_of(1, *n_bytes), [rows[0], rows[1], rows[1]]
+        return cost, [rows[0], rows[1], rows[1]]
     context.clear()
     batch.clear()
     batch.add(tokens[:2], 0, 0, True)
     context.decode(batch)
-    return cost_of(1, *n_bytes), [*rows, context.logits(1)]
+    return cost, [*rows, context.logits(1)]
 
 
 def cost_of(n_tokens: int, n_bytes: int, one_more: int) -> SnapshotCost:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from pyllama_raw.native.gguf_header import Header
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.libllama import ffi, lib, text
+from pyllama_raw.native.libllama import devices, ffi, lib, text
 
 FLOATS = {"f32", "f16", "bf16"}
 
@@ -17,6 +17,7 @@ class Kernel(NamedTuple):
     computes: str  # "attention", products by "columns", or with a type of weights
     needs: str  # of the CPU
     is_usable: bool  # on this machine
+    why_not: str = ""  # empty if it is usable
 
     @property
     def is_woven(self) -> bool:
@@ -31,11 +32,18 @@ def table() -> tuple[Kernel, ...]:
     None is usable where there is a device that is no CPU. A product is compared with that
     of libllama once, and is not usable if a bit differs.
     """
+    others = [device.name for device in devices() if device.kind != "cpu"]
     row = ffi.new("plr_kernel *")
-    found: list[Kernel] = []
-    while lib.plr_kernels_row(len(found), row):
-        found.append(Kernel(text(row.computes), text(row.needs), bool(row.is_usable)))
-    return tuple(found)
+    rows: list[Kernel] = []
+    while lib.plr_kernels_row(len(rows), row):
+        computes, needs = text(row.computes), text(row.needs)
+        why_not = ""
+        if others and not row.is_usable:  # see has_only_cpus() of table.h
+            why_not = f"a device that is no CPU is there ({', '.join(others)})"
+        elif not row.is_usable:
+            why_not = "the CPU lacks these, or its libllama multiplies with other bits"
+        rows.append(Kernel(computes, needs, bool(row.is_usable), why_not))
+    return tuple(rows)
 
 
 def weaves(header: Header) -> bool:

@@ -35,6 +35,7 @@ __all__ = [
 _LIBRARY = re.compile(r"lib(llama|ggml|mtmd)[^/]*\.(so|dylib)\b")
 _lock = threading.Lock()
 _loaded: tuple[Any, Any] | None = None
+_address = 0  # of a function of libllama, once it is loaded
 
 
 def load() -> tuple[Any, Any]:
@@ -44,7 +45,7 @@ def load() -> tuple[Any, Any]:
     Raises:
         LibraryNotBuilt: the extension is missing; the message says what to do.
     """
-    global _loaded  # noqa: PLW0603 -- one library a process
+    global _loaded, _address  # noqa: PLW0603 -- one library a process
     with _lock:
         if _loaded is None:
             ffi, lib = _ffi.load()
@@ -53,6 +54,7 @@ def load() -> tuple[Any, Any]:
             if lib.ggml_backend_reg_count() == 0:  # they were built as modules
                 lib.ggml_backend_load_all()
             lib.llama_backend_init()
+            _address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "llama_decode")))
             _loaded = lib, ffi
         return _loaded
 
@@ -132,9 +134,8 @@ def library_digest() -> str:
     Raises:
         OSError: a file cannot be read.
     """
-    loaded_lib, loaded_ffi = load()
-    function = loaded_ffi.addressof(loaded_lib, "llama_decode")
-    path = library_of(int(loaded_ffi.cast("uintptr_t", function)))
+    load()
+    path = library_of(_address)
     names = () if path is None else path.parent.iterdir()
     files = {name.resolve() for name in names if _LIBRARY.match(name.name)}
     digest = sha256(llama_version().encode())

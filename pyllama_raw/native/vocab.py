@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from functools import cached_property
-from itertools import compress
+from itertools import compress, pairwise
 from threading import Lock
 from typing import Any, Literal, get_args
 
@@ -22,6 +22,11 @@ _MAX_TEXT_BYTES = INT32_MAX - 16
 STACK_BYTES_PER_CHARACTER = 1024
 SMALL_WORD = 256  # characters that any thread has the stack for
 MAX_WORD = 2**18  # characters: take 84 MiB while they are matched
+# libllama walks past all special tokens of a text for each of them: 20,000 take 4 s. So a text is
+# parted where one of them certainly begins.
+FEW_MARKERS = 512  # special tokens of a part
+MAX_MARKERS = 2**14  # of a part that cannot be parted: takes 2 s
+SMALL_TEXT = 2**12  # bytes that are not parted
 # Tokenizers that look at the rest of a stretch from each place of it: 20,000 blanks take half
 # a minute with the first. What that is made of, and how many characters of it are allowed.
 _QUADRATIC = {
@@ -29,6 +34,9 @@ _QUADRATIC = {
     "superbpe": ("digits", 512),
     "jais-2": ("blanks", 2**14),
 }
+
+# In messages of exceptions that tell of a text, and not of the machine.
+_REFUSALS = ("GGML_ASSERT", "::at", "out of array bounds", "invalid", "regex")
 
 Kind = Literal["none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test", "other"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)  # llama.h: enum llama_vocab_type, from 0 on
@@ -132,13 +140,75 @@ class Vocab:
         Raises:
             InvalidRequest: lone surrogates, more than 2 GiB, or a stretch without a break
                 that the tokenizer would take too long or too much memory for.
-            Unsupported: the model has no vocabulary.
+            Unsupported: the model has no vocabulary, or one that no text can be written in.
         """
         if self.kind == "none":
             raise Unsupported("text", "the model has no vocabulary: give token ids")
+        if self._unfinished:
+            reason = f"the byte {self._unfinished!r} begins tokens of the vocabulary and is none"
+            raise Unsupported(
+                "text", f"{reason}, so the tokenizer may not end: give token ids"
+            )
         raw = _encode(text)
         stack_bytes = self._stack_bytes(raw)
-        flags = add_special, parse_special
+        ends = self._parts(raw, parse_special=parse_special)
+        if not ends:
+            return self._whole(raw, (add_special, parse_special), stack_bytes)
+        around = self._whole(b"", (add_special, False), 0)
+        n_before = min(len(around), int(self.kind == "wpm" or self.add_bos))
+        tokens = around[:n_before]
+        for start, end in pairwise([0, *ends, len(raw)]):
+            tokens += self._whole(raw[start:end], (False, parse_special), stack_bytes)
+        return tokens + around[n_before:]
+
+    @cached_property
+    def _unfinished(self) -> bytes:
+        """
+        A byte that begins tokens, and is none; empty if there is no such byte.
+
+        The tokenizer of RWKV begins anew, without an end, where no token fits what follows.
+        """
+        if self.kind != "rwkv":
+            return b""
+        texts = {
+            piece or self.piece(token, special=True)
+            for token, piece in enumerate(self.pieces)
+        }
+        return min({text[:1] for text in texts} - texts, default=b"")
+
+    @cached_property
+    def _specials(self) -> Any:
+        """llama_token[] of the tokens that are found in texts before all else."""
+        specials = ffi.new("llama_token[]", self.n_tokens)
+        n_specials = lib.plr_vocab_specials(self.ptr, specials)
+        return ffi.new("llama_token[]", ffi.unpack(specials, n_specials))
+
+    def _parts(self, raw: bytes, *, parse_special: bool) -> list[int]:
+        """
+        Where parts of *raw* end that have the tokens of the whole, but for the last one.
+
+        Raises:
+            InvalidRequest: it has too many special tokens, and cannot be parted.
+        """
+        if len(raw) <= SMALL_TEXT:
+            return []
+        specials, max_ends = self._specials, len(raw) // FEW_MARKERS + 1
+        ends, most = ffi.new("int32_t[]", max_ends), ffi.new("int32_t *")
+        n_ends = lib.plr_text_parts(
+            *(self.ptr, raw, len(raw), parse_special, specials, len(specials)),
+            *(FEW_MARKERS, ends, max_ends, most),
+        )
+        if n_ends < 0:
+            raise NativeError("plr_text_parts", n_ends, last_error())
+        if most[0] > MAX_MARKERS:
+            value = f"{most[0]} special tokens that overlap or strip blanks"
+            allowed = f"at most {MAX_MARKERS} in a row: shorten or part the text"
+            raise InvalidRequest("text", value, allowed)
+        return [int(ends[i]) for i in range(n_ends)]
+
+    def _whole(
+        self, raw: bytes, flags: tuple[bool, bool], stack_bytes: int
+    ) -> array[int]:
         tokens = array("i", bytes(4 * (len(raw) + 16)))
         n_tokens = self._tokenize(raw, tokens, flags, stack_bytes)
         if n_tokens < 0:  # rare: more tokens than bytes
@@ -181,10 +251,25 @@ class Vocab:
             code = lib.plr_tokenize(
                 self.ptr, raw, len(raw), out, len(tokens), *flags, stack_bytes, n_tokens
             )
+        message = last_error() if code else "more tokens than fit a 32-bit count"
+        # The tokenizer fails for what stands in the text, and is as it was before: that of some
+        # models takes no two blanks together, or no characters that have no token.
+        if code != 0 and any(word in message for word in _REFUSALS):
+            raise self._refusal(raw, message)
         if code != 0 or n_tokens[0] == -INT32_MAX - 1:
-            message = last_error() if code else "more tokens than fit a 32-bit count"
             raise NativeError("llama_tokenize", code, message)
         return int(n_tokens[0])
+
+    def _refusal(self, raw: bytes, message: str) -> InvalidRequest:
+        """That of a text for which libllama raised an exception with this *message*."""
+        stretches = ffi.new("plr_stretches *")
+        lib.plr_text_stretches(raw, len(raw), stretches)
+        value, advice = f"{len(raw)} bytes", "give another text, or token ids"
+        if "find(' ')" in message:  # its assertion that no blank is in a word
+            value = f"{int(stretches.blanks)} blanks in a row"
+            advice = "put single blanks between words"
+        allowed = f"what the tokenizer of this model takes ({message}): {advice}"
+        return InvalidRequest("text", value, allowed)
 
     @cached_property
     def pieces(self) -> Pieces:

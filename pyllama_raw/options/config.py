@@ -343,8 +343,8 @@ class EngineConfig(Frozen):
     """The projector for images and sounds, and how much of them prompts may have."""
     sampler_placement: Literal["auto", "backend", "host"] = "auto"
     """
-    The place where tokens are chosen: backend is in the graph where that can be; auto is backend
-    where a device other than the CPU computes the logits, and host elsewhere.
+    The place where tokens are chosen: backend is in the graph where that can be; auto is host,
+    because that is faster wherever it was measured.
     """
     fit_ctx: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """

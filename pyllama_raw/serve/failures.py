@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
@@ -56,13 +56,30 @@ NAMES = {"texts": "input"}  # of fields of bodies, by what the engine calls them
 
 
 class JSON(Response):
-    """A value that pydantic can write; lone surrogates are escaped."""
+    """A value that pydantic can write; halves of pairs of characters are marks instead."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         """The body."""
-        return to_json(content)
+        try:
+            return to_json(content)
+        except PydanticSerializationError:  # a name or text of the request comes back
+            return to_json(_whole_characters(content))
+
+
+def _whole_characters(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case dict():
+            return {
+                _whole_characters(name): _whole_characters(item)
+                for name, item in value.items()
+            }
+        case list() | tuple():
+            return [_whole_characters(item) for item in value]
+    return value
 
 
 class Failure(Exception):

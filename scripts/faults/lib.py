@@ -12,7 +12,7 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from pyllama_raw import _ffi
+from pyllama_raw.native import libllama
 from scripts.faults.calls import (
     EXCEPTION,
     FREES,
@@ -118,7 +118,7 @@ class FaultyLib:
 
 def install() -> FaultyLib:
     """Have `native` call such a library; before anything has been loaded."""
-    ffi, lib = _ffi.load()
+    lib, ffi = libllama.load()
     faulty = FaultyLib(lib, ffi)
-    _ffi.load = lambda: (ffi, faulty)  # type: ignore[assignment]
+    libllama._loaded = faulty, ffi
     return faulty

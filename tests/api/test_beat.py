@@ -236,7 +236,7 @@ async def test_closing_waits_for_who_reads_the_vocabulary():
             await engine.complete("a", SamplingParams(regex="a"))
 
     async def let_go() -> None:
-        while not engine._sessions.current.preparation._encoder._closed:
+        while not engine._sessions.current.preparation._encoder._users.are_refused:
             await checkpoint()
         go_on.set()
 

@@ -3,6 +3,7 @@
 import pytest
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.speed import Captures, CopyPrice
 from pyllama_raw.core.step import Load, Save
 from tests.core.reuse_support import A, B, Engine
 
@@ -70,6 +71,27 @@ def slow_copies(engine):
     tiers = engine.scheduler._memory.tiers
     engine.scheduler._speed.observe(1000, 1.0)
     tiers._speeds["host"].observe(1000, 1.0)
+
+
+def test_who_is_dearer_to_copy_than_to_compute_is_not_swapped():
+    """
+    As on a device whose values lie in another order: a small copy takes longer than a step.
+    """
+
+    def dear_captures(engine):
+        tiers = engine.scheduler._memory.tiers
+        tiers.captures = Captures(
+            CopyPrice(base_s=5.0, run_s=5.0, restore_s=5.0),
+            engine.scheduler._speed,
+            0.1,
+        )
+        engine.scheduler._speed.observe(1000, 0.1)
+
+    engine, ends = press(prepare=dear_captures)
+    stats = engine.scheduler.stats()
+
+    assert [end.n_output for end in ends] == [N_OUTPUT] * 2
+    assert (stats.preempted, stats.swapped) == (1, 0)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -13,11 +13,15 @@ from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import NativeError
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.libllama import Device
-from pyllama_raw.options.config import ContextConfig, ModelConfig, SchedulerConfig
+from pyllama_raw.options.config import (
+    CacheConfig,
+    ContextConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from tests.engine.test_executor import make_prompt
 from tests.held import check_held
-from tests.tiny import tiny_model
+from tests.tiny import HYBRID, RECURRENT, tiny_model
 
 pytestmark = pytest.mark.native
 
@@ -283,31 +287,23 @@ def test_a_request_is_told_why_a_lane_cannot_serve_it(make_parts, name):
     assert bool(why) == bool(words)
 
 
-GPU = Device("CUDA0", "a card", "gpu", 0, 0)
 BACKEND = {"sampler_placement": "backend"}
 
 
 @pytest.mark.parametrize(
-    ("options", "found", "words"),
+    ("options", "words"),
     [
-        ({"sampler_placement": "host"}, [GPU], "placement is host"),
-        ({}, [], "the CPU computes"),
-        ({}, [GPU], ""),
-        ({"model": ModelConfig(n_gpu_layers=2)}, [GPU], "the CPU computes"),
-        ({"model": ModelConfig(n_gpu_layers=99)}, [GPU], ""),
-        ({"model": ModelConfig(devices=("CPU",))}, [GPU], "the CPU computes"),
-        ({"model": ModelConfig(split_mode="tensor")} | BACKEND, [GPU], "split_mode"),
-        (BACKEND, [], ""),
+        ({"sampler_placement": "host"}, "placement is host"),
+        ({}, "the host chooses faster"),
+        ({"model": ModelConfig(split_mode="tensor")} | BACKEND, "split_mode"),
+        (BACKEND, ""),
     ],
 )
-def test_the_placement_follows_configuration_and_device(
-    monkeypatch, options, found, words
-):
+def test_the_placement_follows_configuration(options, words):
     """
-    Lanes where they are asked for, and in "auto" where another device computes.
+    Lanes where they are asked for and can be, and nowhere else.
     """
-    monkeypatch.setattr(rules, "devices", lambda: found)
-    model = SimpleNamespace(n_layer=4, reads_sources=False)
+    model = SimpleNamespace(reads_sources=False)
 
     why = rules.refusal(model, EngineConfig(**options))
 
@@ -315,13 +311,58 @@ def test_the_placement_follows_configuration_and_device(
     assert bool(why) == bool(words)
 
 
-@pytest.mark.parametrize(("found", "used"), [([], "host"), ([GPU], "backend")])
-def test_auto_follows_the_device(make_parts, monkeypatch, found, used):
+def test_auto_chooses_on_the_host(make_parts):
     """
-    Host where the CPU computes, backend where another device has the output layer.
+    And says why.
     """
-    monkeypatch.setattr(rules, "devices", lambda: found)
     _, told = run(make_parts(sampler_placement="auto"), request(1, LANES))
 
-    why = "" if found else rules.CPU
-    assert told[1] == SamplerUse(used, why)
+    assert told[1] == SamplerUse("host", rules.AUTO)
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in (*RECURRENT, *HYBRID)])
+@pytest.mark.parametrize("token_budget", [5, 13])
+def test_lanes_serve_memory_that_is_a_state(name, token_budget):
+    """
+    With several slots, scratch and small chunks tokens are those of the host.
+
+    Slots that have rows and slots that have none change places from step to step, in graphs
+    of equal nodes.
+    """
+    found = []
+    for placement in ("backend", "host"):
+        config = EngineConfig(
+            context=ContextConfig(n_ctx=1024, n_threads=1),
+            scheduler=SchedulerConfig(n_slots=4, token_budget=token_budget),
+            sampler_placement=placement,
+        )
+        parts = build(tiny_model(name), config)
+        params = SamplingParams(temperature=0.0, max_tokens=6, seed=1, ignore_eos=True)
+        requests = [request(i, params, 5 + 9 * i) for i in range(7)]
+        tokens, used = run(parts, *requests)
+        found.append(tokens)
+        assert {use.placement for use in used.values()} == {placement}
+        parts.release()
+
+    assert found[0] == found[1]
+
+
+def test_parked_slots_have_lanes():
+    """
+    Sequences that begin in slots which idle ones were moved to are served as well.
+    """
+    config = EngineConfig(
+        context=ContextConfig(n_ctx=1024, n_threads=1),
+        scheduler=SchedulerConfig(n_slots=2),
+        cache=CacheConfig(mode="live"),
+        sampler_placement="backend",
+    )
+    parts = build(tiny_model("llama"), config)
+    used = {}
+    for first in range(0, 12, 2):
+        used |= run(parts, request(first, LANES), request(first + 1, LANES))[1]
+    n_fallbacks = parts.executor.times.lane_fallbacks
+    parts.release()
+
+    assert set(used.values()) == {SamplerUse("backend", "")}
+    assert n_fallbacks == 0

@@ -78,7 +78,7 @@ def test_tokens_are_those_of_a_context_without_lanes(model, name):
     assert found == expected
     assert (sampler.n_on_host, sampler.n_on_lane) == (0, 20)
     assert (host.n_on_host, host.n_on_lane) == (20, 0)
-    assert names_of(lanes[0]) == ("+top-k",)
+    assert names_of(lanes[0]) == ("+top-k", "kept")
 
 
 def test_steps_begun_ahead_and_dropped_draw_nothing(model):

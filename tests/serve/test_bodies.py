@@ -251,3 +251,18 @@ async def test_bodies_that_come_at_the_end_are_refused(anyio_backend_name):
 
     assert (status, told["error"]["code"]) == (503, "server_is_draining")
     assert headers["connection"] == "close"
+
+
+async def test_half_a_pair_of_characters_comes_back_as_a_mark(anyio_backend_name):
+    """
+    An error that repeats a name of the body, or a part of it, is an answer like others.
+    """
+    name = "\ud800stream"
+    with anyio.fail_after(LIMIT_S):
+        async with chatting() as engine:
+            async with serving(make_app({"a": engine}), anyio_backend_name) as url:
+                async with wire(url) as client:
+                    await client.post(chat(**{name: True}))
+                    status, _, told = await client.answer()
+
+    assert (status, told["error"]["param"]) == (400, "\ufffdstream")

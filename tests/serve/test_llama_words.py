@@ -87,7 +87,7 @@ async def test_templates_know_the_day():
     """
     Under the names that llama.cpp's server gives; a client's own win.
     """
-    template = "{{ date_string }}, {{ datetime }}"
+    template = "{{ date_string }}, {{ datetime }}{% if messages %}{% endif %}"
     own = {"chat_template_kwargs": {"datetime": "now"}}
     async with fake_engine(chat_template=template) as engine:
         async with client_of(make_app(engine)) as client:

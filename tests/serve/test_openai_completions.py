@@ -165,7 +165,7 @@ async def test_a_gap_is_filled_by_models_that_have_tokens_for_it():
         ({"suffix": "b"}, "suffix"),
         ({"logprobs": 21}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"extra_body": {"messages": []}}, "messages"),
+        ({"extra_body": {"messages": [{"role": "user"}]}}, "messages"),
     ],
 )
 async def test_a_mistake_in_a_completion_has_its_place(fields, param):

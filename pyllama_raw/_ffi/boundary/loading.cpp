@@ -6,6 +6,7 @@
 
 #include "adapters_gate.h"
 #include "exceptions.h"
+#include "lane.h"
 
 struct plr_progress {
     std::atomic<float> value{0.0f};
@@ -68,6 +69,9 @@ llama_context * plr_context_new(llama_model * model, const llama_context_params 
     remember("");
     return guarded<llama_context *>(nullptr, [&] {
         const auto lock = adapters_gate.reading();
+        for (size_t i = 0; i < params->n_samplers; ++i) {
+            lane::keep(params->samplers[i].sampler);
+        }
         return llama_init_from_model(model, *params);
     });
 }

@@ -11,3 +11,9 @@ int plr_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size, ll
                       size_t * n_bytes);
 int plr_state_seq_set(struct llama_context * ctx, const uint8_t * src, size_t size,
                       llama_seq_id seq_id, size_t * n_bytes);
+
+/*
+ * For tests: each copy of a sequence takes so much longer for each of its cells, in all contexts,
+ * as from a device that copies cells one by one. 0: no longer.
+ */
+void plr_slow_copies(int64_t ns_per_cell);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -10,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "exceptions.h"
 
@@ -78,6 +80,13 @@ void on_own_stack(int64_t stack_bytes, Body body) {
     }
 }
 
+bool is_blank(char byte) {
+    return std::isspace(static_cast<unsigned char>(byte)) != 0;
+}
+
+constexpr int IS_SPECIAL =
+    LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED | LLAMA_TOKEN_ATTR_UNKNOWN;
+
 }  // namespace
 
 void plr_text_stretches(const char * text, int64_t text_len, plr_stretches * stretches) {
@@ -106,6 +115,80 @@ void plr_text_stretches(const char * text, int64_t text_len, plr_stretches * str
     stretches->word   = std::max(longest, prose.longest);
     stretches->blanks = blanks.longest;
     stretches->digits = digits.longest;
+}
+
+int32_t plr_text_parts(const llama_vocab * vocab, const char * text, int32_t text_len,
+                       bool parse_special, const llama_token * specials, int32_t n_specials,
+                       int32_t n_markers, int32_t * ends, int32_t max_ends, int32_t * most) {
+    *most = 0;
+    return guarded<int32_t>(PLR_EXCEPTION, [&] {
+        const std::string_view all(text, static_cast<size_t>(text_len));
+        std::vector<uint32_t> longest(all.size());  // bytes of the longest that begins there
+        std::vector<std::string_view> stripping;    // those that take blanks in front of them
+        bool strips = false;
+        for (int32_t i = 0; i < n_specials; ++i) {
+            const int attr = llama_vocab_get_attr(vocab, specials[i]);
+            if (!parse_special && (attr & LLAMA_TOKEN_ATTR_USER_DEFINED) == 0) {
+                continue;
+            }
+            const std::string_view name = llama_vocab_get_text(vocab, specials[i]);
+            if (name.empty()) {
+                continue;
+            }
+            strips |= (attr & (LLAMA_TOKEN_ATTR_LSTRIP | LLAMA_TOKEN_ATTR_RSTRIP)) != 0;
+            if (attr & LLAMA_TOKEN_ATTR_LSTRIP) {
+                stripping.push_back(name);
+            }
+            for (size_t at = all.find(name); at != all.npos; at = all.find(name, at + 1)) {
+                longest[at] = std::max(longest[at], static_cast<uint32_t>(name.size()));
+            }
+        }
+        int32_t n_ends = 0, n_here = 0;
+        for (size_t at = 0, end = 0; at < all.size(); at = std::max(end, at + 1)) {
+            if (longest[at] == 0) {
+                continue;
+            }
+            // What overlaps or touches nothing outside: libllama takes the longest name first.
+            bool    is_longest = true, is_run = true;
+            int32_t n_cluster = 0;
+            size_t  taken     = at;
+            end               = at + longest[at];
+            for (size_t i = at; i < end; ++i) {
+                is_run &= text[i] == text[at];
+                if (longest[i] == 0) {
+                    continue;
+                }
+                is_longest &= i == at || longest[i] < longest[at];
+                end = std::max(end, i + longest[i]);
+                if (i >= taken) {
+                    ++n_cluster;
+                    taken = i + longest[i];
+                }
+            }
+            const std::string_view name = all.substr(at, longest[at]);
+            const bool moves = strips && (is_blank(name.front()) || is_blank(name.back()) ||
+                                          std::count(stripping.begin(), stripping.end(), name) > 0);
+            const bool is_certain = (is_longest || is_run) && !moves;
+            if (n_here >= n_markers && is_certain && n_ends < max_ends) {
+                ends[n_ends++] = static_cast<int32_t>(at);
+                n_here         = 0;
+            }
+            n_here += n_cluster;
+            *most = std::max(*most, n_here);
+        }
+        return n_ends;
+    });
+}
+
+int32_t plr_vocab_specials(const llama_vocab * vocab, llama_token * specials) {
+    int32_t       n        = 0;
+    const int32_t n_tokens = llama_vocab_n_tokens(vocab);
+    for (llama_token token = 0; token < n_tokens; ++token) {
+        if (llama_vocab_get_attr(vocab, token) & IS_SPECIAL) {
+            specials[n++] = token;
+        }
+    }
+    return n;
 }
 
 int plr_tokenize(const llama_vocab * vocab, const char * text, int32_t text_len,

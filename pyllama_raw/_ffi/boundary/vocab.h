@@ -13,6 +13,20 @@ typedef struct plr_stretches {
 } plr_stretches;
 void plr_text_stretches(const char * text, int64_t text_len, plr_stretches * stretches);
 /*
+ * Places at which *text* may be parted, because a special token certainly begins there: then its
+ * parts have the tokens of the whole. libllama walks past all special tokens for each one.
+ *
+ * specials: ids of all special tokens. ends[i] out: where part i ends, but for the last one; a part
+ * has *n_markers* special tokens or a few more, if there are such places. most out: special tokens of
+ * the part that has most, or more than those. Returns the number of ends, at most *max_ends*, or
+ * PLR_EXCEPTION.
+ */
+int32_t plr_text_parts(const struct llama_vocab * vocab, const char * text, int32_t text_len,
+                       bool parse_special, const llama_token * specials, int32_t n_specials,
+                       int32_t n_markers, int32_t * ends, int32_t max_ends, int32_t * most);
+/* Ids of the tokens that are found in texts before all else; returns how many there are. */
+int32_t plr_vocab_specials(const struct llama_vocab * vocab, llama_token * specials);
+/*
  * llama_tokenize behind a try block: 0, or PLR_EXCEPTION.
  *
  * It runs on a thread with a stack of *stack_bytes* of its own, of which only what is used

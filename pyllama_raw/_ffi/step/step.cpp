@@ -7,6 +7,7 @@
 #include "boundary/abort_flag.h"
 #include "boundary/adapters_gate.h"
 #include "boundary/exceptions.h"
+#include "boundary/lane.h"
 #include "fault.h"
 #include "kernels/kernels.h"
 #include "logprobs.h"
@@ -34,6 +35,9 @@ int plr_score(llama_context * ctx, int32_t n_rows, const int32_t * rows,
 int plr_set_lanes(llama_context * ctx, int32_t n_lanes, llama_sampler * const * chains) {
     return attempt([&] {
         for (int32_t i = 0; i < n_lanes; ++i) {
+            if (chains[i] != nullptr) {
+                lane::keep(chains[i]);
+            }
             llama_set_sampler(ctx, i, chains[i]);  // false: not on this device, rows stay whole
         }
     });

@@ -26,11 +26,11 @@ class Keeping:
             self.cut(idle, 0)
 
     def cut(self, idle: Idle, n_tokens: int) -> None:
-        """Keep the first *n_tokens* of an idle slot only, after all of it was saved."""
+        """Keep the first *n_tokens* of an idle slot only, after what pays of it was saved."""
         if n_tokens < idle.n_left:
             if idle.is_usable:
                 saves = self._tiers.save(
-                    idle.slot, idle.namespace, idle.tokens, idle.spans
+                    idle.slot, idle.namespace, idle.tokens, idle.spans, idle.n_prompt
                 )
                 self._slots.add(saves)
             self._slots.add(self._writes(idle))
@@ -39,8 +39,11 @@ class Keeping:
     def capture(self, running: Running) -> None:
         """Save *running* as it stands."""
         request, tokens = running.request, running.tokens[: running.n_computed]
+        n_prompt = request.n_prompt
         self._slots.add(
-            self._tiers.save(running.slot, request.namespace, tokens, request.spans)
+            self._tiers.save(
+                running.slot, request.namespace, tokens, request.spans, n_prompt
+            )
         )
 
     def last_moves(self) -> Iterator[tuple[Move, ...]]:
@@ -66,5 +69,6 @@ class Keeping:
             idle.namespace,
             idle.tokens,
             idle.spans,
+            idle.n_prompt,
             is_whole=idle.is_usable,
         )

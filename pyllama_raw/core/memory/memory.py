@@ -25,7 +25,7 @@ from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.memory.tiers import Tiers
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Running, Sequence
-from pyllama_raw.core.speed import PrefillSpeed
+from pyllama_raw.core.speed import Captures, PrefillSpeed
 from pyllama_raw.core.step import Delete, Move, StepResult
 
 
@@ -51,6 +51,7 @@ class Memory:
         prefill: PrefillSpeed,
         cost: SnapshotCost,
         interval: int,
+        target_step_s: float,
     ) -> None:
         """
         Args:
@@ -65,7 +66,8 @@ class Memory:
         host = Tier(CacheTier.HOST, self.cache, cost.bound)
         disk = disk or Tier.without_files()
         self.ledgers = self.cache.ledger, disk.cache.ledger  # what host and files hold
-        self.tiers = tiers = Tiers(host, disk, prefill)
+        self.captures = Captures(cost.price, prefill, target_step_s, cost.token_bytes)
+        self.tiers = tiers = Tiers(host, disk, prefill, self.captures, cost.price)
         self._points = points = Points(self.cache, limits, interval)
         self._keeping = Keeping(slots, tiers)
         self.restores = Restores(slots, tiers, self._keeping, points)

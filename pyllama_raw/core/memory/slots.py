@@ -37,6 +37,9 @@ class Idle:
     last_used: int = 0  # counts departures
     is_usable: bool = True  # False: left holds more than others may take over, uncut
     spans: Spans = ()  # of left
+    n_prompt: int = (
+        0  # tokens of left that were computed in chunks; those after one by one
+    )
 
     @property
     def n_left(self) -> int:
@@ -200,6 +203,7 @@ class Slots:
             self._n_departures,
             self._is_usable(running),
             spans,
+            running.request.n_prompt,
         )
         self.all[idle.slot] = idle
         self._list_running()

@@ -50,7 +50,9 @@ class Swaps:
             namespace = Private()
         tokens = running.tokens[:n_tokens]
         self._slots.add(
-            self._tiers.save(running.slot, namespace, tokens, request.spans)
+            self._tiers.save(
+                running.slot, namespace, tokens, request.spans, request.n_prompt
+            )
         )
         self._all.append(Swap(running.sequence, namespace, n_tokens))
 
@@ -64,7 +66,10 @@ class Swaps:
         is_movable = self._slots.limits.n_movable(n_tokens) == n_tokens
         if not (n_tokens and is_known and is_whole and is_movable):
             return False
-        return running.fetch_id is None and self._tiers.is_worth_a_swap(n_tokens)
+        n_prompt = running.request.n_prompt
+        return running.fetch_id is None and self._tiers.is_worth_a_swap(
+            n_tokens, n_prompt
+        )
 
     def find(self, sequence: Sequence) -> Restore | None:
         """Find what brings *sequence* back to where it was, if there are cells for it."""

@@ -25,6 +25,7 @@ from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.spans import Spans, position
+from pyllama_raw.core.speed import Captures, CopyPrice, PrefillSpeed
 from pyllama_raw.core.step import Delete, FileKey, Move, Save, Saved, Snapshot
 
 MIN_GAIN = 64  # tokens a file must have beyond what memory has
@@ -32,10 +33,11 @@ MIN_GAIN = 64  # tokens a file must have beyond what memory has
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCost:
-    """Bytes of a state, as measured when the context was made."""
+    """What a state costs, as measured when the context was made."""
 
     base_bytes: int = 0
     token_bytes: int = 0
+    price: CopyPrice | None = None  # None: not measured
 
     def bound(self, n_tokens: int) -> int:
         """No state of *n_tokens* is larger."""
@@ -56,6 +58,7 @@ class Saving(NamedTuple):
 
     reservation: Reservation
     free: Callable[[], None]  # the host memory that it takes meanwhile
+    n_runs: int = 1  # of cells that are captured
 
 
 class Tier:
@@ -74,6 +77,8 @@ class Tier:
             bound: no state of so many tokens is larger; its tokens are not counted.
             known: what is there already, from the one used longest ago to the latest.
         """
+        # Captures of all tiers together take the time of one step; `Tiers` sets them.
+        self.captures = Captures(None, PrefillSpeed(), 0.0)
         self.name = name
         self.cache = cache
         self.is_on_disk = name is CacheTier.DISK
@@ -101,23 +106,37 @@ class Tier:
         tokens: array[int],
         host: PrefixCache,
         spans: Spans = (),
+        *,
+        n_prompt: int = 0,
     ) -> list[Move]:
         """
-        Moves that save *slot*, which holds *tokens*; none if all of it is known.
+        Moves that save *slot*, which holds *tokens*; none if all is known, or none pays.
 
         Args:
             host: lends the memory for a state on its way to a file.
+            n_prompt: tokens before that one were computed in chunks.
         """
         plan = self._plan(namespace, tokens, spans)
         if plan is None:
             return []
+        # A beginning is of use where each token is kept once. One that ends in a span is not.
+        in_parts = self.cache.kind is SnapshotKind.RANGE and not spans
+        capture = self.captures.plan(plan.start, plan.stop, n_prompt, in_parts=in_parts)
+        if capture is None:
+            return []
+        if capture.stop < plan.stop:
+            plan = self._plan(namespace, tokens[: capture.stop], spans)
+            assert plan is not None
         n_bytes = self.bound(plan.stop - plan.start)
         free = _nothing
         if self.is_on_disk:
             if not host.lend(n_bytes):
                 return []
             free = partial(host.give_back, n_bytes)
-        return self._begin(plan, slot, n_bytes, free, spans)
+        moves = self._begin(plan, slot, n_bytes, free, spans, n_runs=capture.n_runs)
+        if moves:
+            self.captures.spend(capture, capture.stop - plan.start)
+        return moves
 
     def save_snapshots(
         self,
@@ -152,11 +171,13 @@ class Tier:
         saving = self._saves.pop(save_id, None)
         if saving is None:
             return
-        reservation, free = saving
+        reservation, free, n_runs = saving
         free()
         if saved is None:
             self.cache.abandon(reservation)
         else:
+            n_tokens = reservation.plan.stop - reservation.plan.start
+            self.captures.observe(n_tokens, n_runs, saved.seconds)
             self.cache.commit(reservation, saved.payload, saved.n_bytes)
 
     def end_saves(self, saved: Mapping[int, Saved]) -> None:
@@ -222,6 +243,8 @@ class Tier:
         n_bytes: int,
         free: Callable[[], None],
         spans: Spans = (),
+        *,
+        n_runs: int = 1,
     ) -> list[Move]:
         """Reserve room for a state; nothing, and its host memory is free, without room."""
         reservation = self.cache.reserve(plan, n_bytes)
@@ -229,7 +252,7 @@ class Tier:
             free()
             return []
         self._n_saves += 1
-        self._saves[self._n_saves] = Saving(reservation, free)
+        self._saves[self._n_saves] = Saving(reservation, free, n_runs)
         key = None
         if self.is_on_disk:
             assert not isinstance(plan.namespace, Private)  # see _plan()

@@ -18,7 +18,7 @@ from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.spans import Spans
-from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
+from pyllama_raw.core.speed import Captures, CopyPrice, CopySpeed, PrefillSpeed
 from pyllama_raw.core.step import (
     Fetch,
     Fetched,
@@ -43,24 +43,41 @@ class Loading(NamedTuple):
 class Tiers:
     """Saves to both tiers and loads from them."""
 
-    def __init__(self, host: Tier, disk: Tier, prefill: PrefillSpeed) -> None:
+    def __init__(
+        self,
+        host: Tier,
+        disk: Tier,
+        prefill: PrefillSpeed,
+        captures: Captures,
+        price: CopyPrice | None,
+    ) -> None:
         self.host = host
         self.disk = disk
+        self.captures = host.captures = disk.captures = captures
         self.is_open = True  # False: nothing is saved or loaded any more
         self._by_name = {tier.name: tier for tier in (host, disk)}
-        self._speeds = {name: CopySpeed(prefill) for name in self._by_name}
+        self._speeds = {
+            name: CopySpeed(prefill, price.restore_s if price else 0.0)
+            for name in self._by_name
+        }
         self._loading: dict[int, Loading] = {}  # by slot, of the next step
         self._n_fetches = 0
         self._fetching: dict[int, Restore] = {}
         self._fetched: list[Fetched] = []  # not looked at yet
 
     def save(
-        self, slot: int, namespace: Namespace, tokens: array[int], spans: Spans
+        self,
+        slot: int,
+        namespace: Namespace,
+        tokens: array[int],
+        spans: Spans,
+        n_prompt: int,
     ) -> list[Move]:
-        """Moves that save all of a slot in host memory."""
+        """Moves that save what pays of a slot in host memory; see Tier.save()."""
         if not self.is_open:
             return []
-        return self.host.save(slot, namespace, tokens, self.host.cache, spans)
+        cache = self.host.cache
+        return self.host.save(slot, namespace, tokens, cache, spans, n_prompt=n_prompt)
 
     def write(
         self,
@@ -68,11 +85,12 @@ class Tiers:
         namespace: Namespace,
         tokens: array[int],
         spans: Spans,
+        n_prompt: int,
         *,
         is_whole: bool,
     ) -> list[Move]:
         """
-        Moves that keep a slot in files.
+        Moves that keep a slot in files, if that pays; see Tier.save().
 
         Args:
             is_whole: the slot is of use to others as it is.
@@ -82,7 +100,9 @@ class Tiers:
         host = self.host.cache
         moves = self.disk.save_snapshots(namespace, tokens, host, spans)
         if is_whole:
-            moves += self.disk.save(slot, namespace, tokens, host, spans)
+            moves += self.disk.save(
+                slot, namespace, tokens, host, spans, n_prompt=n_prompt
+            )
         return moves
 
     def offers(
@@ -115,10 +135,13 @@ class Tiers:
             hit.entries == other.hit.entries for other in self._fetching.values()
         )
 
-    def is_worth_a_swap(self, n_tokens: int) -> bool:
+    def is_worth_a_swap(self, n_tokens: int, n_prompt: int) -> bool:
         """Whether *n_tokens* are sooner saved and loaded again than computed."""
         if not (self.is_open and self.host.cache.stores):
             return False
+        capture = self.captures.plan(0, n_tokens, n_prompt, in_parts=True)
+        if capture is None or capture.stop < n_tokens:
+            return False  # what is left of a swap is computed, so all of it is
         n_bytes = 2 * self.host.bound(n_tokens)  # both ways
         return n_tokens >= self._speeds[CacheTier.HOST].n_worth(n_bytes)
 

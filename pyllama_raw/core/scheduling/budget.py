@@ -29,18 +29,19 @@ class StepBudget:
         self._max_tokens = max_tokens
         self._speed = speed
 
-    def limit(self, *, streams: bool, n_turns: int = 1) -> int:
+    def limit(self, *, streams: bool, n_turns: int = 1, spent_s: float = 0.0) -> int:
         """
         Tokens the next step may hold, 1 to max_tokens.
 
         Args:
             streams: some are decoding.
             n_turns: the steps from one token of a stream to the next; they share the target.
+            spent_s: what captures take of the step.
         """
         if self._fixed is not None:
             return min(self._fixed, self._max_tokens)
         factor = 1 / n_turns if streams else IDLE_FACTOR
-        target = self._target_s * factor
+        target = max(self._target_s * factor - spent_s, 0.0)
         tokens_per_s = self._speed.tokens_per_s
         if tokens_per_s is None:
             wanted = FIRST_BUDGET

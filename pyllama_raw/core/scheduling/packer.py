@@ -176,7 +176,11 @@ class Packer:
         self, decodes: list[Running], n_streams: int, n_turns: int
     ) -> tuple[list[Running], int]:
         """Divide the step: the *decodes* that go on beside prompts, and the tokens of the prompts."""
-        total = self._budget.limit(streams=n_streams > 0, n_turns=n_turns)
+        captures = self._memory.captures
+        total = self._budget.limit(
+            streams=n_streams > 0, n_turns=n_turns, spent_s=captures.spent_s
+        )
+        captures.reserve_slack()
         n_ready = len(decodes)
         mode = "balanced" if self._n_without >= MAX_WITHOUT else self._mode
         if mode != "throughput_first":  # no stream waits

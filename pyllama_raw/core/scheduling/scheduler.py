@@ -101,6 +101,7 @@ class Scheduler:
             prefill=self._speed,
             cost=snapshot_cost,
             interval=snapshot_interval_tokens,
+            target_step_s=target_step_s,
         )
         self._slots = self._memory.slots
         self._policy = None
@@ -256,6 +257,8 @@ class Scheduler:
         if texts and self._texts_are_next:
             self._texts_are_next = False
             return self._texts.plan(now)
+        others_wait = len(self._roster.alive) > 1
+        self._memory.captures.begin(others_wait=others_wait)
         if self._policy is not None:
             self._policy.begin(now)
         if self._for_priority:
@@ -361,6 +364,9 @@ class Scheduler:
         n_tokens = self._outputs.take(plan.works, result.outputs, now)
         if self._suspects.all:
             self._suspects.clear(self._roster.alive, self._slots.running)
+        computed_s = now - self._started - result.moves_s
         if n_tokens > len(plan.works):  # else there was no prompt
-            self._speed.observe(n_tokens, now - self._started)
+            self._speed.observe(n_tokens, computed_s)
+        elif not plan.moves:
+            self._memory.captures.observe_decode(computed_s)
         return self.take_events()

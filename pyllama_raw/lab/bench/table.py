@@ -61,8 +61,9 @@ def round_of(result: Result) -> tuple[object, int]:
 
 def point_of(result: Result) -> str:
     """The way that calls were sent, in words."""
+    sending = _sending(result)  # first: it raises for what is no result
     n_prompt = result.get("prompt_tokens")  # results of earlier versions have none
-    return _sending(result) + (f", prompts of {n_prompt}" if n_prompt else "")
+    return sending + (f", prompts of {n_prompt}" if n_prompt else "")
 
 
 def _sending(result: Result) -> str:
