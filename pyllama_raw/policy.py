@@ -126,7 +126,9 @@ def _checked(policy: P) -> P:
         raise ConfigError(f"{shown(policy)} is no subclass of SchedulingPolicy")
     name = getattr(policy, "name", None)
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"{policy.__name__}.name={shown(name)}: give a text")
+        raise ConfigError(
+            f"{policy.__name__}.name={shown(name)}: give a text, which names it in tables and logs"
+        )
     if policy.api_version != API_VERSION:
         raise ConfigError(
             f"policy {name!r} was written for version {shown(policy.api_version)} of the "

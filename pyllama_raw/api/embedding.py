@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 MANY_TEXTS = 64  # that are made tokens in one go: closing waits for it
 MANY_EVENTS = 256  # an event loop may wait while so many are taken in
 POOLINGS = (Pooling.MEAN, Pooling.CLS, Pooling.LAST)
-CHOOSE = "give pooling='mean', 'cls' or 'last'"
+CHOOSE = "give pooling='mean', 'cls' or 'last' (--pooling)"
 ALLOWED = (
     "'mean', 'cls', 'last', or None for that of the model; embed_tokens() gives a vector "
     "for each token"
@@ -247,7 +247,10 @@ class Embedder:
             advice = "shorten it, or raise max_step_tokens and max_step_bytes of EmbeddingConfig"
         if n_most == self.parts.capabilities.model.n_ctx_train:
             advice = "shorten it, because the model was made for no more"
-        return n_most, f"{advice}; embed() takes truncate=True, chunks() cuts a text"
+        return (
+            n_most,
+            f"{advice}; embed() takes truncate=True (--truncate), chunks() cuts a text",
+        )
 
     def _may_cut(self, pooling: Pooling) -> bool:
         """Whether a step may compute a part of a text: what comes later is not looked at."""

@@ -57,7 +57,12 @@ class AsyncEngine(LifeVerbs):
     def __init__(self, parts: EngineParts, source: Opener | None = None) -> None:
         """Use open(); this is for tests and for own executors."""
         from pyllama_raw.api.session import Sessions
+        from pyllama_raw.engine.parts import EngineParts
 
+        if not isinstance(parts, EngineParts):
+            raise TypeError(
+                "use AsyncEngine.open(model, config) in an `async with` block"
+            )
         super().__init__(Sessions(parts), source)
 
     @classmethod

@@ -95,8 +95,9 @@ def sampling(text: str) -> tuple[str, Any]:
     """A field of SamplingParams and its value."""
     name, equals, value = text.partition("=")
     name = name.strip().replace("-", "_")
-    if not equals or name not in SamplingParams.model_fields:
-        close = suggestion(name, SamplingParams.model_fields)
+    is_known = name in SamplingParams.model_fields
+    if not equals or not is_known:
+        close = "" if is_known else suggestion(name, SamplingParams.model_fields)
         words = f"give NAME=VALUE with a field of SamplingParams{close}"
         raise ArgumentTypeError(f"{text}: {words}")
     try:

@@ -42,8 +42,17 @@ class Parser(ArgumentParser):
         return self
 
     def parse_known_args(self, *arguments: Any, **more: Any) -> Any:
-        self.filled()
-        return super().parse_known_args(*arguments, **more)
+        parsed, unknown = super(Parser, self.filled()).parse_known_args(
+            *arguments, **more
+        )
+        if unknown:  # told by the parser of the command, whose help says more
+            from difflib import get_close_matches  # only for a mistake
+
+            flag = unknown[0].partition("=")[0]
+            close = get_close_matches(flag, self._option_string_actions, 1, 0.7)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         told = re.sub(r"^argument ([^ ]+): ", r"\1 ", message)

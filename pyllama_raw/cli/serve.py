@@ -18,6 +18,7 @@ from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.chat_templates import AUTO
 from pyllama_raw.serve.config import ListenConfig, ServeConfig
 from pyllama_raw.serve.deployment import Deployment, read
+from pyllama_raw.serve.keys import Keys
 from pyllama_raw.serve.run import deploy
 
 DEFAULT = "default"  # the name of the default model
@@ -27,6 +28,7 @@ def serve(options: Namespace) -> int:
     """Run the command; return its exit status."""
     deployment = deployment_of(options)
     if options.dry_run:
+        Keys(deployment.service)  # raises what would end the service
         paths, configs = deployment.models, deployment.configs
         return max(show(paths[n], configs[n], as_json=False) for n in paths)
     terminal = Terminal(sys.stdout, sys.stderr)

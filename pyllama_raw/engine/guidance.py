@@ -28,7 +28,7 @@ from pyllama_raw.native.guidance import Kind, MaskTokenizer, Matcher
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.ascii_classes import with_ascii_classes
 from pyllama_raw.options.sampling import MAX_PATTERN
-from pyllama_raw.options.schemas import OPTIONS, for_llguidance
+from pyllama_raw.options.schemas import OPTIONS, for_llguidance, in_our_words
 
 MAX_CACHE_BYTES = 2**26  # of compiled constraints: some take a tenth of a second
 MAX_CHECKED = 64  # schemas that were found to be right
@@ -239,7 +239,7 @@ def _compile(tokenizer: MaskTokenizer, kind: Kind, text: str) -> Matcher:
     matcher = Matcher.compile(tokenizer, kind, text)
     matcher.compute_mask()
     if matcher.error:
-        raise BadSchema(kind, matcher.error)
+        raise BadSchema(kind, in_our_words(matcher.error))
     return matcher
 
 

@@ -179,7 +179,8 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     places: dict[str, str] = {}
     for where in known:
         places.setdefault(where.rpartition(".")[2], where)
-    close = get_close_matches(cut(name, 80), places, n=1)
+    begins = [p for p in places if len(p) > 3 and name.startswith(f"{p}_")]
+    close = begins or get_close_matches(cut(name, 80), places, n=1)
     return f"; did you mean {places[close[0]]}?" if close else ""
 
 

@@ -108,7 +108,7 @@ def routes(app: FastAPI, service: Service) -> None:
         options = body.served(service.config)
         options = service.options_of(request.state.exchange, options)
         pooling = body.pooling or _pooling(found, service.config)
-        work = _embedded(found.engine, body, pooling, options)
+        work = _embedded(found, body, pooling, options)
         return await computed(service, found, request, work)
 
     @app.post("/v1/rerank", tags=["vectors"])
@@ -137,11 +137,12 @@ def _pooling(found: Found, config: ServeConfig) -> Word | None:
 
 
 async def _embedded(
-    engine: AsyncEngine,
+    found: Found,
     body: EmbeddingBody,
     pooling: Word | None,
     options: dict[str, Any],
 ) -> dict[str, Any]:
+    engine = found.engine
     texts = [
         await _embeddable(engine, body, p) for p in prompts_of(body.input, "input")
     ]
@@ -166,7 +167,7 @@ async def _embedded(
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return {
         "object": "list",
-        "model": body.model or engine.model_name,
+        "model": body.model or found.name,
         "data": data,
         "usage": usage,
     }
