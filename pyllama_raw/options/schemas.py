@@ -68,7 +68,7 @@ def for_llguidance(schema: Any) -> Any:
 
 
 def in_our_words(refusal: str) -> str:
-    """What llguidance says against a schema, without words that only its own users know."""
+    """The reason of a refusal by llguidance, in words for whoever wrote the schema."""
     if refusal.startswith("oneOf constraints are not supported"):
         return "the schemas of a oneOf may overlap: write anyOf, or make them disjoint"
     keywords = re.fullmatch(r"Unimplemented keys: \[(.*)\]", refusal)
