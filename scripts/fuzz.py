@@ -264,6 +264,7 @@ class _Work:
             "max_len": self.target.max_bytes,
             "timeout": 10**6,
             "rss_limit_mb": 0,
+            "artifact_prefix": f"{self.folder}/",  # the report has the case already
         }
         flags |= dict.fromkeys(
             (

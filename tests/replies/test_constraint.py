@@ -337,6 +337,27 @@ def test_an_answer_is_told_as_it_is(rule, said, keeps_space, prefix, tools):
     assert drawn.reasoning == ("Hm." if begun else "")
 
 
+@pytest.mark.parametrize("space", ["", "\n", "\n\n"])
+@pytest.mark.parametrize("prefix", ["<seed:think>", ""])
+def test_a_call_comes_behind_lines_that_an_answer_may_begin_with(space, prefix):
+    """
+    White space alone does not decide between an answer that keeps its own and a call.
+    """
+    answer = AnswerForm(r"/\s*(yes|no)\n/", keeps_space=True)
+    call = (
+        "<seed:tool_call>\n<function=get>\n<parameter=flag>true</parameter>"
+        "</function>\n</seed:tool_call>"
+    )
+    spec = bundled()["seed_oss"]
+    masked = Masked(spec, TOOLS, prefix, answer, must=False, parallel=False)
+    thought = "Hm.</seed:think>" if prefix else "<seed:think>Hm.</seed:think>"
+
+    drawn = masked.draw(1, thought + space + call)
+
+    assert drawn.calls == [("get", '{"flag": true}')]
+    assert (drawn.content, drawn.reasoning) == ("", "Hm.")
+
+
 def test_a_model_that_must_not_think_does_not():
     """
     Its answer is all, where the prompt has not begun to think by itself.
