@@ -111,6 +111,8 @@ class LifeVerbs(VectorVerbs):
                 await self._sleep_deeply()
 
     async def _sleep_deeply(self) -> None:
+        from pyllama_raw.api.workers import arrival_of
+
         sessions, thread = self._sessions, self._thread
         if self._source is None:
             raise WrongUse(
@@ -125,6 +127,9 @@ class LifeVerbs(VectorVerbs):
         try:
             await sessions.pause()
             await self._until_quiet()
+            for session in sessions.all:  # earlier ones have weights, too
+                if session is not sessions.current:
+                    await arrival_of(session.thread.gone)
             await self._in_engine(lambda life: life.sleep())
             await self._in_engine(lambda _: None)  # the sleep is told before this
         except BaseException:
