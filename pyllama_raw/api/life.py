@@ -111,6 +111,8 @@ class LifeVerbs(VectorVerbs):
                 await self._sleep_deeply()
 
     async def _sleep_deeply(self) -> None:
+        from pyllama_raw.api.workers import arrival_of
+
         sessions, thread = self._sessions, self._thread
         if self._source is None:
             raise WrongUse(
@@ -125,6 +127,9 @@ class LifeVerbs(VectorVerbs):
         try:
             await sessions.pause()
             await self._until_quiet()
+            for session in sessions.all:  # earlier ones have weights, too
+                if session is not sessions.current:
+                    await arrival_of(session.thread.gone)
             await self._in_engine(lambda life: life.sleep())
             await self._in_engine(lambda _: None)  # the sleep is told before this
         except BaseException:
@@ -177,10 +182,11 @@ class LifeVerbs(VectorVerbs):
             sessions.tell(EngineState.LOADING)
             try:
                 session = await self._opened(source, kept, None)
-                await self._replace(session)
+                woken = await self._replace(session)
             except BaseException:
                 sessions.tell(EngineState.SLEEPING)
                 raise
+            await _until_awake(woken)
 
     async def reload(
         self,
@@ -220,8 +226,9 @@ class LifeVerbs(VectorVerbs):
                     raise WrongUse("the engine sleeps: wake() it before reload()")
                 kept = _logs_of(self._sessions.current)
             session = await self._opened(source, kept, progress, is_strict=True)
-            await self._replace(session)
+            woken = await self._replace(session)
             self._source = source
+            await _until_awake(woken)
 
     def _changed(
         self,
@@ -278,15 +285,25 @@ class LifeVerbs(VectorVerbs):
         self._supervisor.watch(session)
         return session
 
-    async def _replace(self, session: Session) -> None:
-        """Have *session* serve; it ends, if the engine was closed meanwhile."""
+    async def _replace(self, session: Session) -> Future[None]:
+        """
+        Have *session* serve; it ends, if the engine was closed meanwhile.
+
+        Until then it sleeps, if it has the scheduler of a session before it: what both know of
+        slots must be true as long as another try may follow.
+
+        Returns:
+            Answered when it is awake, which comes before all that is asked of it.
+        """
         try:
+            woken = session.thread.call(session.thread.loop.life.wake)
             self._sessions.replace(session)
         except BaseException:
             await _ended(session)
             raise
         self._forget()
         self._sessions.resume()
+        return woken
 
     def _remake(self, session: Session) -> None:
         """Have another session in place of *session*, which has ended by itself. It blocks."""
@@ -389,6 +406,14 @@ async def _ended(session: Session) -> None:
 
     with anyio.CancelScope(shield=True):
         await arrival_of(_end(session))
+
+
+async def _until_awake(woken: Future[None]) -> None:
+    """Wait for the answer of _replace(), which nobody takes back."""
+    from pyllama_raw.api.workers import arrival_of
+
+    await arrival_of(woken)
+    woken.result()
 
 
 def _logs_of(session: Session) -> Kept:

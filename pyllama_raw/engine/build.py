@@ -39,7 +39,6 @@ from pyllama_raw.engine.state_file import (
     n_parts_of,
 )
 from pyllama_raw.engine.telling import PolicyLog
-from pyllama_raw.engine.whole_memory import restored
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
@@ -80,7 +79,8 @@ def assemble(
     Make the context of a model and what runs on it; *use* is closed with the parts.
 
     Args:
-        memory: of an earlier context, for one that is the same.
+        memory: of an earlier context, for one that is the same: the engine sleeps then, and
+            changes nothing of it before it is woken.
 
     Raises:
         ContextFailed: *use* may be closed already.
@@ -134,8 +134,6 @@ def assemble(
         executor.attach_lanes()
         if memory is not None:
             scheduler = memory.scheduler
-            if not restored(executor.context, memory.state):
-                scheduler.lose_slots()
         template = None if start is not None else chat_template_of(model, config.model)
         media = None
         if config.media.mmproj is not None:
@@ -162,6 +160,7 @@ def assemble(
             max_adapter_bytes=config.max_adapter_bytes,
             decoder_start=start,
             template_process=config.model.template_process,
+            memory=memory.state if memory else None,
         )
     except BaseException:
         opened.close()

@@ -211,7 +211,8 @@ class NativeExecutor:
         return copies
 
     def resume(self, state: object) -> bool:
-        self._use(self._make_context(self.lanes.fresh()))
+        if self.context.closed:  # else it was made for a scheduler that slept
+            self._use(self._make_context(self.lanes.fresh()))
         if self._texts is not None:
             self._texts.resume(None)
         return restored(self.context, state)

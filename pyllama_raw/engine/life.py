@@ -5,6 +5,7 @@ Rules:
 1. While it sleeps, or is to be made anew, no step is made. Requests come, wait, and end by
    their deadlines all the same.
 2. The scheduler knows nothing of a sleep: the context holds afterwards what it held before.
+   So nobody touches a scheduler that sleeps, also if another session has it meanwhile.
 3. An exception of the executor leaves the scheduler as it was, so all requests go on from the
    tokens that are known. Only so many in a minute are survived (kept.py).
 4. A context that cannot be made counts as another failure, and is tried again RETRY_S later.
@@ -24,16 +25,25 @@ _log = getLogger(__name__)
 
 
 class Life:
-    """Belongs to the engine thread."""
+    """
+    Belongs to the engine thread.
+
+    Args:
+        memory: what the context is to hold when wake() comes; None: it does not sleep.
+    """
 
     def __init__(
-        self, driver: Driver, executor: EngineExecutor, restarts: Restarts
+        self,
+        driver: Driver,
+        executor: EngineExecutor,
+        restarts: Restarts,
+        memory: object = None,
     ) -> None:
         self._driver = driver
         self._executor = executor
         self._restarts = restarts
-        self.is_asleep = False
-        self._memory: object = None  # of the context, while that sleeps
+        self.is_asleep = memory is not None
+        self._memory = memory  # of the context, while that sleeps
         self._failure: PyllamaError | None = None  # until there is another context
         self._retry_at = 0.0
 

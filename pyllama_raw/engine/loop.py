@@ -66,8 +66,8 @@ class EngineLoop:
         self._executor = parts.executor
         self.cpu_share = CpuShare()
         self._drains: bool | None = None  # as close_after() said last; None: it goes on
-        self.life = Life(self.driver, parts.executor, parts.restarts)
-        self._told_state = EngineState.READY
+        self.life = Life(self.driver, parts.executor, parts.restarts, parts.memory)
+        self._told_state = self.state
         self._quiet: list[Future[None]] = []  # wait until there is no request
         self.is_replaced = False  # others tell what becomes of the engine
 

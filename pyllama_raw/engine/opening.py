@@ -131,8 +131,7 @@ def build_on(
             logs=logs or open_logs(config.log),
             restarts=restarts or Restarts(config.max_restarts),
         )
-        has_memory = kept is not None and kept.memory is not None  # warm_up() keeps it
-        if config.warm_up and not has_memory:
+        if config.warm_up:
             opened.executor.warm_up()
         undo.pop_all()
     pass_on_lines()

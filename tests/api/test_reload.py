@@ -116,6 +116,24 @@ async def test_what_came_before_is_done_by_the_old_one():
     assert (names, n_both - n_left) == ("qwen2", 1)
 
 
+async def test_a_deep_sleep_waits_for_the_old_one_too():
+    """
+    Afterwards no weights are left, neither of the new one nor of the old one.
+    """
+    expected, n_before = await alone("llama", LONG), n_weights()
+    with anyio.fail_after(HANG_S):
+        async with opened() as engine, engine.generate(PROMPT, LONG) as generation:
+            await anext(generation)
+            await engine.reload(tiny_model("qwen2"))
+            n_both = n_weights()
+            await engine.sleep(2)
+            n_asleep = n_weights()
+            old = await generation.collect()
+
+    assert old.token_ids == expected
+    assert (n_both - n_before, n_asleep - n_before) == (2, 0)
+
+
 async def test_a_generation_that_has_not_begun_gets_the_new_one():
     """
     Its session is the one that is there when it begins.

@@ -27,6 +27,7 @@ from pyllama_raw.errors import (
     WrongUse,
 )
 from pyllama_raw.results import FinishReason
+from tests.held import check_held
 from tests.loops import anyio_backend  # noqa: F401
 from tests.tiny import tiny_adapter, tiny_model
 
@@ -366,6 +367,40 @@ async def test_events_tell_of_a_sleep():
         *("ready", "sleeping", "ready", "sleeping", "loading", "ready"),
         *("waiting", "running", "running", "ended", "ready", "closing", "closed"),
     ]
+
+
+async def test_a_wake_that_is_cancelled_leaves_all_as_it_was(monkeypatch):
+    """
+    The session that came too late has changed nothing of what the next one goes on with.
+    """
+    with anyio.fail_after(HANG_S):
+        async with opened() as engine:
+            before = await engine.complete(CHAT, GREEDY)
+            await engine.sleep(1)
+            await engine.clear_cache()  # slots are emptied by the next step
+            await engine.sleep(2)
+            make = engine._make
+            with anyio.CancelScope() as scope:
+
+                def make_too_late(*args, **options):
+                    session = make(*args, **options)
+                    for _ in range(2):  # what comes between two answers is over
+                        session.thread.call(lambda: None).result(HANG_S)
+                    anyio.from_thread.run_sync(scope.cancel)
+                    return session
+
+                monkeypatch.setattr(engine, "_make", make_too_late)
+                await engine.wake()
+            monkeypatch.undo()
+            state = engine.state
+            await engine.wake()
+            check_held(engine._parts)
+            after = await engine.complete(CHAT, GREEDY)
+            stats = engine.stats()
+
+    assert (scope.cancelled_caught, state) == (True, "sleeping")
+    assert outcome(after) == outcome(before)
+    assert stats.failed_steps == 0
 
 
 @pytest.mark.parametrize("level", [1, 2])
