@@ -158,11 +158,12 @@ class ReplyParser:
             self._between = False
             if not marker:
                 return
-            if self._is_formed and self._has_begun and MARK not in marker:
+            role = table.roles[marker]
+            if self._is_formed and self._has_begun(role) and MARK not in marker:
                 self._kind = Kind.FORMED
                 self._write(marker)
             else:
-                yield from self._act(table.roles[marker], marker)
+                yield from self._act(role, marker)
 
     def _act(self, role: Role, marker: str) -> Flow[None]:
         """Do what a delimiter does; where it does nothing, it is text."""
@@ -190,11 +191,14 @@ class ReplyParser:
         pending = self._search.pending.strip() if self._search else b""
         return self._stretch.blank and not pending
 
-    @property
-    def _has_begun(self) -> bool:
-        """Whether this stretch is content that has begun."""
-        begun = not self._is_blank or (self._keeps_space and not self._stretch.is_empty)
-        return begun and self._kind is not Kind.REASONING and not self._in_prompt
+    def _has_begun(self, role: Role) -> bool:
+        """Whether this stretch is content that has begun, where a delimiter of *role* comes."""
+        if self._kind is Kind.REASONING or self._in_prompt:
+            return False
+        # Lines stand between thoughts and calls, so white space alone does not decide for content.
+        if not self._is_blank or role in (Role.OPEN, Role.START):
+            return not self._is_blank
+        return self._keeps_space and not self._stretch.is_empty
 
     def _may_think(self, marker: str) -> bool:
         """Whether reasoning may begin here; at its own beginning it is said twice."""
