@@ -28,7 +28,7 @@ from pyllama_raw.serve.fetch import fetch
 if TYPE_CHECKING:
     from pyllama_raw.serve.chats import ChatTurns
 
-TEXTS = ("text", "refusal")
+TEXTS = ("text", "refusal")  # both are texts for a template
 MEDIA = {  # the engine's name of a part, and where its data is
     "image_url": ("image", "url"),
     "input_audio": ("audio", "data"),
@@ -98,7 +98,9 @@ def _parts_of(chat: ChatTurns) -> Iterator[tuple[str, Any, bool]]:
         content = message.get("content")
         is_new = i >= n_old and message["role"] == "user"
         for j, part in enumerate(content if isinstance(content, list) else ()):
-            if part["type"] not in TEXTS:
+            if part["type"] == "refusal" and isinstance(part.get("refusal"), str):
+                part |= {"type": "text", "text": part.pop("refusal")}
+            if part["type"] != "text":
                 place = chat.places.get((i, j), f"messages[{i}].content[{j}]")
                 yield place, part, is_new
 
