@@ -23,7 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from pyllama_raw.serve.failures import Failure
 
@@ -106,6 +110,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._unparsed = b""
+        self._running: RequestResponseCycle | None = None  # the request in work
         self._n_quiet = (
             0  # bytes that were parsed since a head was whole, or a part of a body
         )
@@ -147,7 +152,15 @@ class Connection(HttpToolsProtocol):
     def abort(self) -> None:
         """Close at once, with what is unsent."""
         self.group.leave(self)
+        self._end_work()
         self.transport.abort()
+
+    def _end_work(self) -> None:
+        """Tell the request in work that its client has left; uvicorn tells the latest one."""
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     # -- the transport ------------------------------------------------------------------
 
@@ -165,6 +178,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave."""
         self.group.leave(self)
+        self._end_work()
         self._unparsed, self._is_refused = b"", True
         super().connection_lost(exc)
 
@@ -186,6 +200,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Go on with what came behind the request."""
+        self._running = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.transport.is_closing():
             self._is_refused = True
@@ -272,6 +287,10 @@ class Connection(HttpToolsProtocol):
         if not self._is_refused:
             self._since = None
             super().on_headers_complete()
+            if self.pipeline:  # goes on to read, or nobody sees that the client leaves
+                self.flow.resume_reading()
+            else:
+                self._running = self.cycle
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""

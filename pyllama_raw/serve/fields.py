@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pyllama_raw.options.frozen import suggestion
@@ -36,6 +37,7 @@ NOT_DONE = "this is not done here: leave it out"
 NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 MAX_NUMBER = 64  # characters of a number in words
 FLAGS = {"true": True, "false": False}
+CONTAINERS = {dict: dict, Mapping: dict, list: list, tuple: list, Sequence: list}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ ANY: Rules = {
     **_idle("kv_transfer_params", "ec_transfer_params"),
     # what holds the fields of others
     **_refused(AT_THE_TOP, "options", "extra_body", "model_kwargs", "parameters"),
+    **_refused(AT_THE_TOP, "sampling_params"),
     **_refused(NOT_DONE, "mm_processor_kwargs", "media_io_kwargs", "images_config"),
     **_refused(ADAPTERS, "lora_path", "lora_request", "adapter_id"),
 }
@@ -119,6 +122,11 @@ TEXT: Rules = ANY | {
     # names of others
     "max_new_tokens": Alias("max_tokens"),
     "num_predict": Alias("max_tokens"),
+    "n_predict": Alias("max_tokens"),
+    "num_return_sequences": Alias("n"),
+    "n_cmpl": Alias("n"),
+    "repeat_last_n": Alias("penalty_last_n"),
+    "dry_penalty_last_n": Alias("dry_last_n"),
     "min_new_tokens": Alias("min_tokens"),
     "stop_sequences": Alias("stop"),
     "random_seed": Alias("seed"),
@@ -175,6 +183,13 @@ TEXT: Rules = ANY | {
     **_refused(NOT_DONE, "return_prompt_text", "return_hidden_states", "details"),
     **_refused(NOT_DONE, "return_routed_experts", "return_meta_info"),
     **_refused(NOT_DONE, "return_full_text", "decoder_input_details"),
+    "n_probs": Neutral((0,), "give logprobs"),
+    "samplers": Neutral((), "give stages"),
+    # what other dialects ask for in other words
+    **_refused(NOT_DONE, "include", "reasoning"),
+    "truncation": Neutral(("disabled",)),
+    "text": Neutral(({}, {"format": {"type": "text"}}), "give a response_format"),
+    "system": Neutral(("",), "give it as a message"),
     # chats of other kinds
     "modalities": Neutral((["text"],), "the answers are texts"),
     **_refused("the answers are texts", "audio"),
@@ -185,6 +200,7 @@ TEXT: Rules = ANY | {
 }
 
 COMPLETIONS: Rules = TEXT | {
+    **_neutral(echo=False),
     "add_special_tokens": Neutral(
         (True,), "give token ids, which are taken as they are"
     ),
@@ -275,7 +291,9 @@ class Sorter:
 
     def __init__(self, own: Mapping[str, FieldInfo], rules: Rules) -> None:
         self.rules = rules
-        self.own: dict[str, frozenset[type]] = {}  # the plain types that each may have
+        self.own: dict[
+            str, frozenset[type]
+        ] = {}  # the types of JSON that each may have
         for name, field in own.items():
             for alias in _names_of(name, field):
                 self.own[alias] = frozenset(_plain(field.annotation))
@@ -317,7 +335,13 @@ class Sorter:
 
 
 def read_plain(value: object, kinds: frozenset[type]) -> object:
-    """*value* as a number or a flag, if it is written as another one or in words."""
+    """
+    *value* as a number or a flag, if it is written as another one or in words.
+
+    An empty list is an empty object where there is no list: PHP writes both alike.
+    """
+    if value == [] and dict in kinds and list not in kinds:
+        return {}
     if isinstance(value, float) and int in kinds and float not in kinds:
         return int(value) if value.is_integer() else value
     if not isinstance(value, str) or str in kinds or len(value) > MAX_NUMBER:
@@ -341,9 +365,13 @@ def _names_of(name: str, field: FieldInfo) -> Sequence[str]:
 
 
 def _plain(annotation: Any) -> list[type]:
-    """The types int, float, bool and str that *annotation* allows, not those inside of lists."""
+    """The types of JSON that *annotation* allows, not those inside of lists and objects."""
     kinds = get_args(annotation)
     origin = get_origin(annotation)
+    if origin in CONTAINERS:
+        return [CONTAINERS[origin]]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [dict]
     if origin is Annotated:
         return _plain(kinds[0])
     if origin in (Union, UnionType):

@@ -199,7 +199,7 @@ async def test_memory_is_fitted_again_by_each_reload(monkeypatch):
         async with opened(config) as engine:
             found.append(n_ctx(engine))
             room = {"CPU": estimate(path, with_n_ctx(1024)).total_bytes}
-            monkeypatch.setattr(fit, "_free", lambda: room)
+            monkeypatch.setattr(fit, "_free", lambda _: room)
             await engine.reload()
             found.append(n_ctx(engine))
             await engine.complete(PROMPT, GREEDY)

@@ -105,9 +105,9 @@ async def test_what_came_before_is_done_by_the_old_one():
         async with opened() as engine, engine.generate(PROMPT, LONG) as generation:
             await anext(generation)
             await engine.reload(tiny_model("qwen2"))
+            n_both = n_weights()
             names = engine.info.metadata["general.architecture"]
             new = await engine.complete(PROMPT, GREEDY)
-            n_both = n_weights()
             old = await generation.collect()
             await anyio.to_thread.run_sync(wait_for_old, engine)
             n_left = n_weights()

@@ -1,5 +1,6 @@
 """Heads, connections and what stands beside bodies: bounded in bytes, in time and in number."""
 
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -8,6 +9,7 @@ import pytest
 
 from pyllama_raw.serve import ListenConfig, ServeConfig, make_app, serve
 from pyllama_raw.serve.connections import MAX_HEAD, backlog_of, usable
+from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.serve.support import LIMIT_S, chatting
 from tests.serve.wire import chat, wire
 
@@ -22,7 +24,7 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def listening(service=None, **options):
+async def listening(service=None, executor=None, **options):
     """The address of the server that the command runs."""
     address, is_up = [], anyio.Event()
 
@@ -31,7 +33,7 @@ async def listening(service=None, **options):
         is_up.set()
 
     with anyio.fail_after(LIMIT_S):
-        async with chatting() as engine, anyio.create_task_group() as group:
+        async with chatting(executor) as engine, anyio.create_task_group() as group:
             app = make_app({"a": engine}, service or ServeConfig())
             group.start_soon(partial(serve, app, ListenConfig(port=0, **options), say))
             await is_up.wait()
@@ -168,6 +170,40 @@ async def test_requests_behind_each_other_are_answered_in_turn():
         "",
         "chat.completion",
     ] * 50
+
+
+async def test_a_client_that_leaves_ends_all_of_its_requests():
+    """
+    Also the one in work, where others wait behind it.
+    """
+    body = chat(max_tokens=10_000, stream=False)
+    limits = {"n_slots": 2, "n_ctx_slot": 2**14, "n_batch": 8, "n_cells": 2**15}
+    executor = FakeExecutor(
+        fake_limits(**limits),
+        next_token=lambda _: ord("a"),
+        on_step=lambda *_: time.sleep(0.01),
+    )
+    async with listening(executor=executor) as url:
+        async with wire(url) as client:
+            for _ in range(3):
+                await client.post(body)
+            await until_running(url, 1)
+        await until_running(url, 0)
+        async with wire(url) as client:
+            await client.send(GET.replace(b"livez", b"metrics") + b"\r\n")
+            metrics = await client.until(b"http_requests_in_flight 1.0")
+
+    assert b'status="499"' in metrics
+
+
+async def until_running(url, n):
+    """Until *n* slots have a request."""
+    n_running = None
+    while n_running != n:
+        async with wire(url) as client:
+            await client.send(GET.replace(b"livez", b"slots") + b"\r\n")
+            slots = (await client.answer())[2]
+        n_running = sum(slot["is_processing"] for slot in slots)
 
 
 async def test_an_upgrade_is_answered_as_any_request():

@@ -139,6 +139,10 @@ NEUTRAL = [
     *[{"best_of": 1}, {"repetition_penalty": 1.0}, {"echo": False}, {"options": {}}],
     *[{"spaces_between_special_tokens": True}, {"web_search_options": None}],
     *[{"structured_outputs": {}}, {"guided_regex": ""}, {"never_heard_of": None}],
+    *[{"logit_bias": []}, {"stream_options": []}, {"chat_template_kwargs": []}],
+    *[{"n_probs": 0}, {"n_predict": 3}, {"num_return_sequences": 1}, {"system": ""}],
+    *[{"repeat_last_n": -1}, {"dry_penalty_last_n": -1}, {"sampling_params": {}}],
+    *[{"include": []}, {"truncation": "disabled"}, {"text": {}}, {"n_cmpl": 1.0}],
 ]
 
 
@@ -163,6 +167,13 @@ async def test_a_value_that_changes_nothing_is_taken(fields):
         ({"length_penalty": 0}, "length_penalty"),
         ({"length_penalty": True}, "length_penalty"),
         ({"options": {"num_ctx": 5}}, "options"),
+        ({"sampling_params": {"top_k": 5}}, "sampling_params"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"n_probs": 5}, "n_probs"),
+        ({"samplers": ["top_k"]}, "samplers"),
+        ({"logit_bias": [[5, 1.0]]}, "logit_bias"),
+        ({"system": "b"}, "system"),
+        ({"n_cmpl": 0}, "n"),
         ({"never_heard_of": 0}, "never_heard_of"),
         ({"temprature": 1}, "temprature"),
         ({"max_tokens": 1.5}, "max_tokens"),

@@ -199,6 +199,25 @@ async def test_no_turn_of_an_agent_is_refused(path, session):
 
 USER = {"role": "user", "content": "Hi"}
 ODD = {"type": "thing_of_tomorrow"}
+NO = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, ODD]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [USER, NO, USER], "max_tokens": 2}),
+        ("/v1/responses", {"input": [USER, NO, USER], "max_output_tokens": 2}),
+        ("/v1/responses", {"instructions": "Say hello.", "max_output_tokens": 2}),
+        ("/v1/responses", {"input": None, "max_output_tokens": 2}),
+    ],
+)
+async def test_a_refusal_and_an_absent_input_are_understood(path, body):
+    """
+    OpenAI's API leaves out `input`, and has refusals among the parts of a message.
+    """
+    refused, _ = await statuses(path, [body])
+
+    assert refused == []
 
 
 @pytest.mark.parametrize(

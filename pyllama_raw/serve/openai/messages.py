@@ -28,7 +28,8 @@ from pyllama_raw.serve.fetch import fetch
 if TYPE_CHECKING:
     from pyllama_raw.serve.chats import ChatTurns
 
-TEXTS = ("text", "refusal")  # both are texts for a template
+REFUSAL = "refusal"  # a text in a field of its own; templates print texts only
+TEXTS = ("text", REFUSAL)
 MEDIA = {  # the engine's name of a part, and where its data is
     "image_url": ("image", "url"),
     "input_audio": ("audio", "data"),
@@ -56,7 +57,7 @@ async def take_media(
     chat: ChatTurns, engine: AsyncEngine, config: ServeConfig
 ) -> tuple[list[str], list[dict[str, Any] | None]]:
     """
-    Put bytes in place of addresses and of data in base64.
+    Put bytes in place of addresses and of data in base64, and texts in place of refusals.
 
     A part of the history that is not known or cannot be read becomes a short text.
 
@@ -70,6 +71,10 @@ async def take_media(
     old: list[dict[str, Any] | None] = []
     deadline = current_time() + config.fetch_s
     for place, part, is_new in _parts_of(chat):
+        if part["type"] == REFUSAL and isinstance(text := part.get(REFUSAL), str):
+            part.clear()
+            part |= {"type": "text", "text": text}
+            continue
         kind, _ = MEDIA.get(part["type"], ("", ""))
         try:
             with CancelScope(deadline=deadline) as scope:
@@ -98,8 +103,6 @@ def _parts_of(chat: ChatTurns) -> Iterator[tuple[str, Any, bool]]:
         content = message.get("content")
         is_new = i >= n_old and message["role"] == "user"
         for j, part in enumerate(content if isinstance(content, list) else ()):
-            if part["type"] == "refusal" and isinstance(part.get("refusal"), str):
-                part |= {"type": "text", "text": part.pop("refusal")}
             if part["type"] != "text":
                 place = chat.places.get((i, j), f"messages[{i}].content[{j}]")
                 yield place, part, is_new

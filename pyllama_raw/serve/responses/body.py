@@ -26,7 +26,7 @@ class ResponsesBody(ConversationBody):
     rules: ClassVar[fields.Rules] = fields.RESPONSES
     refuses: ClassVar[tuple[str, ...]] = ABSENT
 
-    input: str | ItemList
+    input: str | ItemList | None = None
     """
     A text, or items; what an assistant began may be the last one, and goes on. None at all are an
     empty message, by which some clients try a model.
@@ -84,7 +84,7 @@ class ResponsesBody(ConversationBody):
         if LOGPROBS in (self.include or ()):
             reason = "no log-probabilities are told here: ask for a chat completion"
             raise refused("include", reason, "unsupported")
-        return conversation_of(self.instructions, self.input)
+        return conversation_of(self.instructions, self.input or "")
 
     @property
     def functions(self) -> list[dict[str, Any]]:
