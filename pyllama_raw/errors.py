@@ -248,8 +248,9 @@ class BadGrammar(RequestError):
 class BadSchema(RequestError):
     """A JSON schema, regular expression or Lark grammar cannot be used."""
 
-    def __init__(self, name: str, reason: str) -> None:
+    def __init__(self, name: str, reason: str, *, is_costly: bool = False) -> None:
         self.name, self.reason = name, cut(reason, MAX_REASON)
+        self.is_costly = is_costly  # it was found out at a limit of time or memory
         super().__init__(f"{name}: {self.reason}")
 
 

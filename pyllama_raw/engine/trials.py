@@ -90,7 +90,7 @@ class Trials:
             if process is not None:
                 answer = process.ask(constraint)
         except _Ended as error:
-            raise BadSchema(kind, str(error)) from error
+            raise BadSchema(kind, str(error), is_costly=True) from error
         finally:
             if answer is None and process is not None:
                 process.end()

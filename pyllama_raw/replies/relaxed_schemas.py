@@ -36,7 +36,10 @@ ANY: dict[str, Any] = {}
 OBJECT: dict[str, Any] = {"type": "object"}
 MAX_DEPTH = 64  # of schemas in each other
 MAX_TRIED = 2**20  # characters of schemas that are tried for one tool
-MAX_FAILED = 32  # of these that fail, each of which may take a second
+MAX_FAILED = 32  # of these that fail
+MAX_COSTLY = (
+    6  # of these that fail at a limit of time or memory: each may take a second
+)
 MAX_KEPT = 256  # tools whose schemas are remembered
 MAX_NAMED = 16  # places that are named in the log
 
@@ -46,6 +49,7 @@ class Relaxed(NamedTuple):
 
     schema: dict[str, Any]
     dropped: tuple[str, ...]  # what is left out of it, as `properties.tags.uniqueItems`
+    n_costly: int = 0  # schemas that were tried up to a limit of time or memory
 
 
 def relaxed(schema: Mapping[str, Any], to_json: ToJson) -> Relaxed:
@@ -58,15 +62,15 @@ def relaxed(schema: Mapping[str, Any], to_json: ToJson) -> Relaxed:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError):
         return Relaxed(OBJECT, ("all",))
-    found, dropped = _relaxed(to_json, text)
-    return Relaxed(json.loads(found), dropped)
+    found, dropped, n_costly = _relaxed(to_json, text)
+    return Relaxed(json.loads(found), dropped, n_costly)
 
 
 @lru_cache(MAX_KEPT)
-def _relaxed(to_json: ToJson, text: str) -> tuple[str, tuple[str, ...]]:
+def _relaxed(to_json: ToJson, text: str) -> tuple[str, tuple[str, ...], int]:
     relaxing = _Relaxing(to_json, json.loads(text))
-    found = relaxing.run()
-    return json.dumps(found), tuple(relaxing.dropped[:MAX_NAMED])
+    found = json.dumps(relaxing.run())
+    return found, tuple(relaxing.dropped[:MAX_NAMED]), relaxing.n_costly
 
 
 class _TriedEnough(Exception):
@@ -76,7 +80,7 @@ class _TriedEnough(Exception):
 class _Relaxing:
     def __init__(self, to_json: ToJson, root: dict[str, Any]) -> None:
         self._to_json, self._root = to_json, root
-        self._n_tried = self._n_failed = 0
+        self._n_tried = self._n_failed = self.n_costly = 0
         self.dropped: list[str] = []
 
     def run(self) -> dict[str, Any]:
@@ -110,12 +114,14 @@ class _Relaxing:
             return isinstance(schema, bool) and schema
         whole = {**schema, **shared}
         self._n_tried += len(json.dumps(whole))
-        if self._n_tried > MAX_TRIED or self._n_failed > MAX_FAILED:
+        is_enough = self._n_failed > MAX_FAILED or self.n_costly >= MAX_COSTLY
+        if self._n_tried > MAX_TRIED or is_enough:
             raise _TriedEnough
         try:
             self._to_json(whole)
-        except BadSchema:
+        except BadSchema as error:
             self._n_failed += 1
+            self.n_costly += error.is_costly
             return False
         return True
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pyllama_raw.errors import BadSchema
-from pyllama_raw.replies.relaxed_schemas import ToJson, relaxed
+from pyllama_raw.replies.relaxed_schemas import MAX_COSTLY, ToJson, relaxed
 from pyllama_raw.replies.typed import parameters_of, referred
 
 # What says nothing about values.
@@ -176,17 +176,21 @@ def tools_of(
         BadSchema: the schema of a strict tool cannot be kept.
     """
     found: dict[str, Tool] = {}
+    n_costly = 0
     for given in tools:
         name, schema = parameters_of(given)
         is_strict, dropped = is_strict_tool(given), list[str]()
         kinds = schema.get("type", "object")
         is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
-        if not is_strict and (is_loose or not is_object):
+        # All tools of a request together have the time that one may take.
+        is_free = is_loose or not is_object or n_costly >= MAX_COSTLY
+        if not is_strict and is_free:
             schema, dropped = {}, ["all"]
         schema = {**schema, "type": "object"}
         if not is_strict:
-            schema, more = relaxed(schema, to_json)
+            schema, more, n_more = relaxed(schema, to_json)
             dropped += more
+            n_costly += n_more
         found[name] = tool = Tool(name, schema, to_json, is_strict, dropped)
         if not is_object and is_strict:
             raise tool.bad("the type of parameters is object")

@@ -68,6 +68,17 @@ def tool_call(call_id: object, name: object, arguments: object) -> dict[str, Any
     return {"id": call_id, "type": "function", "function": function}
 
 
+def as_function(call: object) -> object:
+    """The *call* of a custom tool as that of a function; any other stays as it is."""
+    if not isinstance(call, dict) or call.get("type") != "custom":
+        return call
+    custom = call.get("custom")
+    if not isinstance(custom, dict):
+        return call
+    given = {"input": custom.get("input")}
+    return tool_call(call.get("id"), custom.get("name"), given)
+
+
 def name_of(tool: object) -> str | None:
     """The name of a function; None if *tool* is none."""
     if not isinstance(tool, Mapping) or tool.get("type", "function") != "function":

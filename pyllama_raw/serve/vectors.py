@@ -233,12 +233,14 @@ async def _tokens(engine: AsyncEngine, text: str, *, adds: bool) -> list[int]:
 
 def _normed(rows: Any, norm: int) -> Any:
     """*rows* by the norm of llama.cpp's number; those of zeros stay so."""
-    if norm == 0:
-        lengths = np.abs(rows).max(axis=1, keepdims=True) / 32760
-    elif norm > 0:
-        lengths = np.linalg.norm(rows, norm, axis=1, keepdims=True)
-    else:
+    if norm < 0:
         return rows
+    lengths = np.abs(rows).max(axis=1, keepdims=True)
+    if norm == 0:
+        lengths = lengths / 32760
+    else:  # by the largest number first, because powers of others leave a float's range
+        parts = np.divide(rows, lengths, out=rows.copy(), where=lengths > 0)
+        lengths = lengths * np.linalg.norm(parts, norm, axis=1, keepdims=True)
     return np.divide(rows, lengths, out=rows.copy(), where=lengths > 0)
 
 

@@ -375,6 +375,7 @@ async def test_fields_of_vectors_are_done():
             }
             largest = await vector(embd_normalize=0)
             taxi = await vector(embd_normalize=1)
+            high = await vector(embd_normalize=64)
             long = {"input": ["words " * 3000, text], "truncate": True}
             cut = await client.post("/v1/embeddings", json=long)
 
@@ -382,6 +383,9 @@ async def test_fields_of_vectors_are_done():
         assert np.allclose(made[name], wanted[0], atol=1e-5), name
     assert np.isclose(np.abs(largest).max(), 32760)
     assert np.isclose(np.abs(taxi).sum(), 1, atol=1e-4)
+    exact = np.asarray(raw[0], np.float64)
+    exact /= np.linalg.norm(exact, 64)
+    assert np.allclose(high, exact, atol=1e-5)
     assert (cut.status_code, len(cut.json()["data"])) == (200, 2)
 
 

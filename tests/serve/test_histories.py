@@ -278,6 +278,42 @@ def test_a_short_text_stands_for_what_is_not_known():
     assert said.left_out == {"web_search_call": 1, "other": 1}
 
 
+async def test_answers_of_other_servers_stay_in_a_chat():
+    """
+    A refusal is a text, and a call of a custom tool is one of a function with one argument.
+    """
+    custom = {"name": "patch", "input": "+ x"}
+    messages = [
+        USER,
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not"}]},
+        USER,
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": 5}, ODD]},
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "custom", "id": "1", "custom": custom}]},
+        {"role": "tool", "tool_call_id": "1", "content": None},
+        USER,
+    ]  # fmt: skip
+    async with odd_engine() as engine:
+        app = make_app({"a": engine}, ServeConfig())
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://a"
+        ) as client:
+            told = await client.post("/apply-template", json={"messages": messages})
+            body = {"messages": messages, "max_tokens": 2}
+            answer = await client.post("/v1/chat/completions", json=body)
+
+    assert answer.status_code == 200, answer.text
+    prompt = told.json()["prompt"]
+    for part in (
+        "<assistant>I will not<",
+        "[refusal]",
+        "[thing_of_tomorrow]",
+        '"input": "+ x"',
+    ):
+        assert part in prompt
+
+
 async def test_functions_among_items_join_the_tools():
     """
     And the model is told of them.

@@ -17,7 +17,7 @@ from pyllama_raw.serve.chats import NAMES, OF_MESSAGES, ChatTurns, ConversationB
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.openai.chunks import Chunks, chat_logprobs, reason_of
 from pyllama_raw.serve.openai.messages import ChatMessage
-from pyllama_raw.serve.tools import tool_call, tool_options
+from pyllama_raw.serve.tools import as_function, tool_call, tool_options
 
 
 class ChatBody(ConversationBody):
@@ -80,6 +80,11 @@ class ChatBody(ConversationBody):
         if self.add_generation_prompt and has_begun:
             reason = "the assistant has begun an answer, which goes on"
             raise refused("add_generation_prompt", reason, "unsupported")
+        for message in self.messages:
+            # Templates print functions only, so a call of a custom tool is told as one.
+            calls = message.get("tool_calls")
+            if isinstance(calls, list):
+                message["tool_calls"] = [as_function(call) for call in calls]  # type: ignore[typeddict-unknown-key]
         return ChatTurns(self.messages)
 
     def calling(self, chat: ChatTurns | None = None) -> dict[str, Any]:  # noqa: ARG002
