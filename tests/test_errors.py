@@ -35,6 +35,7 @@ MISTAKES = "tuple[tuple[str, str, str], ...]"
 EXAMPLES = {
     "str": "a word",
     "int": 7,
+    "bool": True,
     "float": 0.5,
     "int | None": None,
     "object": 0.5,

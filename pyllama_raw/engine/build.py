@@ -174,6 +174,8 @@ def chat_template_of(model: Model, config: ModelConfig) -> ChatTemplate | None:
     Raises:
         ConfigError: the template that *config* names is not there any more.
     """
+    if model.vocab.kind == "none":
+        return None  # nobody can chat by token ids
     own = model.chat_template()
     try:
         template = model_template(config.chat_template, own)

@@ -73,7 +73,7 @@ def test_what_takes_too_long_ends_only_its_trial(guidance, kind, value):
     """
     The engine goes on, and so do the next trials.
     """
-    with pytest.raises(BadSchema, match="not compiled within 1 s of CPU time"):
+    with pytest.raises(BadSchema, match=r"not compiled within 1 s of CPU time|too big"):
         guidance.make(kind, value)
 
     assert guidance.make("regex", "a+")().error == ""

@@ -111,18 +111,24 @@ async def test_a_model_that_may_call_is_free_not_to(choice):
 
 async def test_a_demand_that_cannot_be_kept_has_its_place():
     """
-    A schema, and another constraint beside the one of calls, are a 400 that names the field.
+    A schema of a strict tool is a 400 that names the field; one that is not strict is relaxed,
+    and the form of an answer stands beside calls.
     """
     value = {"type": "string", "pattern": "(?=a)"}
     parameters = {"type": "object", "properties": {"a": value}}
     form = {"type": "json_object"}
-    forms = [{"tools": [tool("f", parameters=parameters)]}, {"response_format": form}]
+    strict, loose = (
+        tool("f", parameters=parameters, strict=on) for on in (True, False)
+    )
     params = []
     async with calling() as engine, talking(engine) as client:
-        for fields in forms:
-            asked = ASKED | {"tool_choice": "required"} | fields
-            with pytest.raises(openai.BadRequestError) as caught:
-                await client.chat.completions.create(model="a", **asked)
-            params.append(caught.value.param)
+        demand = ASKED | {"tool_choice": "required"}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(
+                model="a", **demand | {"tools": [strict]}
+            )
+        params.append(caught.value.param)
+        for fields in ({"tools": [loose]}, {"response_format": form}):
+            await client.chat.completions.create(model="a", **demand | fields)
 
-    assert params == ["tools", "response_format"]
+    assert params == ["tools"]

@@ -101,7 +101,7 @@ def test_a_requantised_file_is_kept_where_it_was_asked_for(tmp_path: Path, monke
     """
     keep = tmp_path / "new.gguf"
     monkeypatch.setattr(
-        tuning, "descend", lambda sizes, _: (0, 0) if len(sizes) > 1 else (1,)
+        tuning, "descend", lambda sizes, *_: (0, 0) if len(sizes) > 1 else (1,)
     )
 
     found = tune(tiny_model("llama"), _only(monkeypatch), keep=keep)

@@ -19,7 +19,7 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.errors import SamplingFailed
+from pyllama_raw.errors import BadGrammar
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler
 from scripts.tiny_models.vocab import END_OF_GENERATION
@@ -169,7 +169,7 @@ async def test_one_request_ends_and_the_others_go_on(anyio_backend):
         async def fail() -> None:
             try:
                 await engine.complete("a", bad)
-            except SamplingFailed as error:
+            except BadGrammar as error:
                 errors.append(str(error))
 
         await complete("one", alone)
