@@ -81,14 +81,16 @@ class _Patient:
     async def _try(self, prompt: Prompt) -> Result | None:
         """None if the queue was full while others of these were under way."""
         self._n_trying += 1
+        is_refused = False
         try:
-            result = await self._complete(prompt)
+            return await self._complete(prompt)
         except QueueFull:
             if self._n_trying == 1:
                 raise  # nothing that we could wait for
+            is_refused = True
             return None
         finally:
             self._n_trying -= 1
-        self._ended.set()
-        self._ended = anyio.Event()
-        return result
+            if not is_refused:  # an error frees a place, too
+                self._ended.set()
+                self._ended = anyio.Event()
