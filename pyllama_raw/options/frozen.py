@@ -180,7 +180,8 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     for where in known:
         places.setdefault(where.rpartition(".")[2], where)
     begins = [p for p in places if len(p) > 3 and name.startswith(f"{p}_")]
-    close = begins or get_close_matches(cut(name, 80), places, n=1)
+    close = get_close_matches(cut(name, 80), places, n=1, cutoff=0.8)
+    close = close or begins or get_close_matches(cut(name, 80), places, n=1)
     return f"; did you mean {places[close[0]]}?" if close else ""
 
 
