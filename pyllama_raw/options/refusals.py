@@ -24,6 +24,7 @@ SMALLER = "shorten it, or lower its numbers and repetitions"
 INTERNAL = re.compile(
     r"\n<(?:state|grammar|non-verbose|warnings|backtrace)\b.*", re.DOTALL
 )
+READER = re.compile(r"^(?:(?:parser|lexer) error: )+", re.IGNORECASE)
 PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*?)(?:\n {0,3}\d+ \| .*)?", re.DOTALL)
 LINE = re.compile(r"^ {0,3}(\d+) \| (.*)$", re.MULTILINE)
 # What the reader of patterns prints: the pattern, signs below the place, and what is wrong.
@@ -81,12 +82,15 @@ TABLE: tuple[tuple[str, str], ...] = (
         "repeat at their beginning in place of their end",
     ),
     (
-        r"initial lexer configuration \(grammar\) too big.*|DNF too large.*|schema too large"
-        r"|maximum relevance check fuel.*|fuel exhausted.*|too many expressions.*",
+        r"initial lexer configuration \(grammar\) too big \(limit for this grammar: (\d+)\)",
+        rf"it takes more than \1 steps of a compiler: {SMALLER}",
+    ),
+    (
+        r"DNF too large.*|schema too large|maximum relevance check fuel.*|fuel exhausted.*|too many expressions.*",
         f"it is too large to be compiled: {SMALLER}",
     ),
     (
-        r"too many states.*|LexerTooComplex|ParserTooComplex|lexer error:.*",
+        r"too many states.*|LexerTooComplex|ParserTooComplex",
         f"it cannot be followed within the limits of one token: {SMALLER}",
     ),
     (
@@ -119,7 +123,8 @@ def refused(kind: str, text: str) -> BadSchema:
 
 def refusal(kind: str, text: str) -> Refusal:
     """What is wrong with a constraint of *kind*, of which llguidance says *text*."""
-    text = INTERNAL.sub("", text).strip().removeprefix("Parser Error: ")
+    text = INTERNAL.sub("", text).strip()
+    text = READER.sub("", text)
     place = ""
     # A rule of ours is around a pattern, so its line and column say nothing there.
     if located := PLACE.fullmatch(text):

@@ -93,6 +93,13 @@ CASES = {
         f"it cannot be followed within the limits of one token: {SMALLER}",
         "",
     ),
+    "ways to read an output": (
+        "lark",
+        "parser error: Too many items (limit 10000; mask); try avoiding single-byte/short lexemes",
+        "more than 10000 ways to read an output are open for one token: write whole words in place "
+        "of single characters, and fewer rules that may be empty",
+        "",
+    ),
     "a limit of size": (
         "lark",
         "grammar size (number of symbols) too big (limit for this grammar: 200000)",
