@@ -17,6 +17,7 @@ from typing import NamedTuple
 from pyllama_raw.errors import BadSchema, cut
 
 MAX_REFUSAL = 400  # characters
+MAX_READ = 2000  # characters of a refusal
 N_AROUND = 30  # characters of a text on both sides of a place in it
 SMALLER = "shorten it, or lower its numbers and repetitions"
 
@@ -86,7 +87,8 @@ TABLE: tuple[tuple[str, str], ...] = (
         rf"it takes more than \1 steps of a compiler: {SMALLER}",
     ),
     (
-        r"DNF too large.*|schema too large|maximum relevance check fuel.*|fuel exhausted.*|too many expressions.*",
+        r"DNF too large.*|schema too large|maximum relevance check fuel.*|fuel exhausted.*"
+        r"|too many expressions.*",
         f"it is too large to be compiled: {SMALLER}",
     ),
     (
@@ -145,6 +147,8 @@ def _reason(text: str) -> str:
         return f"{names} cannot be held; docs/constraints.md says what to write instead"
     if pattern := PATTERN.fullmatch(text):
         return _of_pattern(*pattern.groups())
+    # A value of the constraint may be in it, with which the table would take quadratic time.
+    text = text[:MAX_READ]
     for known, words in TABLE:
         if (matched := re.fullmatch(known, text, re.DOTALL)) is not None:
             return " ".join(matched.expand(words).split())

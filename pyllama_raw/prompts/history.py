@@ -3,8 +3,8 @@ Calls of tools and their results in the history of a chat, as others wrote them.
 
 What has one meaning only is put right: ids that are left out, no arguments, a result without
 text. Calls of functions, as OpenAI's API had them before tools (`function_call` and the role
-`function`), become calls of tools, because templates print no others. Arguments that are no JSON stay text, because many templates can print it. Where one
-cannot, the error names the place.
+`function`), become calls of tools, because templates print no others. Arguments that are no
+JSON stay text, because many templates can print it. Where one cannot, the error names the place.
 """
 
 from __future__ import annotations

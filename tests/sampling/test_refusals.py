@@ -145,5 +145,8 @@ def test_a_refusal_is_short_whatever_a_constraint_has_in_it():
         "lark", f"at 1(1): unknown name: {'x' * 9999}\n   1 | {'x' * 9999}\n"
     )
 
-    assert len(reason) == MAX_REFUSAL
+    value = " for 'x', got" * 20_000
+    quoted = refusal("json_schema", f"Expected f64 for 'minimum', got {value}").reason
+
+    assert len(reason) == len(quoted) == MAX_REFUSAL
     assert len(place) < 100
