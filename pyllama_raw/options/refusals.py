@@ -1,5 +1,5 @@
 """
-What llguidance says of a constraint that it refuses, in words for whoever wrote the constraint.
+Refusals of constraints by llguidance, in words for whoever wrote the constraint.
 
 Rules:
 1. The reason is one sentence of at most MAX_REFUSAL characters: what is wrong, and what to do. It
@@ -110,8 +110,8 @@ ADVICE = {  # what to do about signs that patterns lack
 }
 
 
-class Refusal(NamedTuple):
-    """Why a constraint is refused, and where."""
+class PlacedReason(NamedTuple):
+    """The reason of a refusal, and its place."""
 
     reason: str
     place: str  # in the text of a Lark grammar; empty if there is none
@@ -123,8 +123,8 @@ def refused(kind: str, text: str) -> BadSchema:
     return BadSchema(kind, reason, place=place)
 
 
-def refusal(kind: str, text: str) -> Refusal:
-    """What is wrong with a constraint of *kind*, of which llguidance says *text*."""
+def refusal(kind: str, text: str) -> PlacedReason:
+    """The reason and place of a refusal of a constraint of *kind*, which llguidance tells as *text*."""
     text = INTERNAL.sub("", text).strip()
     text = READER.sub("", text)
     place = ""
@@ -137,7 +137,7 @@ def refusal(kind: str, text: str) -> Refusal:
             place = f"line {line}, column {column}{shown}"
         text = message
     text = text.removeprefix("failed to compile JSON schema: ").strip()
-    return Refusal(cut(_reason(text), MAX_REFUSAL), place)
+    return PlacedReason(cut(_reason(text), MAX_REFUSAL), place)
 
 
 def _reason(text: str) -> str:
@@ -156,7 +156,7 @@ def _reason(text: str) -> str:
 
 
 def _of_pattern(printed: str, error: str) -> str:
-    """What is wrong with a pattern, and at which of its characters."""
+    """The mistake in a pattern, and the number of its character."""
     reason = " ".join(error.split())
     if marked := MARKED.fullmatch(printed):
         pattern, before = marked.groups()
@@ -167,7 +167,7 @@ def _of_pattern(printed: str, error: str) -> str:
 
 
 def _around(text: str, at: int) -> str:
-    """What *text* has around the place *at*, as the end of a sentence; nothing if it is empty."""
+    """The characters of *text* around *at*, as the end of a sentence; nothing if it is empty."""
     start, stop = max(0, at - N_AROUND), at + N_AROUND
     begin, end = ("..." if start else ""), ("..." if stop < len(text) else "")
     shown = f"{begin}{text[start:stop]}{end}"
