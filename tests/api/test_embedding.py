@@ -1,9 +1,17 @@
 """Texts become vectors, on tiny models of every kind that makes some."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from pyllama_raw import AsyncEngine, EmbeddingConfig
+from pyllama_raw import (
+    AsyncEngine,
+    ContextConfig,
+    EmbeddingConfig,
+    EngineConfig,
+    SchedulerConfig,
+)
 from pyllama_raw.api.vectors import vectors_of
 from pyllama_raw.errors import InvalidRequest, TextTooLong
 from tests.api.embedding_support import (
@@ -13,6 +21,8 @@ from tests.api.embedding_support import (
     config,
     open_engine,
 )
+from tests.last_digits import assert_near
+from tests.limits import LIMIT_S
 from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -23,14 +33,36 @@ async def test_a_vector_does_not_depend_on_its_pack(name):
     """
     Texts that are embedded together get the vectors that they get alone.
     """
-    async with open_engine(name) as engine:
+    together, alone = await packed_and_alone(name)
+
+    assert together.shape == (len(TEXTS), 64)
+    assert_near(together, alone, 1e-6)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", POOLED)
+async def test_without_our_kernels_a_pack_changes_last_digits_only(name):
+    """
+    Those of 16 bits with libllama's flash attention, those of 32 bits without it.
+    """
+    halves = await packed_and_alone(name, fast_kernels=False)
+    floats = await packed_and_alone(name, fast_kernels=False, flash_attn="off")
+
+    assert_near(*halves, 0, fast_kernels=False)
+    np.testing.assert_allclose(*floats, rtol=0, atol=1e-4)
+
+
+async def packed_and_alone(name: str, **fields: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The vectors of TEXTS in one call, and in a call for each."""
+    options = EngineConfig(
+        context=ContextConfig(n_threads=1, **fields),
+        scheduler=SchedulerConfig(target_step_s=LIMIT_S),  # no step is cut for its time
+    )
+    async with AsyncEngine.open(tiny_model(name), options) as engine:
         await engine.embed(TEXTS)  # from here on steps are as large as they become
         together = await engine.embed(TEXTS)
         alone = [(await engine.embed([text]))[0] for text in TEXTS]
-
-    assert together.shape == (len(TEXTS), 64)
-    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
+    return np.asarray(together), np.asarray(alone)
 
 
 async def test_each_text_has_a_vector_of_its_own():
@@ -70,7 +102,7 @@ async def test_token_ids_may_stand_for_a_text():
         with pytest.raises(InvalidRequest, match=r"texts\[0\]"):
             await engine.embed([[]])
 
-    np.testing.assert_allclose(by_ids, by_text, atol=1e-5)
+    assert_near(by_ids, by_text, 1e-5)
     assert caught.value.value == -1
 
 
@@ -87,9 +119,9 @@ async def test_poolings_are_made_of_the_vectors_of_tokens(name):
         mean = await engine.embed(TEXTS[:4], normalize=False, pooling="mean")
 
     assert [rows.shape for rows in tokens] == [(n, 64) for n in counts]
-    np.testing.assert_allclose(first, [rows[0] for rows in tokens], atol=1e-5)
-    np.testing.assert_allclose(last, [rows[-1] for rows in tokens], atol=1e-5)
-    np.testing.assert_allclose(mean, [rows.mean(0) for rows in tokens], atol=1e-5)
+    assert_near(first, [rows[0] for rows in tokens], 1e-5)
+    assert_near(last, [rows[-1] for rows in tokens], 1e-5)
+    assert_near(mean, [rows.mean(0) for rows in tokens], 1e-5)
 
 
 async def test_a_vector_is_cut_before_it_is_normalised():
@@ -102,8 +134,8 @@ async def test_a_vector_is_cut_before_it_is_normalised():
         plain = await engine.embed(TEXTS[:4], 8, normalize=False)
 
     lengths = np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
-    np.testing.assert_allclose(cut, whole[:, :8] / lengths, atol=1e-6)
-    np.testing.assert_allclose(plain, whole[:, :8], atol=1e-6)
+    assert_near(cut, whole[:, :8] / lengths, 1e-6)
+    assert_near(plain, whole[:, :8], 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +183,7 @@ async def test_a_text_in_parts_has_the_same_vector():
     async with open_engine("qwen3-embedding", embedding=small) as engine:
         parts = await engine.embed(texts)
 
-    np.testing.assert_allclose(parts, whole, atol=1e-5)
+    assert_near(parts, whole, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-cls", "qwen3-embedding"])
@@ -184,7 +216,7 @@ async def test_a_text_that_is_too_long_may_lose_its_end(name):
     assert len(rows) == 32
     assert vectors.usage.prompt_tokens == 32 + alone.usage.prompt_tokens
     assert vectors.shape[0] == 2
-    np.testing.assert_allclose(vectors[1], alone[0], rtol=0, atol=1e-6)
+    assert_near(vectors[1], alone[0], 1e-6)
 
 
 async def test_chunks_cover_a_text_and_fit():

@@ -10,6 +10,7 @@ from pyllama_raw import AsyncEngine, Model, SamplingParams
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.errors import ClosedError
 from tests.api.embedding_support import TEXTS, config, open_engine
+from tests.last_digits import assert_near
 from tests.limits import LIMIT_S
 from tests.tiny import tiny_model
 
@@ -34,9 +35,7 @@ async def test_one_engine_generates_and_embeds():
             beside = await engine.complete("hello", greedy)
 
     assert beside.token_ids == alone.token_ids
-    np.testing.assert_allclose(
-        results["vectors"], np.repeat(vectors, 300, 0), atol=1e-6
-    )
+    assert_near(results["vectors"], np.repeat(vectors, 300, 0), 1e-6)
 
 
 async def test_calls_with_other_poolings_run_side_by_side():
@@ -57,7 +56,7 @@ async def test_calls_with_other_poolings_run_side_by_side():
     for pooling, arrays in found.items():
         assert len(arrays) == 4
         for array in arrays:
-            np.testing.assert_allclose(array, expected[pooling], atol=1e-6)
+            assert_near(array, expected[pooling], 1e-6)
 
 
 async def test_progress_is_told():
@@ -116,7 +115,7 @@ async def test_engines_share_the_weights_of_an_encoder():
         ):
             vectors = [await engine.embed(TEXTS[:3]) for engine in (one, other)]
 
-    np.testing.assert_allclose(*vectors, atol=1e-6)
+    assert_near(*vectors, 1e-6)
 
 
 async def test_an_engine_that_is_dropped_frees_the_contexts_of_texts():

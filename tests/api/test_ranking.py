@@ -14,6 +14,7 @@ from pyllama_raw.api.ranking import pair_tokens
 from pyllama_raw.errors import EmbeddingFailed, InvalidRequest, TextTooLong, Unsupported
 from tests.api.bert_reference import BertReference
 from tests.api.embedding_support import with_nan
+from tests.last_digits import assert_near
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -116,7 +117,7 @@ async def test_documents_are_ranked(name):
     for one in ranked:
         assert one.scores.keys() == alone[one.index].scores.keys()
         found, expected = list(one.scores.values()), alone[one.index].scores.values()
-        np.testing.assert_allclose(found, list(expected), atol=1e-6)
+        assert_near(found, list(expected), 1e-6)
 
 
 @native
@@ -134,7 +135,7 @@ async def test_a_causal_reranker_reads_a_pair_in_parts():
     assert [one.index for one in parts] == [one.index for one in whole]
     for one, other in zip(parts, whole, strict=True):
         found, expected = list(one.scores.values()), list(other.scores.values())
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert_near(found, expected, 1e-5)
 
 
 @native
@@ -216,8 +217,8 @@ SCORES = (
 @pytest.mark.parametrize("name", ["bert-rank", "bert-labels"])
 async def test_scores_are_near_those_of_64_bits(name):
     """
-    Within 0.0025, because keys and values are rounded to 16 bits. llama-server, which also
-    rounds queries and sums, is up to 0.005 away.
+    Within 0.0025, because keys and values are rounded to 16 bits. libllama's flash attention,
+    which also rounds queries and sums, is up to 0.005 away.
     """
     kept = json.loads(SCORES.read_text())
     reference = BertReference(tiny_model(name))
@@ -229,7 +230,7 @@ async def test_scores_are_near_those_of_64_bits(name):
             pairs = [pair_tokens(vocab, None, query, text) for text in documents]
             expected = [reference.scores(pair)[0] for pair in pairs]
 
-            np.testing.assert_allclose(scores, expected, rtol=0, atol=2.5e-3)
+            assert_near(scores, expected, 2.5e-3)
 
 
 @native

@@ -102,7 +102,8 @@ def test_amx_computes_the_types_it_has(quantised, kind, types):
 
 def test_the_line_for_people_names_whose_kernels_compute(quantised):
     """
-    Attention and each type of weights; a type twice if two kernels share the work.
+    Attention and each type of weights; a type twice if two kernels share the work. libllama
+    has an order of its own for Q4_0 wherever there is AVX2, on lesser CPUs none.
     """
     config = EngineConfig(
         model=ModelConfig(use_extra_bufts=False),
@@ -115,7 +116,10 @@ def test_the_line_for_people_names_whose_kernels_compute(quantised):
         packed = kernels_used(model, config)
 
     assert plain == "attention libllama's; q4_0 libllama's; q8_0 libllama's"
-    assert re.match(r"attention libllama's; q4_0 (AMX|libllama's, repacked);", packed)
+    in_order = re.match(
+        r"attention libllama's; q4_0 (AMX|libllama's, repacked);", packed
+    )
+    assert in_order or ("AVX2 = 1" not in system_info() and packed == plain)
 
 
 @pytest.mark.parametrize("fields", [{"n_batch": 1, "n_ubatch": 1}, {"n_ctx": 1}])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.last_digits import assert_near
 from tests.native.media_support import evaluate, helper_logits, loaded, sample
 from tests.native.support import EXACT, make_context
 from tests.tiny import PROJECTORS
@@ -61,5 +62,5 @@ def test_a_neighbour_and_other_cuts_change_digits_only(name):
 
             expected = helper_logits(alone, projector, bitmap)
 
-    np.testing.assert_allclose(found, expected, atol=5e-3)
+    assert_near(found, expected, 5e-3)
     assert np.abs(neighbour - found).max() > 0.05  # the image matters

@@ -20,6 +20,7 @@ from pyllama_raw.serve.responses.body import ResponsesBody
 from pyllama_raw.serve.tokens import DetokenizeBody, TokenizeBody
 from pyllama_raw.serve.vectors import EmbeddingBody, RerankBody
 from scripts.field_table import PAGE, written
+from tests.last_digits import assert_near
 from tests.serve.support import chatting
 from tests.serve.test_gate import CHAT, PATH, asking, client_of
 from tests.tiny import tiny_model
@@ -380,12 +381,12 @@ async def test_fields_of_vectors_are_done():
             cut = await client.post("/v1/embeddings", json=long)
 
     for name, (_, wanted) in cases.items():
-        assert np.allclose(made[name], wanted[0], atol=1e-5), name
+        assert_near(made[name], wanted[0], 1e-5)
     assert np.isclose(np.abs(largest).max(), 32760)
     assert np.isclose(np.abs(taxi).sum(), 1, atol=1e-4)
     exact = np.asarray(raw[0], np.float64)
     exact /= np.linalg.norm(exact, 64)
-    assert np.allclose(high, exact, atol=1e-5)
+    assert_near(high, exact, 1e-5)
     assert (cut.status_code, len(cut.json()["data"])) == (200, 2)
 
 
@@ -406,9 +407,9 @@ async def test_a_model_that_states_no_pooling_gives_the_mean():
                 made[name, "body"] = await _vector(client, pooling="last")
                 models = (await client.get("/v1/models")).json()["data"]
 
-    assert np.allclose(made["default"], wanted["mean"], atol=1e-5)
+    assert_near(made["default"], wanted["mean"], 1e-5)
     for name in ("service", ("default", "body"), ("service", "body")):
-        assert np.allclose(made[name], wanted["last"], atol=1e-5)
+        assert_near(made[name], wanted["last"], 1e-5)
     assert models[0]["capabilities"] == ["generate", "embed"]
 
 

@@ -9,9 +9,9 @@ import pytest
 from pyllama_raw.native.arrays import new_bytes
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.kernels import table
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import quantize
+from tests.last_digits import is_usable
 from tests.native.support import (
     EXACT,
     last_logits,
@@ -52,14 +52,6 @@ def _same_products():
     """Products of woven weights have digits of their own (test_woven.py)."""
     if is_usable("q4_1", needs="AVX2"):
         pytest.skip("this CPU has AVX2 without AVX-512")
-
-
-def is_usable(*computes: str, needs: str = "") -> bool:
-    return any(
-        row.is_usable
-        for row in table()
-        if row.computes in computes and row.needs.startswith(needs)
-    )
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:

@@ -16,9 +16,16 @@ from pyllama_raw.native.kernels import table
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import quantize
 from tests.api.bert_reference import BertReference
+from tests.last_digits import is_usable
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.native
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(
+        not is_usable("attention"),
+        reason="this CPU has no AVX2, FMA and F16C, or there is another device",
+    ),
+]
 
 # Of vectors that are about 1 long in each direction: libllama rounds GELU to 16 bits.
 TOLERANCE = 5e-3
