@@ -182,4 +182,4 @@ async def test_one_request_ends_and_the_others_go_on(anyio_backend):
 
     assert sorted(beside) == sorted(alone)
     assert len(errors) == 1
-    assert "items" in errors[0]
+    assert "ways to read an output" in errors[0]
