@@ -110,7 +110,7 @@ def root_parser() -> Parser:
 
 def _fill(name: str, parser: Parser) -> None:
     """Add the flags of a command."""
-    _found(COMMANDS[name].flags, name, "add_")(parser)
+    _function_of(COMMANDS[name].flags, name, "add_")(parser)
     parser.set_defaults(run=partial(_run, name), parser=parser)
 
 
@@ -120,21 +120,21 @@ def _run(name: str, parsed: Namespace) -> int:
 
     if note := note_of(parsed):
         sys.stderr.write(f"{note}\n")
-    run = _found(COMMANDS[name].run, name)
+    run = _function_of(COMMANDS[name].run, name)
     status: int = run(parsed)
     return status
 
 
-def _found(module: str, name: str, prefix: str = "") -> Callable[..., Any]:
+def _function_of(module: str, name: str, prefix: str = "") -> Callable[..., Any]:
     """A function of the command *name*, whose packages an extra may bring."""
     words = name.split()
     try:
-        found = import_module(f"pyllama_raw.{module}")
+        loaded = import_module(f"pyllama_raw.{module}")
     except ImportError as error:
         extra = EXTRAS.get(words[0])
         if extra is None:
             raise
         advice = f"run `pip install 'pyllama_raw[{extra}]'`"
         raise ConfigError(f"{error}: {advice}") from error
-    function: Callable[..., Any] = getattr(found, prefix + words[-1])
+    function: Callable[..., Any] = getattr(loaded, prefix + words[-1])
     return function

@@ -68,8 +68,8 @@ class GenerateRun:
         """By as many tasks as the engine takes requests: it never has to refuse one."""
         waiting, limits = iter(self.inputs), engine.info.config.scheduler
         max_requests = limits.n_slots + limits.max_waiting
-        most = max((_n_outputs(item) for item in self.inputs), default=1)
-        n_tasks = min(len(self.inputs), max(max_requests // most, 1))
+        n_outputs = max((_n_outputs(item) for item in self.inputs), default=1)
+        n_tasks = min(len(self.inputs), max(max_requests // n_outputs, 1))
         async with anyio.create_task_group() as watch:
             if self.terminal.has_status:
                 watch.start_soon(self._show_status, engine)
@@ -94,10 +94,10 @@ class GenerateRun:
                 if self.view.is_live and item.sampling.n == 1:
                     async for delta in generation:
                         self.view.text(item.index, delta.text)
-                first, *others = await generation.collect_all()
+                first, *alternatives = await generation.collect_all()
                 if item.sampling.n > 1:
-                    self.view.text(item.index, numbered([first, *others]))
-                return Outcome(item.index, first, others=tuple(others))
+                    self.view.text(item.index, numbered([first, *alternatives]))
+                return Outcome(item.index, first, alternatives=tuple(alternatives))
         except PyllamaError as error:
             return Outcome(item.index, error=error)
 

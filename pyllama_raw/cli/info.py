@@ -133,11 +133,11 @@ def _file(capabilities: Capabilities) -> dict[str, Any]:
 
 def _memory(path: Path, config: EngineConfig) -> dict[str, Any]:
     """Reckonings of libllama, and facts that follow from the kind of memory."""
-    found, facts = estimate(path, config), probe_model(path, config)
+    need, facts = estimate(path, config), probe_model(path, config)
     sizes = {
-        f"{one.device}_{name}": size
-        for one in found.devices
-        for name, size in asdict(one).items()
+        f"{device.device}_{name}": size
+        for device in need.devices
+        for name, size in asdict(device).items()
         if name != "device" and size
     }
     return sizes | {name: getattr(facts, name) for name in MEMORY_FACTS}

@@ -53,6 +53,8 @@ def _host_s_per_step(wall_s: float, stats: EngineStats) -> float | None:
 
 
 def _spread(values: Iterable[float]) -> dict[str, float | None]:
-    known = list(values)
+    numbers = list(values)
     ranks = {"p50": 50, "p99": 99, "max": 100}
-    return {name: percentile(known, p) if known else None for name, p in ranks.items()}
+    return {
+        name: percentile(numbers, p) if numbers else None for name, p in ranks.items()
+    }

@@ -43,18 +43,18 @@ def needed(content: bytes) -> tuple[bytes, bytes]:
         parts = _segments(content)
     else:
         return content, b""
-    kept, exif = [], b""
+    contents, exif = [], b""
     try:
         for count, part in enumerate(parts):
             if count > MAX_PARTS:
                 raise BadMedia(f"more than {MAX_PARTS} parts: save it anew")
             if not part.is_exif:
-                kept.append(part.content)
+                contents.append(part.content)
             elif not exif:
                 exif = part.content
     except struct.error:
         raise BadMedia("the end of the file is missing, or it is damaged") from None
-    return b"".join(kept), exif
+    return b"".join(contents), exif
 
 
 def orientation(exif: bytes) -> int:

@@ -105,7 +105,7 @@ class Breaker:
         rest_s = self._rest_s if rest_s is None else rest_s
         if self.state != "open":
             self.n_opened += 1
-            said = "%s rests for %g s after %d failures in a row"
-            logger.warning(said, self.name or "a runner", rest_s, self._n_failures)
+            message = "%s rests for %g s after %d failures in a row"
+            logger.warning(message, self.name or "a runner", rest_s, self._n_failures)
         self._opened_at = self._clock()
         self._retry_at, self._is_probing = self._opened_at + rest_s, False

@@ -18,7 +18,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Entry:
     runner: ModelRunner
     used_at: float
     checked_at: float
@@ -50,7 +50,7 @@ class KeptRunners(Generic[K]):
     ) -> None:
         self._max, self._ttl_s, self._health_s = max_kept, ttl_s, health_s
         self._evicted, self._clock = evicted, clock
-        self._kept = dict[K, _Kept]()  # longest unused first
+        self._entries = dict[K, _Entry]()  # longest unused first
         self._closed = False
         self._retiring: list[ModelRunner] = []  # serve their last calls
         self._n_gets = self._n_hits = 0
@@ -61,28 +61,28 @@ class KeptRunners(Generic[K]):
         return self._n_hits / self._n_gets if self._n_gets else None
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     async def get(self, key: K) -> ModelRunner | None:
         """The runner of *key*, if it is there and well."""
         self._n_gets += 1
         now = self._clock()
-        for unused, kept in [*self._kept.items()]:
-            if now - kept.used_at > self._ttl_s and not kept.runner.n_open:
+        for unused, entry in [*self._entries.items()]:
+            if now - entry.used_at > self._ttl_s and not entry.runner.n_open:
                 await self._give_up(unused)
-        hit = self._kept.get(key)
+        hit = self._entries.get(key)
         if hit is None:
             return None
         if now - hit.checked_at >= self._health_s:
             hit.checked_at = now
             is_well = (await hit.runner.health()).ready
-            if self._kept.get(key) is not hit:  # given up or replaced meanwhile
+            if self._entries.get(key) is not hit:  # given up or replaced meanwhile
                 return None
             if not is_well:
                 await self._give_up(key)
                 return None
         hit.used_at = now
-        self._kept[key] = self._kept.pop(key)
+        self._entries[key] = self._entries.pop(key)
         self._n_hits += 1
         return hit.runner
 
@@ -93,22 +93,22 @@ class KeptRunners(Generic[K]):
         Raises:
             ClosedError: all are given up, and *runner* with them.
         """
-        old = self._kept.get(key)
+        old = self._entries.get(key)
         if old is None or old.runner is not runner:
             await self._give_up(key)
         if self._closed:
             await runner.aclose()
             raise ClosedError("these kept runners are closed: make others")
         now = self._clock()
-        self._kept.pop(key, None)
-        self._kept[key] = _Kept(runner, now, now)
-        while len(self._kept) > self._max:
-            await self._give_up(next(iter(self._kept)))
+        self._entries.pop(key, None)
+        self._entries[key] = _Entry(runner, now, now)
+        while len(self._entries) > self._max:
+            await self._give_up(next(iter(self._entries)))
 
     async def aclose(self) -> None:
         """Give up all, and close what serves still. Can be repeated."""
         self._closed = True
-        for key in [*self._kept]:
+        for key in [*self._entries]:
             await self._give_up(key)
         with CancelScope(shield=True):
             for runner in self._retiring:
@@ -116,14 +116,14 @@ class KeptRunners(Generic[K]):
         self._retiring.clear()
 
     async def _give_up(self, key: K) -> None:
-        kept = self._kept.pop(key, None)
-        if kept is None:
+        entry = self._entries.pop(key, None)
+        if entry is None:
             return
         try:
             self._evicted(key)
         except Exception:
             logger.exception("evicted(%r) failed", key)
-        self._retiring = [one for one in self._retiring if one.n_open]
-        self._retiring.append(kept.runner)
+        self._retiring = [runner for runner in self._retiring if runner.n_open]
+        self._retiring.append(entry.runner)
         with CancelScope(shield=True):
-            await kept.runner.retire()
+            await entry.runner.retire()

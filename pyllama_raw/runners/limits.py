@@ -52,8 +52,8 @@ class Turnstile:
         self._limits, self._clock = limits, clock
         self._sent = deque[tuple[float, int]]()  # of the last minute: when, and tokens
         self._blocked_until = dict.fromkeys(KINDS, float("-inf"))
-        most = limits.max_concurrency
-        self._turns = anyio.Semaphore(sys.maxsize if most is None else most)
+        n_turns = limits.max_concurrency
+        self._turns = anyio.Semaphore(sys.maxsize if n_turns is None else n_turns)
 
     @asynccontextmanager
     async def entered(self, n_tokens: int = 1) -> AsyncIterator[None]:
@@ -82,7 +82,7 @@ class Turnstile:
         self._check("tokens", n_sent, n_tokens, self._limits.tpm, now)
         self._sent.append((now, n_tokens))
 
-    def told(self, headers: Mapping[str, str]) -> None:
+    def note_headers(self, headers: Mapping[str, str]) -> None:
         """Take in the headers of an answer."""
         for kind in KINDS:
             left = headers.get(f"x-ratelimit-remaining-{kind}", "").strip()
@@ -100,9 +100,9 @@ class Turnstile:
                 f"the service takes no more {kind} for {wait_s:g} s", wait_s
             )
         if limit is not None and n_sent + n > limit:
-            said = f"{kind}-per-minute limit reached ({n_sent}/{limit})"
+            message = f"{kind}-per-minute limit reached ({n_sent}/{limit})"
             ends_s = self._sent[0][0] + MINUTE_S - now if self._sent else None
-            raise Backpressure(said, ends_s)
+            raise Backpressure(message, ends_s)
 
     async def _take_turn(self) -> None:
         turns, limits = self._turns, self._limits
@@ -111,8 +111,8 @@ class Turnstile:
             return
         n_waiting = turns.statistics().tasks_waiting
         if limits.when_full == "reject" or n_waiting >= limits.max_queue:
-            said = f"{limits.max_concurrency} requests run and {n_waiting} wait"
-            raise Backpressure(said)
+            message = f"{limits.max_concurrency} requests run and {n_waiting} wait"
+            raise Backpressure(message)
         with anyio.move_on_after(limits.queue_timeout_s) as scope:
             await turns.acquire()
         if scope.cancelled_caught:

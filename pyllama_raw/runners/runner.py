@@ -193,10 +193,10 @@ class ModelRunner(ABC):
         Raises, at once:
             Unsupported: the runner cannot do it.
         """
-        wanted = params or SamplingParams()
-        self.capabilities.check(prompt, wanted, options)
+        sampling = params or SamplingParams()
+        self.capabilities.check(prompt, sampling, options)
 
-        return RunHandle(partial(self._counted, prompt, wanted, options))
+        return RunHandle(partial(self._counted, prompt, sampling, options))
 
     async def start(self) -> None:
         """Load, spawn or connect, where there is something to. Can be repeated."""
@@ -226,8 +226,10 @@ class ModelRunner(ABC):
         self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
     ) -> list[Ranked]:
         """*documents*, the best first."""
-        given = list(documents)
-        return await self._called("rank", lambda one: one.rank(query, given, **options))
+        texts = list(documents)
+        return await self._called(
+            "rank", lambda serving: serving.rank(query, texts, **options)
+        )
 
     def cost(self, usage: Usage) -> Cost | None:
         """The price of a request with *usage*. None: there is none, or nobody knows."""

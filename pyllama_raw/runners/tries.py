@@ -50,28 +50,28 @@ async def timed(
         RunnerTimeout: a part took too long; *source* is closed.
     """
     began = anyio.current_time()
-    whole = _end(began, "total", timeouts.total_s)
+    total = _end(began, "total", timeouts.total_s)
     part = _end(began, "first_token", timeouts.first_token_s)
     async with aclosing(source):
         for n_items in count(1):
-            end_at, what, limit_s = min(part, whole)
+            end_at, name, limit_s = min(part, total)
             with anyio.CancelScope(deadline=end_at) as scope:
                 try:
                     item = await anext(source)
                 except StopAsyncIteration:
                     return
             if scope.cancelled_caught:
-                raise RunnerTimeout(what, limit_s)
+                raise RunnerTimeout(name, limit_s)
             yield item
             if n_items > 1:
                 now, limit = anyio.current_time(), timeouts.between_tokens_s
                 part = _end(now, "between_tokens", limit)
 
 
-def _end(since: float, what: str, limit_s: float | None) -> tuple[float, str, float]:
-    """The time at which *what* is to be over, its name and its limit."""
+def _end(since: float, name: str, limit_s: float | None) -> tuple[float, str, float]:
+    """The time at which *name* is to be over, its name and its limit."""
     limit_s = inf if limit_s is None else limit_s
-    return since + limit_s, what, limit_s
+    return since + limit_s, name, limit_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ class Backoff:
         """Seconds to wait after *attempt* failed with *error*; None: give up."""
         if attempt >= self.max_retries or not error.is_retryable:
             return None
-        told: float | None = getattr(error, "retry_after_s", None)
-        if told is not None:
-            return told if told <= self.most_told_s else None
+        advised_s: float | None = getattr(error, "retry_after_s", None)
+        if advised_s is not None:
+            return advised_s if advised_s <= self.most_told_s else None
         ceiling = self.ceiling_s(attempt)
         return self.jitter(ceiling / 2, ceiling)
 
@@ -120,11 +120,11 @@ class RetryBudget:
         self, backoff: Backoff, share: float = 0.1, at_least: float = 10.0
     ) -> None:
         self._backoff, self._share = backoff, share
-        self._left = self._most = at_least
+        self._left = self._max = at_least
 
     def earn(self) -> None:
         """A request was sent."""
-        self._left = min(self._left + self._share, self._most)
+        self._left = min(self._left + self._share, self._max)
 
     def wait_s(self, attempt: int, error: PyllamaError) -> float | None:
         """As the backoff, while a try is left, which is taken."""

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pyllama_raw.replicas.outbox import Outbox
+from pyllama_raw.replicas.relay import Outbox
 from tests.limits import LIMIT_S
 
 pytestmark = pytest.mark.anyio

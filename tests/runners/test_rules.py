@@ -333,11 +333,13 @@ def test_headers_of_the_service_are_limits():
     """
     clock = Clock()
     gate = Turnstile(Limits(), clock)
-    gate.told(
+    gate.note_headers(
         {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "1s"}
     )
     gate.count()
-    gate.told({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1.5s"})
+    gate.note_headers(
+        {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1.5s"}
+    )
     with pytest.raises(Backpressure):
         gate.count()
     clock.now += 1.5

@@ -35,15 +35,15 @@ def headline(results: Sequence[Result]) -> list[str]:
 
 def _all(results: Sequence[Result], key: str) -> str:
     """The values that *results* have of *key*."""
-    known = dict.fromkeys(str(result[key]) for result in results if key in result)
-    return " and ".join(known)
+    values = dict.fromkeys(str(result[key]) for result in results if key in result)
+    return " and ".join(values)
 
 
 def _run_lines(result: Result) -> list[str]:
     """On which machine, when and by which command."""
     facts = {k: v for k, v in result.get("machine", {}).items() if v and k != "date"}
-    known = [
+    words = [
         f"{k} {', '.join(v) if isinstance(v, list) else v}" for k, v in facts.items()
     ]
     moment = str(result.get("date", ""))
-    return [", ".join(filter(None, [*known, moment])), result.get("command", "")]
+    return [", ".join(filter(None, [*words, moment])), result.get("command", "")]

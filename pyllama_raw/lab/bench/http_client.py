@@ -62,13 +62,13 @@ class HttpClient:
 
 async def _tell_lines(answer: httpx.Response, on_line: OnLine) -> None:
     """Split at newlines alone: JSON may hold what Python, and httpx, call other ends of lines."""
-    rest = b""
+    tail = b""
     async for part in answer.aiter_bytes():
-        *lines, rest = (rest + part).split(b"\n")
+        *lines, tail = (tail + part).split(b"\n")
         for line in lines:
             on_line(line)
-    if rest:
-        on_line(rest)
+    if tail:
+        on_line(tail)
 
 
 @asynccontextmanager

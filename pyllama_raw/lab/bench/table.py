@@ -48,10 +48,10 @@ MAX_REASONS = 3  # shown for a target and point
 
 def groups(results: Iterable[Result]) -> dict[tuple[str, str], list[Result]]:
     """Results by point and target; the rounds of one are in their order."""
-    found: dict[tuple[str, str], list[Result]] = {}
+    runs: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        found.setdefault((point_of(result), result["target"]), []).append(result)
-    return found
+        runs.setdefault((point_of(result), result["target"]), []).append(result)
+    return runs
 
 
 def round_of(result: Result) -> tuple[object, int]:
@@ -95,14 +95,14 @@ def rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
 
     So is how calls were sent if that is the same in all: then the headline has it.
     """
-    found = groups(results)
-    points = {point for point, _ in found}
+    runs_of = groups(results)
+    points = {point for point, _ in runs_of}
     names = short_names(result["target"] for result in results)
     firsts: dict[str, str] = {}
     for result in results:
         firsts.setdefault(result.get("apart", ""), result["target"])
     lines: list[Row] = []
-    for (point, target), runs in found.items():
+    for (point, target), runs in runs_of.items():
         line: dict[str, object] = {"target": names[target]}
         if len(points) > 1:
             clients = runs[0]["max_concurrency"]
@@ -118,7 +118,7 @@ def rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
                 line[heading] = value * FACTORS.get(key, 1.0)
             if key == RATIO and len(names) > len(firsts):
                 first = firsts[runs[0].get("apart", "")]
-                below = found.get((point, first), []) if target != first else []
+                below = runs_of.get((point, first), []) if target != first else []
                 line[RATIO_HEADING] = spread(ratios(runs, below, RATIO))
         line["failed"] = sum(run.get("failed", 0) for run in runs)
         if n_busy := sum(most_busy([run]) is not None for run in runs):
@@ -135,11 +135,11 @@ def middle(runs: Iterable[Result], key: str) -> float | None:
 
 def ratios(above: list[Result], below: list[Result], key: str) -> list[float]:
     """Ratios within rounds that both have."""
-    others = {round_of(run): run[key] for run in below}
+    values = {round_of(run): run[key] for run in below}
     return [
-        run[key] / others[round_of(run)]
+        run[key] / values[round_of(run)]
         for run in above
-        if others.get(round_of(run)) and run[key] is not None
+        if values.get(round_of(run)) and run[key] is not None
     ]
 
 
@@ -147,8 +147,8 @@ def spread(values: Sequence[float]) -> str:
     """Median, smallest and largest."""
     if not values:
         return ""
-    shown = [digits(value) for value in (median(values), min(values), max(values))]
-    return "{} {}-{}".format(*shown)
+    texts = [digits(value) for value in (median(values), min(values), max(values))]
+    return "{} {}-{}".format(*texts)
 
 
 def most_busy(results: Iterable[Result]) -> float | None:

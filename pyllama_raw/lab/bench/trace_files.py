@@ -31,37 +31,39 @@ def read(path: Path, limit: int | None = None) -> list[Arrival]:
     Raises:
         ConfigError: names the line that is not understood.
     """
-    found: list[Arrival] = []
+    arrivals: list[Arrival] = []
     parse = None
     for number, row in _rows(path):
-        if len(found) == limit and parse is not logged:
+        if len(arrivals) == limit and parse is not logged:
             break
         try:
             values = json.loads(row) if isinstance(row, str) else row
             parse = parse or parser_for(values)
             arrival = parse(values)
-            _check_turn(arrival, len(found))
+            _check_turn(arrival, len(arrivals))
             checked_options(arrival.asked)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}, line {number}: {error!r}") from error
         if _counts(arrival):
-            found.append(arrival)
-    if not found:
+            arrivals.append(arrival)
+    if not arrivals:
         raise ConfigError(f"{path}: no requests in it")
     if parse is logged:
-        found.sort(key=_when)
-    return _from_first(found[:limit])
+        arrivals.sort(key=_when)
+    return _from_first(arrivals[:limit])
 
 
 def of_log(log: Iterable[RequestRecord]) -> list[Arrival]:
     """The requests of a request log, as read() has them."""
-    found = [logged(record._asdict()) for record in log]
-    return _from_first(sorted(filter(_counts, found), key=_when))
+    arrivals = [logged(record._asdict()) for record in log]
+    return _from_first(sorted(filter(_counts, arrivals), key=_when))
 
 
 def _counts(arrival: Arrival) -> bool:
     """Whether it had output, and did not only warm an engine up."""
-    return arrival.n_output >= 1 and not warms_up(arrival.more.get("policy_data"))
+    return arrival.n_output >= 1 and not warms_up(
+        arrival.fields_of_call.get("policy_data")
+    )
 
 
 def _when(arrival: Arrival) -> float:
@@ -70,7 +72,9 @@ def _when(arrival: Arrival) -> float:
 
 def _from_first(arrivals: list[Arrival]) -> list[Arrival]:
     start = arrivals[0].at_s if arrivals else 0.0
-    return [replace(each, at_s=max(each.at_s - start, 0.0)) for each in arrivals]
+    return [
+        replace(arrival, at_s=max(arrival.at_s - start, 0.0)) for arrival in arrivals
+    ]
 
 
 def calls_of(
@@ -91,12 +95,14 @@ def calls_of(
     for index, arrival in enumerate(arrivals):
         prompt = _prompt(arrival, writer, length_scale, seed, index)
         n_output = _scaled(arrival.n_output, length_scale)
-        calls.append(Call(prompt, n_output, arrival.at_s / speed, **arrival.more))
+        calls.append(
+            Call(prompt, n_output, arrival.at_s / speed, **arrival.fields_of_call)
+        )
     return calls
 
 
 def _check_turn(arrival: Arrival, n_before: int) -> None:
-    after = arrival.more.get("after")
+    after = arrival.fields_of_call.get("after")
     if after is not None and not 0 <= after < n_before:
         raise ValueError(f"after={after}: {n_before} requests came before")
 

@@ -34,14 +34,20 @@ class Arrival:
     n_output: int
     blocks: tuple[int, ...] = ()  # what each block of the prompt is
     prompt: Prompt | None = None  # the prompt itself, where the trace has it
-    more: Mapping[str, Any] = field(default_factory=dict)  # other fields of a Call
+    fields_of_call: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # other fields of a Call
     block: int = MOONCAKE_BLOCK  # tokens of each of blocks but the last
     max_tokens: int | None = None  # that were allowed; None: n_output
 
     @property
     def asked(self) -> dict[str, Any]:
         """Options of the request."""
-        return {name: self.more[name] for name in ASKED if name in self.more}
+        return {
+            name: self.fields_of_call[name]
+            for name in ASKED
+            if name in self.fields_of_call
+        }
 
 
 def parser_for(row: Row) -> Callable[[Row], Arrival]:
@@ -49,8 +55,8 @@ def parser_for(row: Row) -> Callable[[Row], Arrival]:
     for key, parse in PARSERS.items():
         if key in row:
             return parse
-    known = ", ".join(PARSERS)
-    raise ValueError(f"columns {sorted(row)}: no known format has them (of {known})")
+    keys = ", ".join(PARSERS)
+    raise ValueError(f"columns {sorted(row)}: no known format has them (of {keys})")
 
 
 MORE = {f.name for f in fields(Call)} - {"prompt", "max_tokens", "at_s"}
@@ -60,12 +66,14 @@ OURS = {"at_s", "prompt", "prompt_tokens", "max_tokens", *MORE}
 def _ours(row: Row) -> Arrival:
     if unknown := set(row) - OURS:
         raise ValueError(f"unknown keys {sorted(unknown)}")
-    more = {key: row[key] for key in MORE if key in row}
+    values = {key: row[key] for key in MORE if key in row}
     at_s, n_output = float(row.get("at_s", 0.0)), int(row["max_tokens"])
     if n_output < 1:
         raise ValueError(f"max_tokens={n_output}: give 1 or more")
     n_prompt = 0 if "prompt" in row else int(row["prompt_tokens"])
-    return Arrival(at_s, n_prompt, n_output, prompt=row.get("prompt"), more=more)
+    return Arrival(
+        at_s, n_prompt, n_output, prompt=row.get("prompt"), fields_of_call=values
+    )
 
 
 def _mooncake(row: Row) -> Arrival:
@@ -105,7 +113,7 @@ def logged(row: Row) -> Arrival:
         tuple(row["hash_ids"]),
         block=int(row["block"]),
         max_tokens=int(row["max_tokens"]),
-        more={name: row[name] for name in ASKED},
+        fields_of_call={name: row[name] for name in ASKED},
     )
 
 

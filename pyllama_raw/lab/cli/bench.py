@@ -69,8 +69,8 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
 
 def _tell_unsent(calls: Iterable[Call], targets: Iterable[str]) -> None:
     """Say which options of *calls* only our engine takes."""
-    given = {name for call in calls for name in call.options}
-    names = ", ".join(name for name in ASKED if name in given)
+    options = {name for call in calls for name in call.options}
+    names = ", ".join(name for name in ASKED if name in options)
     servers = ", ".join(target for target in targets if target != "engine")
     if names and servers:
         sys.stderr.write(f"{servers}: requests have {names}, which no server is sent\n")
@@ -95,7 +95,7 @@ async def _collect(
 def _about(options: Namespace, model: Path) -> Result:
     """Conditions that are written into a result."""
     hidden = ("run", "parser", "out", "model", "model_argument", "wide")
-    shown = {k: v for k, v in vars(options).items() if k not in hidden}
+    values = {k: v for k, v in vars(options).items() if k not in hidden}
     facts = machine()
     return {
         "date": facts["date"],
@@ -104,7 +104,7 @@ def _about(options: Namespace, model: Path) -> Result:
         "model_id": model.name,
         "workload": options.workload,
         "machine": facts,
-        "options": json.loads(json.dumps(shown, default=str)),
+        "options": json.loads(json.dumps(values, default=str)),
     }
 
 
@@ -115,8 +115,8 @@ def report(options: Namespace) -> int:
     return 0
 
 
-def _show(found: list[Result], *, wide: bool) -> None:
-    results = told_apart(found)
+def _show(runs: list[Result], *, wide: bool) -> None:
+    results = told_apart(runs)
     lines = headline(results)
     lines += ["", *table(rows(results, wide=wide)), CAPTION]
     lines += failures(results)
@@ -134,14 +134,14 @@ def compare(options: Namespace) -> int:
     from pyllama_raw.lab.bench.compare import changes, differing, doubts
 
     before, after = read_results(options.before), read_results(options.after)
-    found = changes(before, after, options.threshold / 100)
+    lines_of_changes = changes(before, after, options.threshold / 100)
     no_proof = doubts(before, after)
     lines = [f"differs: {line}" for line in differing(before[0], after[0])]
-    lines += table(found)
-    if not found:
+    lines += table(lines_of_changes)
+    if not lines_of_changes:
         lines.append("no target was sent calls in the same way in both files")
     lines += [f"NO PROOF: {doubt}" for doubt in no_proof]
     sys.stdout.write("\n".join(lines) + "\n")
-    if no_proof or not found:
+    if no_proof or not lines_of_changes:
         return 2
-    return 1 if any(change["verdict"] == "worse" for change in found) else 0
+    return 1 if any(change["verdict"] == "worse" for change in lines_of_changes) else 0

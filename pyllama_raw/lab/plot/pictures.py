@@ -55,19 +55,19 @@ def pictures(*paths: Path) -> Pictures:
             raise ConfigError(f"{path} is a step log: give it to the command trace")
         try:
             if '"submitted_s"' in first:
-                found = read_records(path, RequestRecord)
-                counted = [record for record in found if not record.warms_up]
+                records = read_records(path, RequestRecord)
+                counted = [record for record in records if not record.warms_up]
                 logs |= {path.stem: counted} if counted else {}
             else:
                 results += read_results(path)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} is no log and no result: {error}") from error
     with rc_context(STYLE):
-        drawn = _of_logs(logs) | (of_bench(results) if results else {})
-    known = {name: figure for name, figure in drawn.items() if figure is not None}
-    if not known:
+        drawings = _of_logs(logs) | (of_bench(results) if results else {})
+    figures = {name: figure for name, figure in drawings.items() if figure is not None}
+    if not figures:
         raise ConfigError("there is nothing in these files to be seen")
-    return Pictures(known)
+    return Pictures(figures)
 
 
 def compared(results: Sequence[Figures]) -> Pictures:

@@ -64,12 +64,12 @@ class CostModel(Checked):
 
 def until_next(steps: Sequence[StepRecord]) -> list[StepRecord]:
     """*steps* of one log, each as long as until the next one, if requests went on."""
-    found = []
+    spans = []
     for step, then in zip(steps, [*steps[1:], None], strict=True):
         if then is not None and step.n_running:
             step = step._replace(seconds=then.at_s - step.at_s)  # noqa: PLW2901
-        found.append(step)
-    return found
+        spans.append(step)
+    return spans
 
 
 class Fit(NamedTuple):
@@ -101,22 +101,22 @@ def fit(records: Sequence[StepRecord]) -> Fit:
         raise ConfigError(f"{len(records)} steps are too few: log at least {n_least}")
     sizes = np.array([(1, *record[2:7]) for record in records], dtype=float)
     seconds = np.array([record.seconds for record in records])
-    held = np.arange(len(records)) % HELD_OUT == HELD_OUT - 1
-    costs = _least_squares(sizes[~held], seconds[~held], _restore_s(records))
-    known, found = seconds[~held], sizes[~held] @ costs
-    variance = float(((known - known.mean()) ** 2).sum())
-    r2 = 1 - float(((known - found) ** 2).sum()) / variance if variance else 1.0
-    wanted, predicted = seconds[held], sizes[held] @ costs
-    error = median(abs(predicted - wanted) / np.maximum(wanted, 1e-9))
-    total_error = abs(float(predicted.sum() / wanted.sum()) - 1)
+    is_test = np.arange(len(records)) % HELD_OUT == HELD_OUT - 1
+    costs = _least_squares(sizes[~is_test], seconds[~is_test], _restore_s(records))
+    training, fitted = seconds[~is_test], sizes[~is_test] @ costs
+    variance = float(((training - training.mean()) ** 2).sum())
+    r2 = 1 - float(((training - fitted) ** 2).sum()) / variance if variance else 1.0
+    actual, predicted = seconds[is_test], sizes[is_test] @ costs
+    error = median(abs(predicted - actual) / np.maximum(actual, 1e-9))
+    total_error = abs(float(predicted.sum() / actual.sum()) - 1)
     model = CostModel(**dict(zip(names, map(float, costs), strict=True)))
     return Fit(model, r2, float(error), total_error, len(records))
 
 
 def _restore_s(records: Sequence[StepRecord]) -> float | None:
     """Seconds to restore a token; None if none was restored."""
-    each = [r.restore_s / r.n_loaded for r in records if r.restore_s and r.n_loaded]
-    return median(each) if each else None
+    costs = [r.restore_s / r.n_loaded for r in records if r.restore_s and r.n_loaded]
+    return median(costs) if costs else None
 
 
 def _least_squares(
@@ -132,8 +132,10 @@ def _least_squares(
     while True:
         costs = np.zeros(sizes.shape[1])
         costs[-1] = last or 0.0
-        found, *_ = np.linalg.lstsq(sizes[:, used] / scale[used], seconds, rcond=None)
-        costs[used] = found / scale[used]
+        solution, *_ = np.linalg.lstsq(
+            sizes[:, used] / scale[used], seconds, rcond=None
+        )
+        costs[used] = solution / scale[used]
         if not used or (costs >= 0).all():
             return costs
         used.remove(int((costs * scale).argmin()))

@@ -75,5 +75,5 @@ CAPTION = (
 
 def table(results: Sequence[Figures]) -> list[str]:
     """A line for each of *results*, under a heading; what the columns mean is below."""
-    rows = [{"policy": each.name, **each.row()} for each in results]
+    rows = [{"policy": result.name, **result.row()} for result in results]
     return [*aligned(rows), CAPTION]

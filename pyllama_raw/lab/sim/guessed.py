@@ -67,6 +67,6 @@ class Guessed(Checked):
             data = dict(request.policy_data or {})
             if self.sigma is not None:
                 assert isinstance(request.sampling, Answer)
-                drawn = request.sampling.n_output * rng.lognormvariate(0, self.sigma)
-                data["n_output"] = min(max(round(drawn), 1), MAX_GUESS)
+                guess = request.sampling.n_output * rng.lognormvariate(0, self.sigma)
+                data["n_output"] = min(max(round(guess), 1), MAX_GUESS)
             yield at_s, replace(request, max_tokens=max_tokens, policy_data=data)

@@ -113,19 +113,19 @@ def simulate(
     requests = workload.requests(replicas[0].scheduler.limits.n_ctx_slot)
     coming = next(requests, None)
     while True:
-        busy = [each for each in replicas if each.scheduler.has_work]
-        behind = min(busy, key=lambda each: each.clock.now, default=None)
+        busy = [replica for replica in replicas if replica.scheduler.has_work]
+        behind = min(busy, key=lambda replica: replica.clock.now, default=None)
         if coming is not None and (behind is None or coming[0] <= behind.clock.now):
             at_s, request = coming
-            chosen = _choose(rule, request, replicas) if n_replicas > 1 else replicas[0]
-            chosen.add(request, at_s)
+            target = _choose(rule, request, replicas) if n_replicas > 1 else replicas[0]
+            target.add(request, at_s)
             coming = next(requests, None)
         elif behind is None:
             break
         else:
             behind.driver.step()
-    for each in replicas:
-        figures.close(each.scheduler.stats(), each.clock.now)
+    for replica in replicas:
+        figures.close(replica.scheduler.stats(), replica.clock.now)
     return figures
 
 
@@ -133,10 +133,10 @@ def _choose(rule: Router, request: Request, replicas: Sequence[Simulated]) -> Si
     """The replica that *request* is sent to."""
     tokens = request.tokens
     blocks = prefixes(tokens.tobytes(), BLOCK * tokens.itemsize)
-    asked = RoutedRequest(request.n_prompt + request.max_tokens, blocks)
-    chosen = replicas[rule.rank(asked, replicas)[0]]
-    rule.sent(asked, chosen.name)
-    return chosen
+    summary = RoutedRequest(request.n_prompt + request.max_tokens, blocks)
+    replica = replicas[rule.rank(summary, replicas)[0]]
+    rule.sent(summary, replica.name)
+    return replica
 
 
 def _refuse(fault: PolicyFault) -> NoReturn:

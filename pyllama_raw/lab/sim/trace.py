@@ -73,9 +73,9 @@ class Trace(Checked):
                 tail = cut(pool, rng, max(n_left, 1))
                 tail[0] = own
                 tokens += tail
-            kept, answer = tokens[: n_most - n_output], Answer(n_output, own)
+            prompt, answer = tokens[: n_most - n_output], Answer(n_output, own)
             allowed = {"max_tokens": arrival.max_tokens or 0, **arrival.asked}
-            yield coming(request_id, now, kept, answer, **allowed)
+            yield coming(request_id, now, prompt, answer, **allowed)
 
 
 def _block(pool: array[int], number: int, n_tokens: int) -> array[int]:

@@ -53,15 +53,15 @@ class Lengths(Checked):
         """The next one."""
         match self.kind:
             case "fixed":
-                drawn = self.mean
+                number = self.mean
             case "uniform":
-                drawn = rng.uniform(1, 2 * self.mean - 1)
+                number = rng.uniform(1, 2 * self.mean - 1)
             case "exponential":
-                drawn = rng.expovariate(1 / self.mean)
+                number = rng.expovariate(1 / self.mean)
             case _:
                 middle = math.log(self.mean) - self.sigma**2 / 2
-                drawn = rng.lognormvariate(middle, self.sigma)
-        return min(max(round(drawn), 1), self.most)
+                number = rng.lognormvariate(middle, self.sigma)
+        return min(max(round(number), 1), self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def coming(
     *,
     max_tokens: int = 0,
     deadline_s: float | None = None,
-    **asked: Any,
+    **options: Any,
 ) -> tuple[float, Request]:
     """A request and its time; it allows *max_tokens*, or its whole output if that is more."""
     return at_s, Request(
@@ -134,7 +134,7 @@ def coming(
         sampling=answer,
         stop_token_ids=frozenset({END_TOKEN}),
         deadline=None if deadline_s is None else at_s + deadline_s,
-        **asked,
+        **options,
     )
 
 
@@ -146,7 +146,7 @@ def make_pool(rng: Random) -> array[int]:
 def cut(pool: array[int], rng: Random, n_tokens: int) -> array[int]:
     """Some run of *pool*, repeated where it is too short."""
     start = rng.randrange(POOL)
-    found = pool[start : start + n_tokens]
-    while len(found) < n_tokens:
-        found += pool[: n_tokens - len(found)]
-    return found
+    tokens = pool[start : start + n_tokens]
+    while len(tokens) < n_tokens:
+        tokens += pool[: n_tokens - len(tokens)]
+    return tokens

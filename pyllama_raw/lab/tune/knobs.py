@@ -34,8 +34,8 @@ def knobs(n_cpus: int, n_threads: int) -> tuple[Knob, ...]:
         n_cpus: logical CPUs that may be used.
         n_threads: the default.
     """
-    asked = (n_cpus, n_cpus - 1, n_cpus // 2, n_cpus // 4)
-    threads = dict.fromkeys(n for n in asked if n > 0 and n != n_threads)
+    counts = (n_cpus, n_cpus - 1, n_cpus // 2, n_cpus // 4)
+    threads = dict.fromkeys(n for n in counts if n > 0 and n != n_threads)
     wide = {"n_threads_batch": n_cpus}  # prompts gain from threads that streams do not
     return (
         _knob("threads", "context", *({"n_threads": n} for n in threads)),

@@ -29,15 +29,15 @@ def descend(
         cost: lower is better, infinite for what does not run; never more when asked again.
         may_go_on: whether there is time for one more knob.
     """
-    known: dict[Point, float] = {}
+    costs: dict[Point, float] = {}
 
     def cost_of(point: Point) -> float:
-        if point not in known:
-            known[point] = cost(point)
-        return known[point]
+        if point not in costs:
+            costs[point] = cost(point)
+        return costs[point]
 
-    def gains(found: Point, best: Point) -> bool:
-        return cost_of(found) < cost_of(best) * (1 - MIN_GAIN)
+    def gains(point: Point, best: Point) -> bool:
+        return cost_of(point) < cost_of(best) * (1 - MIN_GAIN)
 
     best: Point = (0,) * len(sizes)
     for _ in range(MAX_PASSES):
@@ -45,11 +45,11 @@ def descend(
         for knob, size in enumerate(sizes):
             if not may_go_on():
                 return best
-            others = [_turned(best, knob, choice) for choice in range(size)]
-            found = min(others, key=cost_of)
-            if gains(found, best):
-                known.update({point: cost(point) for point in (found, best)})
-                best = found if gains(found, best) else best
+            neighbours = [_turned(best, knob, choice) for choice in range(size)]
+            best_of_knob = min(neighbours, key=cost_of)
+            if gains(best_of_knob, best):
+                costs.update({point: cost(point) for point in (best_of_knob, best)})
+                best = best_of_knob if gains(best_of_knob, best) else best
         if best == before:
             break
     return best

@@ -40,8 +40,8 @@ class Space:
         """
         settings = settings_of(self.table, point)
         assert settings is not None
-        found = self.speed(settings)
-        best = min(found, self._measured.get(point, found), key=self.work.seconds)
+        speed = self.speed(settings)
+        best = min(speed, self._measured.get(point, speed), key=self.work.seconds)
         self._measured[point] = best
         return best
 

@@ -52,8 +52,8 @@ def measure(model: Path, settings: Settings, work: Work, n_vocab: int) -> Measur
     Raises:
         PyllamaError: these settings do not work here.
     """
-    given = settings.updated({"scheduler": {"n_slots": work.n_slots}})
-    with Engine.open(model, given.engine_config()) as engine:
+    with_slots = settings.updated({"scheduler": {"n_slots": work.n_slots}})
+    with Engine.open(model, with_slots.engine_config()) as engine:
         return _measure(engine, work, n_vocab)
 
 

@@ -9,7 +9,7 @@ from pyllama_raw import LogConfig
 from pyllama_raw.engine.logs import open_logs
 from pyllama_raw.lab.bench.call import Call, attempt
 from pyllama_raw.lab.bench.engine_target import EngineTarget
-from pyllama_raw.lab.bench.rounds import Opened, Plan, Point
+from pyllama_raw.lab.bench.rounds import Plan, Point, ReadyTarget
 from pyllama_raw.testing import fake_engine
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +21,7 @@ async def opened(engines):
     """An engine with logs, which *engines* keeps."""
     async with fake_engine(logs=open_logs(LOGS)) as engine:
         engines.append(engine)
-        yield Opened(EngineTarget(engine))
+        yield ReadyTarget(EngineTarget(engine))
 
 
 async def test_an_engine_gets_all_that_a_call_asks_for():

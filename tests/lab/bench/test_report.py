@@ -8,7 +8,7 @@ import pytest
 
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.headline import headline
-from pyllama_raw.lab.bench.rounds import Opened, Plan, Point
+from pyllama_raw.lab.bench.rounds import Plan, Point, ReadyTarget
 from pyllama_raw.lab.bench.table import (
     failures,
     read_results,
@@ -32,7 +32,7 @@ class Openings:
 
     async def __aenter__(self):
         self.log.append(self.name)
-        return Opened(self.target)
+        return ReadyTarget(self.target)
 
     async def __aexit__(self, *_):
         self.log.append("closed")

@@ -146,7 +146,7 @@ def test_calls_ask_for_what_was_recorded(tmp_path, row):
     asked, plain = calls_of(arrivals, make_writer(), 1, length_scale=2.0)
 
     assert (asked.options, plain.options) == (ASKED, {})
-    assert [arrival.more.get("client") for arrival in arrivals] == ["a", None]
+    assert [arrival.fields_of_call.get("client") for arrival in arrivals] == ["a", None]
 
 
 def test_requests_that_warmed_up_are_left_out(tmp_path):
@@ -156,7 +156,7 @@ def test_requests_that_warmed_up_are_left_out(tmp_path):
     rows = [LOGGED | {"policy_data": {"warm_up": True}}, LOGGED | {"client": "b"}]
     path = write(tmp_path, "\n".join(map(json.dumps, rows)))
 
-    assert [arrival.more.get("client") for arrival in read(path)] == ["b"]
+    assert [arrival.fields_of_call.get("client") for arrival in read(path)] == ["b"]
 
 
 @pytest.mark.parametrize(

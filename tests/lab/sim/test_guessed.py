@@ -82,7 +82,9 @@ def test_recorded_requests_are_guessed_too():
     What else a policy was told of them stays.
     """
     arrivals = [
-        Arrival(0.0, 20, 30, max_tokens=99, more={"policy_data": {"tier": "gold"}})
+        Arrival(
+            0.0, 20, 30, max_tokens=99, fields_of_call={"policy_data": {"tier": "gold"}}
+        )
     ]
 
     assert seen(Guessed(Trace(arrivals), 0.0)) == [
