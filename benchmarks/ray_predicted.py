@@ -33,7 +33,7 @@ from scaling import BLOCK, chats
 from pyllama_raw import ContextConfig, EngineConfig, LogConfig, SchedulerConfig
 from pyllama_raw.engine.records import read_records
 from pyllama_raw.engine.watcher import StepRecord
-from pyllama_raw.lab.bench.trace_formats import Arrival
+from pyllama_raw.lab.bench.traces import Arrival
 from pyllama_raw.lab.sim import (
     CostModel,
     Machine,

@@ -18,7 +18,7 @@ from random import Random
 from statistics import fmean
 
 from pyllama_raw.engine.step_log import StepLog
-from pyllama_raw.lab.bench.trace_formats import Arrival
+from pyllama_raw.lab.bench.traces import Arrival
 from pyllama_raw.lab.sim import CostModel, Machine, RouterName, Trace, simulate
 from pyllama_raw.lab.table import table
 

@@ -17,8 +17,13 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from pyllama_raw.lab.bench.http_client import HttpClient, HttpFailed, OnLine
-from pyllama_raw.lab.bench.http_target import HttpTarget, target_of
+from pyllama_raw.lab.bench.http_target import (
+    HttpClient,
+    HttpFailed,
+    HttpTarget,
+    OnLine,
+    target_of,
+)
 
 TIMEOUT_S = 600.0  # without a byte
 

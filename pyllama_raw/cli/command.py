@@ -1,7 +1,13 @@
-"""Parse the arguments, run one command, turn its end into an exit status."""
+"""
+Parse the arguments, run one command, turn its end into an exit status.
+
+Some of the standard streams may be closed. Python has None for a closed stream, and the next file
+that anybody opens takes its number. So what C writes to stderr would go into that file.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from argparse import Namespace
@@ -14,7 +20,6 @@ from typing import Any, NamedTuple
 
 from pyllama_raw import __version__
 from pyllama_raw.cli.parser import Parser, told
-from pyllama_raw.cli.streams import open_missing
 from pyllama_raw.errors import ConfigError, PyllamaError
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
@@ -138,3 +143,41 @@ def _function_of(module: str, name: str, prefix: str = "") -> Callable[..., Any]
         raise ConfigError(f"{error}: {advice}") from error
     function: Callable[..., Any] = getattr(loaded, prefix + words[-1])
     return function
+
+
+STANDARD = (0, 1, 2)
+
+
+class ClosedInput(io.TextIOBase):
+    """Stands for stdin where it is closed: whoever reads is told."""
+
+    @property
+    def buffer(self) -> ClosedInput:
+        return self
+
+    def read(self, _: int | None = -1) -> str:
+        raise OSError("stdin is closed: nothing can be read from it")
+
+    def readline(self, _: int = -1) -> str:  # type: ignore[override]
+        return self.read()
+
+
+def open_missing() -> None:
+    """
+    Stand in for the streams that are closed.
+
+    Raises:
+        OSError: it is stdout, so nothing that a command finds could be told.
+    """
+    for number in STANDARD:
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is this one
+    if sys.stdin is None:
+        sys.stdin = ClosedInput()
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(STANDARD[2], "w", closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(STANDARD[1], "w", closefd=False)
+        raise OSError("stdout is closed: nothing can be written to it")

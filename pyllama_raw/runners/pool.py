@@ -28,8 +28,8 @@ from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError, first_of
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.routing import ROUTERS, RoutedRequest, RouterName, prefixes
-from pyllama_raw.runners.breaker import FULL, Breaker
 from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
+from pyllama_raw.runners.guards import FULL, Breaker, retried
 from pyllama_raw.runners.run import Source
 from pyllama_raw.runners.runner import (
     CHARACTERS_A_TOKEN,
@@ -39,7 +39,6 @@ from pyllama_raw.runners.runner import (
     Serving,
     prompt_bytes,
 )
-from pyllama_raw.runners.tries import retried
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

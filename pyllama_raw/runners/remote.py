@@ -37,7 +37,6 @@ from pyllama_raw.errors import (
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.answer import ServiceAnswer
-from pyllama_raw.runners.breaker import Breaker
 from pyllama_raw.runners.capabilities import Verb
 from pyllama_raw.runners.connection import (
     check_coding,
@@ -50,7 +49,16 @@ from pyllama_raw.runners.connection import (
 )
 from pyllama_raw.runners.dialect import COMPATIBLE, Dialect
 from pyllama_raw.runners.errors import NetworkError, RunnerTimeout
-from pyllama_raw.runners.limits import Limits, Turnstile
+from pyllama_raw.runners.guards import (
+    Backoff,
+    Breaker,
+    Limits,
+    RetryBudget,
+    Timeouts,
+    Turnstile,
+    retried,
+    timed,
+)
 from pyllama_raw.runners.prices import Prices
 from pyllama_raw.runners.run import Source
 from pyllama_raw.runners.runner import (
@@ -60,7 +68,6 @@ from pyllama_raw.runners.runner import (
     RunnerHealth,
     RunnerKind,
 )
-from pyllama_raw.runners.tries import Backoff, RetryBudget, Timeouts, retried, timed
 
 if TYPE_CHECKING:
     import httpx2

@@ -35,7 +35,7 @@ from pyllama_raw.errors import ClosedError, Unsupported
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb, are_ids
-from pyllama_raw.runners.limits import Limits
+from pyllama_raw.runners.guards import Limits
 from pyllama_raw.runners.prices import Cost, Prices
 from pyllama_raw.runners.run import RunHandle, Source
 

@@ -42,6 +42,7 @@ from pyllama_raw.runners.child import Child
 from pyllama_raw.runners.connection import http_library
 from pyllama_raw.runners.dialect import PYLLAMA, Dialect
 from pyllama_raw.runners.errors import NetworkError, NotReady, RunnerFault, ServerError
+from pyllama_raw.runners.guards import Backoff, Timeouts, retried
 from pyllama_raw.runners.llama_args import HOST
 from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.run import Source
@@ -53,7 +54,6 @@ from pyllama_raw.runners.runner import (
     RunnerMetadata,
     Serving,
 )
-from pyllama_raw.runners.tries import Backoff, Timeouts, retried
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

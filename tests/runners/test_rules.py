@@ -27,8 +27,13 @@ from pyllama_raw.runners.errors import (
     as_json,
     from_json,
 )
-from pyllama_raw.runners.limits import Turnstile, duration_s
-from pyllama_raw.runners.tries import RetryBudget, retried, timed
+from pyllama_raw.runners.guards import (
+    RetryBudget,
+    Turnstile,
+    duration_s,
+    retried,
+    timed,
+)
 from tests.loops import anyio_backend  # noqa: F401
 
 BUSY = ServerError(503, "busy")

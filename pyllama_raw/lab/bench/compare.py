@@ -23,8 +23,8 @@ from statistics import median
 from typing import Literal
 
 from pyllama_raw.lab.bench.conditions import conditions_of, labels_of
+from pyllama_raw.lab.bench.report import WIDE, groups, most_busy
 from pyllama_raw.lab.bench.result import Result
-from pyllama_raw.lab.bench.table import WIDE, groups, most_busy
 from pyllama_raw.lab.table import Row
 
 MAX_CHANCE = 0.01

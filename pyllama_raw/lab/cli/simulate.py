@@ -29,7 +29,7 @@ from pyllama_raw.lab.sim import (
     until_next,
 )
 from pyllama_raw.lab.sim import simulate as run
-from pyllama_raw.lab.sim.guessed import Requests
+from pyllama_raw.lab.sim.workload import Requests
 from pyllama_raw.options.replacing import check_writable
 from pyllama_raw.policy import make_policy
 

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pyllama_raw.lab.bench.conditions import told_apart
+from pyllama_raw.lab.bench.report import groups, middle, most_busy, short_names
 from pyllama_raw.lab.bench.result import Result
-from pyllama_raw.lab.bench.table import groups, middle, most_busy, short_names
 from pyllama_raw.lab.plot.style import canvas, cdfs, legend
 
 BUSY = "others used the CPUs"

@@ -11,9 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.tune.knobs import Knob, Point, knobs, settings_of
-from pyllama_raw.lab.tune.search import descend
-from pyllama_raw.lab.tune.space import Space
+from pyllama_raw.lab.tune.space import Knob, Point, Space, descend, knobs, settings_of
 from pyllama_raw.lab.tune.work import Work, measure, perplexity
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import FileType, quantize

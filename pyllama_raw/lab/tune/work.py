@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 
 from pyllama_raw.api.blocking import Engine
-from pyllama_raw.lab.bench.text import TEXT
+from pyllama_raw.lab.bench.writer import TEXT
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.profile import Measured, Settings
 from pyllama_raw.options.sampling import SamplingParams

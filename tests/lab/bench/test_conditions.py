@@ -8,9 +8,8 @@ import pytest
 from pyllama_raw.cli.command import main
 from pyllama_raw.lab.bench.compare import doubts
 from pyllama_raw.lab.bench.conditions import told_apart
-from pyllama_raw.lab.bench.headline import headline
+from pyllama_raw.lab.bench.report import headline, rows
 from pyllama_raw.lab.bench.rounds import Point
-from pyllama_raw.lab.bench.table import rows
 from pyllama_raw.lab.plot.bench import figures
 from tests.lab.bench.test_report import collect
 

@@ -7,13 +7,13 @@ import anyio
 import pytest
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.headline import headline
-from pyllama_raw.lab.bench.rounds import Plan, Point, ReadyTarget
-from pyllama_raw.lab.bench.table import (
+from pyllama_raw.lab.bench.report import (
     failures,
+    headline,
     read_results,
     rows,
 )
+from pyllama_raw.lab.bench.rounds import Plan, Point, ReadyTarget
 from pyllama_raw.lab.bench.workloads import WORKLOADS
 from pyllama_raw.lab.bench.writer import generator
 from pyllama_raw.lab.plot.bench import BUSY, figures

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.trace_files import calls_of, read
-from pyllama_raw.lab.bench.trace_formats import Arrival
+from pyllama_raw.lab.bench.traces import Arrival, calls_of, read
 from tests.lab.bench.support import make_writer
 
 MOONCAKE = """

@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw.cli import main
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.trace_formats import Arrival
+from pyllama_raw.lab.bench.traces import Arrival
 from pyllama_raw.lab.sim import Guessed, Lengths, Machine, Trace, Workload, simulate
 
 LOAD = Workload(n_requests=400, rate=8, seed=1)

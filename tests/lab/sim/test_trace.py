@@ -6,7 +6,7 @@ import pytest
 
 from pyllama_raw.engine.request_log import RequestLog
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.trace_formats import Arrival
+from pyllama_raw.lab.bench.traces import Arrival
 from pyllama_raw.lab.sim import Lengths, Machine, Trace, Workload, simulate
 
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)
