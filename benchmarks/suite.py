@@ -33,19 +33,19 @@ def openers(options: Namespace) -> dict[str, Opener]:
         options.n_ctx = CELLS_A_SLOT * options.n_slots
         config = bench_config(options)
     threads = config.context.threads
-    found = {
+    openers_by_name = {
         spec: opener(spec, options.model, config)
         for spec in options.targets or ["engine"]
     }
     for name in options.peers:
-        found[name] = peer_opener(
+        openers_by_name[name] = peer_opener(
             name,
             options.model,
             n_slots=options.n_slots,
             n_ctx=options.n_ctx,
             threads=threads,
         )
-    return found
+    return openers_by_name
 
 
 def main() -> int:
