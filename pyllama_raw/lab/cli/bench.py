@@ -18,6 +18,7 @@ from pyllama_raw.cli.running import output
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench import traces
 from pyllama_raw.lab.bench.call import ASKED, Call
+from pyllama_raw.lab.bench.compare import changes, differing, doubts
 from pyllama_raw.lab.bench.conditions import told_apart
 from pyllama_raw.lab.bench.machine import machine
 from pyllama_raw.lab.bench.report import (
@@ -137,8 +138,6 @@ def _show(runs: list[Result], *, wide: bool) -> None:
 
 def compare(options: Namespace) -> int:
     """`bench compare`; status 1 if something got worse, 2 if nothing is proven."""
-    from pyllama_raw.lab.bench.compare import changes, differing, doubts
-
     before, after = read_results(options.before), read_results(options.after)
     lines_of_changes = changes(before, after, options.threshold / 100)
     no_proof = doubts(before, after)
