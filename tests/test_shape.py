@@ -99,7 +99,7 @@ TWICE = {
 }
 
 # Folders whose docstrings still begin with one of these, behind which the noun is to be found.
-OLD_WORDS = {"_ffi", "core", "engine", "lab", "native", "serve"}
+OLD_WORDS = {"_ffi", "core", "engine", "native", "serve"}
 HEADLESS = re.compile(
     r"\s*(What|Who|Whose|Whom|Where|When|Why|How|Of|Those|Which|That)\b"
 )

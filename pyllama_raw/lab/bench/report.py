@@ -201,7 +201,7 @@ def most_busy(results: Iterable[Result]) -> float | None:
 
 
 def failures(results: Sequence[Result]) -> list[str]:
-    """Why calls have failed, as lines: for each target and point, commonest first."""
+    """Reasons of calls that have failed, as lines: for each target and point, commonest first."""
     lines = []
     names = short_names(result["target"] for result in results)
     for (point, target), runs in groups(results).items():
