@@ -1,5 +1,5 @@
 """
-What stands between a request and a service: its turn, its time, further tries, and a rest.
+Guards between a request and a service: its turn, its time, further tries, and a rest.
 
 Limits: how much is sent at once, and in a minute. A service tells what is left by headers
 `x-ratelimit-*`; what it tells counts beside what is configured, for MAX_RESET_S at most: it cannot
