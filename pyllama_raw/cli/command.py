@@ -23,6 +23,7 @@ from pyllama_raw.cli.parser import Parser, told
 from pyllama_raw.errors import ConfigError, PyllamaError
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
+STANDARD = (0, 1, 2)
 
 
 class Command(NamedTuple):
@@ -143,9 +144,6 @@ def _function_of(module: str, name: str, prefix: str = "") -> Callable[..., Any]
         raise ConfigError(f"{error}: {advice}") from error
     function: Callable[..., Any] = getattr(loaded, prefix + words[-1])
     return function
-
-
-STANDARD = (0, 1, 2)
 
 
 class ClosedInput(io.TextIOBase):

@@ -26,6 +26,14 @@ INSTALL = 'run `pip install "pyllama_raw[media]"`'
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
 KINDS = "PNG, JPEG, GIF, BMP or WebP"
 MAX_READS = 2**16
+PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+MAX_PARTS = 2**13
+MAX_SCANS = 40  # of a JPEG; each scan passes over all pixels
+_PIXELS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
+_SCAN, _PADDING, _EXIF, _ADOBE, _COMMENT = 0xFFDA, 0xFFFF, 0xFFE1, 0xFFEE, 0xFFFE
+_NOTES = {*range(_EXIF, 0xFFF0), _COMMENT} - {_ADOBE}  # Adobe's names the colours
+_ORIENTATION = 0x0112
+_EXIF_NAME = b"Exif\0\0"
 
 
 class PictureHeader(NamedTuple):
@@ -113,16 +121,6 @@ def _upper_bits(picture: Picture) -> Picture:
 
     grey = (np.asarray(picture) >> 8).astype(np.uint8)
     return _pillow().fromarray(grey)  # type: ignore[no-any-return]
-
-
-PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
-MAX_PARTS = 2**13
-MAX_SCANS = 40  # of a JPEG; each scan passes over all pixels
-_PIXELS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
-_SCAN, _PADDING, _EXIF, _ADOBE, _COMMENT = 0xFFDA, 0xFFFF, 0xFFE1, 0xFFEE, 0xFFFE
-_NOTES = {*range(_EXIF, 0xFFF0), _COMMENT} - {_ADOBE}  # Adobe's names the colours
-_ORIENTATION = 0x0112
-_EXIF_NAME = b"Exif\0\0"
 
 
 class FilePart(NamedTuple):

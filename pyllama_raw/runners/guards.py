@@ -59,6 +59,9 @@ MAX_RESET_S = 120.0  # that a service may ask for
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 KINDS = ("requests", "tokens")
+T = TypeVar("T")
+# Errors that say nothing of a runner, but that another one may have room.
+FULL = (Backpressure, CircuitOpen, QueueFull, QueueTimeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +162,6 @@ def duration_s(text: str) -> float | None:
     if not parts or "".join(number + unit for number, unit in parts) != text.strip():
         return None
     return sum(float(number) * UNITS_S[unit or "s"] for number, unit in parts)
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +308,6 @@ async def retried(
         await sleep(pause_s)
 
 
-# Errors that say nothing of a runner, but that another one may have room.
-FULL = (Backpressure, CircuitOpen, QueueFull, QueueTimeout)
 logger = logging.getLogger(__name__)
 BreakerState = Literal["closed", "open", "half_open"]
 

@@ -27,6 +27,7 @@ from pyllama_raw.runners.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 SUPPORTED = "FILE.gguf, hf:OWNER/REPO/FILE.gguf, hf:OWNER/REPO:QUANT or http://HOST:PORT/v1#MODEL"
+K = TypeVar("K", bound=Hashable)
 
 
 class ManagedState(StrEnum):
@@ -222,9 +223,6 @@ def runner_for(spec: str) -> ModelRunner:
     if spec.startswith("hf:") or spec.lower().endswith(".gguf"):
         return LocalRunner(spec)
     raise ConfigError(f"no runner is known for {shown(spec)}: give {SUPPORTED}")
-
-
-K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(slots=True)

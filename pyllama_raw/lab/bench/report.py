@@ -21,6 +21,31 @@ from pyllama_raw.lab.table import Row, digits
 from pyllama_raw.options.host import MAX_OTHERS
 
 CAPTION = "medians over rounds; tok/s of output, and its ratio to the first target of its run; latencies in ms"
+# Of each line: heading and key. Latencies are in ms. The first is what a ratio is of.
+WIDE = {
+    "tok/s": "output_throughput",
+    "all tok/s": "total_token_throughput",
+    "req/s": "request_throughput",
+    "good req/s": "request_goodput",
+    "TTFT p50": "median_ttft_ms",
+    "TTFT p99": "p99_ttft_ms",
+    "decode tok/s": "median_decode_tok_per_s",
+    "TPOT p50": "median_tpot_ms",
+    "ITL p50": "median_itl_ms",
+    "ITL p99": "p99_itl_ms",
+    "ITL max": "max_itl_ms",
+    "E2EL p99": "p99_e2el_ms",
+    "queue p99": "p99_queue_ms",
+    "cached": "cached_share",
+    "RSS MiB": "peak_rss_bytes",
+    "CPU s": "cpu_s",
+    "others CPUs": "others_cpus",
+}
+MAIN = ("tok/s", "TTFT p50", "TTFT p99", "ITL p99", "ITL max")
+FACTORS = {"peak_rss_bytes": 2.0**-20}  # to the unit of the heading
+RATIO = "output_throughput"
+RATIO_HEADING = "ratio min-max"
+MAX_REASONS = 3  # shown for a target and point
 
 
 def headline(results: Sequence[Result]) -> list[str]:
@@ -60,33 +85,6 @@ def _run_lines(result: Result) -> list[str]:
     ]
     moment = str(result.get("date", ""))
     return [", ".join(filter(None, [*words, moment])), result.get("command", "")]
-
-
-# Of each line: heading and key. Latencies are in ms. The first is what a ratio is of.
-WIDE = {
-    "tok/s": "output_throughput",
-    "all tok/s": "total_token_throughput",
-    "req/s": "request_throughput",
-    "good req/s": "request_goodput",
-    "TTFT p50": "median_ttft_ms",
-    "TTFT p99": "p99_ttft_ms",
-    "decode tok/s": "median_decode_tok_per_s",
-    "TPOT p50": "median_tpot_ms",
-    "ITL p50": "median_itl_ms",
-    "ITL p99": "p99_itl_ms",
-    "ITL max": "max_itl_ms",
-    "E2EL p99": "p99_e2el_ms",
-    "queue p99": "p99_queue_ms",
-    "cached": "cached_share",
-    "RSS MiB": "peak_rss_bytes",
-    "CPU s": "cpu_s",
-    "others CPUs": "others_cpus",
-}
-MAIN = ("tok/s", "TTFT p50", "TTFT p99", "ITL p99", "ITL max")
-FACTORS = {"peak_rss_bytes": 2.0**-20}  # to the unit of the heading
-RATIO = "output_throughput"
-RATIO_HEADING = "ratio min-max"
-MAX_REASONS = 3  # shown for a target and point
 
 
 def groups(results: Iterable[Result]) -> dict[tuple[str, str], list[Result]]:

@@ -33,6 +33,9 @@ from pyllama_raw.lab.bench.call import ASKED, Call, Prompt
 from pyllama_raw.lab.bench.writer import Writer, generator
 from pyllama_raw.options.arguments import checked_options
 
+MOONCAKE_BLOCK = 512  # tokens
+Row = Mapping[str, Any]
+
 
 def read(path: Path, limit: int | None = None) -> list[Arrival]:
     """
@@ -145,11 +148,6 @@ def _rows(path: Path) -> Iterable[tuple[int, str | Row]]:
             yield from enumerate(csv.DictReader(lines), 2)
         else:
             yield from ((n, line) for n, line in enumerate(lines, 1) if line.strip())
-
-
-MOONCAKE_BLOCK = 512  # tokens
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HELD_OUT = 5  # every fifth step is not fitted to, but predicted
+END_TOKEN = 0  # the last token of every output
+TOKEN_BYTES = 1024  # of a snapshot: with so many it is easy to say what a cache holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,6 @@ def _least_squares(
         used.remove(int((costs * scale).argmin()))
 
 
-END_TOKEN = 0  # the last token of every output
-
-
 class VirtualClock:
     """Time as a number."""
 
@@ -268,7 +267,6 @@ class SimExecutor:
 Room = Annotated[int, Field(ge=4, le=2**31 - 1)]  # for a prompt and an output
 
 NO_COST_MODEL = CostModel()
-TOKEN_BYTES = 1024  # of a snapshot: with so many it is easy to say what a cache holds
 
 
 @dataclass(frozen=True, slots=True)

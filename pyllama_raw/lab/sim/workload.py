@@ -33,6 +33,7 @@ MOST = 2**20  # tokens of one length
 Mean = Annotated[float, Field(ge=1, le=MOST, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
 Prefix = Annotated[int, Field(ge=0, le=MOST)]
+MAX_GUESS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,6 @@ def _block(pool: array[int], number: int, n_tokens: int) -> array[int]:
     return tokens
 
 
-MAX_GUESS = 2**31 - 1
 Spread = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 
 

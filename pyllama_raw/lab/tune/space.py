@@ -23,6 +23,8 @@ from pyllama_raw.options.profile import Measured, Settings
 
 Choice = Mapping[str, dict[str, Any]]
 Point = tuple[int, ...]  # the choice of each knob, by index
+MIN_GAIN = 0.01  # of the cost; less is noise, and the default is better known
+MAX_PASSES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,6 @@ def settings_of(table: Sequence[Knob], point: Point) -> Settings | None:
         return None  # as many threads for prompts as there are without it
     return settings
 
-
-MIN_GAIN = 0.01  # of the cost; less is noise, and the default is better known
-MAX_PASSES = 2
 
 Cost = Callable[[Point], float]
 
