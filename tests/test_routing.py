@@ -165,5 +165,7 @@ def test_prefixes_longest_unused_are_forgotten(monkeypatch):
 
     router = sent((asked("aaaa"), "c"), (asked("bbbb"), "c"), (asked("cccc"), "c"))
 
-    known = [len(router._shared_blocks(asked(text).blocks)) for text in ("aaaa", "cccc")]
+    known = [
+        len(router._shared_blocks(asked(text).blocks)) for text in ("aaaa", "cccc")
+    ]
     assert known == [0, 1]

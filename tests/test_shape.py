@@ -89,13 +89,12 @@ TWICE = {
     "engine/executor.py": {"sampling"},
     "api/constraining.py": {"constraint"},
     "cli/serve_options.py": {"config"},
-    "runners/tries.py": {"errors"},
-    "runners/connection.py": {"errors"},
-    "runners/runner.py": {"results"},
-    "runners/spawned.py": {"errors"},
-    "runners/remote.py": {"errors"},
+    # Users import the errors of runners by this name.
     "runners/child.py": {"errors"},
-    "runners/breaker.py": {"errors"},
+    "runners/connection.py": {"errors"},
+    "runners/guards.py": {"errors"},
+    "runners/remote.py": {"errors"},
+    "runners/spawned.py": {"errors"},
 }
 
 # Folders whose docstrings still begin with one of these, behind which the noun is to be found.

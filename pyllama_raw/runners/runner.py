@@ -41,7 +41,8 @@ from pyllama_raw.runners.run import RunHandle, Source
 
 if TYPE_CHECKING:
     from pyllama_raw.api.embedding import TextPooling
-    from pyllama_raw.results import Ranked, Vectors
+    from pyllama_raw.api.ranking import Ranked
+    from pyllama_raw.api.vectors import Vectors
 
 T = TypeVar("T")
 CHARACTERS_A_TOKEN = 4  # of a prompt whose tokens nobody has counted
