@@ -235,7 +235,9 @@ class ConversationBody(TextBody):
         more = self.more()
         options["reply"] = "special" not in more  # else the text stays as it is written
         params = self.params(found, config, **more)
-        media, old_media = await take_media(chat, found.engine, config)
+        media, old_media = await take_media(
+            chat.messages, chat.places, chat.stand_in, found.engine, config
+        )
         service.traffic.left_out.update(chat.left_out)
         asked = Asked(
             found=found,
