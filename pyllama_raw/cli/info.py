@@ -114,8 +114,8 @@ def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str,
             yield "limits", step_fields(model, config)
             return
         n_slots = config.scheduler.n_slots
-        wanted = config.resolved_context
-        fields: dict[str, Any] = context_fields(wanted, n_slots, model.n_ctx_train)
+        resolved = config.resolved_context
+        fields: dict[str, Any] = context_fields(resolved, n_slots, model.n_ctx_train)
         layout = layout_of(model, config)
         with Context(model, n_seq_max=layout.n_seq_max, **fields) as context:
             limits = _limits(context, config, layout)

@@ -59,9 +59,11 @@ def test_each_set_of_options_has_rows_of_its_own():
         "engine-2: n_slots 8",
         "openai-2: http://a, n_slots 8",
     ]
-    found = [(row["tok/s"], row["ratio min-max"]) for row in rows(told_apart(results))]
+    figures = [
+        (row["tok/s"], row["ratio min-max"]) for row in rows(told_apart(results))
+    ]
     twice = "2.00 2.00-2.00"
-    assert found == [(4.0, ""), (8.0, twice), (8.0, ""), (16.0, twice)]
+    assert figures == [(4.0, ""), (8.0, twice), (8.0, ""), (16.0, twice)]
 
 
 @pytest.mark.parametrize(

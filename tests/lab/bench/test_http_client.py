@@ -59,18 +59,18 @@ async def test_lines_come_when_they_are_there(connect):
     """
     Not when the answer ends: this one never does.
     """
-    told = anyio.Event()
+    event = anyio.Event()
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
 
     async def ask():
         with pytest.raises((ConnectionError, HttpFailed)):
-            await post(connect, server.url, lambda _: told.set())
+            await post(connect, server.url, lambda _: event.set())
 
     with anyio.fail_after(LIMIT_S):
         async with serving(head + b"first\n") as server:
             async with anyio.create_task_group() as group:
                 group.start_soon(ask)
-                await told.wait()
+                await event.wait()
 
 
 async def test_what_is_sent(connect):

@@ -80,12 +80,12 @@ def test_csv_traces(tmp_path, text, expected):
     """
     Times count from the first request; what failed when it was recorded is left out.
     """
-    found = read(write(tmp_path, text, "trace.csv"))
+    arrivals = read(write(tmp_path, text, "trace.csv"))
 
-    assert [(a.n_prompt, a.n_output) for a in found] == [
+    assert [(a.n_prompt, a.n_output) for a in arrivals] == [
         (a.n_prompt, a.n_output) for a in expected
     ]
-    assert [a.at_s for a in found] == pytest.approx([a.at_s for a in expected])
+    assert [a.at_s for a in arrivals] == pytest.approx([a.at_s for a in expected])
 
 
 def test_our_own_trace_has_prompts_turns_and_leavers(tmp_path):

@@ -36,7 +36,7 @@ def test_a_policy_sees_the_guess_alone():
     """
     limits, data = zip(*seen(Guessed(LOAD, 1.0)), strict=True)
     outputs = [r.sampling.n_output for _, r in LOAD.requests(512)]
-    guesses = [each["n_output"] for each in data]
+    guesses = [values["n_output"] for values in data]
 
     assert set(limits) == {256}
     assert sum(a == b for a, b in zip(guesses, outputs, strict=True)) < 40
@@ -59,9 +59,9 @@ def test_guesses_change_no_request():
     """
     plain = [(at_s, r.tokens, r.sampling) for at_s, r in LOAD.requests(512)]
     one, two = Guessed(LOAD, 1.0), Guessed(LOAD, 1.0, seed=2)
-    found = [(at_s, r.tokens, r.sampling) for at_s, r in one.requests(512)]
+    requests = [(at_s, r.tokens, r.sampling) for at_s, r in one.requests(512)]
 
-    assert found == plain
+    assert requests == plain
     assert seen(one) == seen(Guessed(LOAD, 1.0)) != seen(two)
     assert simulate(one, MACHINE).n_output == simulate(LOAD, MACHINE).n_output
 
