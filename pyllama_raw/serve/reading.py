@@ -4,8 +4,8 @@ Bodies: bytes within a size and a time, values within a number and a depth, then
 Rules:
 1. A body is counted before it is parsed, because parsing makes up to a hundred times its bytes
    of it, and the parsers hold the interpreter until they are done.
-2. A large body is parsed and checked in a worker thread. Few are at a time, so their memory is
-   that of a few.
+2. A large body is parsed and checked in a worker thread, and so is all else that looks at each
+   of its parts. Few are at a time, so their memory is that of a few.
 3. The first mistake is told. Lists and mappings stop at theirs (`fail_fast`), so there are not
    many to choose from.
 """
@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
 from pyllama_raw.serve.config import ServeConfig
+from pyllama_raw.serve.exchange import current
 from pyllama_raw.serve.failures import Failure, refused, words_of
 
 CLOSE = {"connection": "close"}  # what is left of the body is not read
@@ -34,7 +35,7 @@ MANY, LEAST_MANY = (
     4,
     2**28,
 )  # largest bodies that may be read at a time; at least so many bytes
-INLINE = 2**16  # bytes that are parsed in the event loop
+INLINE = 2**16  # bytes that are read in the event loop
 N_PARSERS = 2
 MAX_BRANCHES = 64  # mistakes of a union that are told
 MAX_DEPTH = 100
@@ -45,6 +46,7 @@ OTHERS = bytes(set(range(256)) - set(BRACKETS))
 STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 class Bodies:
@@ -118,11 +120,25 @@ class Bodies:
         if not _is_json(headers.get("content-type")):
             message = "send it with the header `content-type: application/json`"
             raise refused("body", message)
-        if len(body) <= INLINE:
-            return _made(model, body, self._max_values)
+        return await self.run(partial(_made, model, body, self._max_values), len(body))
+
+    async def walk(self, function: Callable[[], T]) -> T:
+        """
+        What *function* makes of the body of the current request, in a worker if that is large.
+
+        Args:
+            function: looks at each part of the body, of which there may be `max_body_values`.
+                It may read what the service shares, and change nothing of it.
+        """
+        exchange = current()
+        return await self.run(function, 0 if exchange is None else exchange.n_read)
+
+    async def run(self, function: Callable[[], T], n_bytes: int) -> T:
+        """What *function* makes of a body of so many bytes."""
+        if n_bytes <= INLINE:
+            return function()
         self._parsers = self._parsers or CapacityLimiter(N_PARSERS)
-        make = partial(_made, model, body, self._max_values)
-        return await to_thread.run_sync(make, limiter=self._parsers)
+        return await to_thread.run_sync(function, limiter=self._parsers)
 
     def _too_large(self, size: str) -> Failure:
         limit = f"at most {self._max_bytes} bytes are allowed (max_body_bytes)"
