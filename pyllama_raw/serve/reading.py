@@ -8,14 +8,20 @@ Rules:
    of its parts. Few are at a time, so their memory is that of a few.
 3. The first mistake is told. Lists and mappings stop at theirs (`fail_fast`), so there are not
    many to choose from.
+4. What large bodies have taken goes back to the system once no other one has come for a while.
+   The allocator of C keeps it otherwise, for each thread that has parsed one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
+from threading import Lock, Thread
+from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from anyio import CancelScope, CapacityLimiter, move_on_after, sleep_forever, to_thread
@@ -37,6 +43,7 @@ MANY, LEAST_MANY = (
 )  # largest bodies that may be read at a time; at least so many bytes
 INLINE = 2**16  # bytes that are read in the event loop
 N_PARSERS = 2
+QUIET_S = 1.0  # behind the last large body
 MAX_BRANCHES = 64  # mistakes of a union that are told
 MAX_DEPTH = 100
 DRAINING = "the service is about to end: ask another one"
@@ -66,6 +73,7 @@ class Bodies:
         self._scopes: set[CancelScope] = set()  # of those that are not whole
         self._drains = False
         self._parsers: CapacityLimiter | None = None
+        self._trimmer = Trimmer(trim)
 
     def check(self, length: str) -> None:
         """Raise Failure if a body of the *length* that its header tells is too large."""
@@ -137,8 +145,14 @@ class Bodies:
         """What *function* makes of a body of so many bytes."""
         if n_bytes <= INLINE:
             return function()
+        self._trimmer.used()
         self._parsers = self._parsers or CapacityLimiter(N_PARSERS)
         return await to_thread.run_sync(function, limiter=self._parsers)
+
+    def ended(self, n_bytes: int) -> None:
+        """A body of so many bytes, and all that was made of it, is not needed any more."""
+        if n_bytes > INLINE:
+            self._trimmer.used()
 
     def _too_large(self, size: str) -> Failure:
         limit = f"at most {self._max_bytes} bytes are allowed (max_body_bytes)"
@@ -227,6 +241,49 @@ def _place(loc: Sequence[str | int], values: Any, *, is_missing: bool) -> str:
             name += f"[{part}]"
             at = at[part] if part < len(at) else None  # one may be missing
     return name.removeprefix(".") or str(loc[-1] if loc else "body")
+
+
+class Trimmer:
+    """
+    Calls *trim* in a thread of its own once no memory was used for *quiet_s*.
+
+    There is a thread only until then.
+    """
+
+    def __init__(self, trim: Callable[[], object], quiet_s: float = QUIET_S) -> None:
+        self._trim, self._quiet_s = trim, quiet_s
+        self._lock = Lock()
+        self._latest = 0.0
+        self._thread: Thread | None = None
+
+    def used(self) -> None:
+        """Much memory was taken or given back just now. Thread: any."""
+        with self._lock:
+            self._latest = monotonic()
+            if self._thread is None:
+                thread = Thread(target=self._wait, name="trimmer", daemon=True)
+                with suppress(RuntimeError):  # no thread can be started just now
+                    thread.start()
+                    self._thread = thread
+
+    def _wait(self) -> None:
+        while True:
+            with self._lock:
+                left_s = self._latest + self._quiet_s - monotonic()
+                if left_s <= 0:
+                    self._thread = None
+                    break
+            sleep(left_s)
+        self._trim()
+
+
+def trim() -> None:
+    """Give back to the system what the allocator of C holds free, where it can be told to."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):  # of glibc
+        library.malloc_trim(ctypes.c_size_t(0))
+    elif hasattr(library, "malloc_zone_pressure_relief"):  # of macOS
+        library.malloc_zone_pressure_relief(None, ctypes.c_size_t(0))
 
 
 def is_small(headers: Headers) -> bool:

@@ -1,7 +1,7 @@
 """Bodies that are too large, too slow, or none."""
 
 import json
-from threading import get_ident
+from threading import Event, get_ident
 
 import anyio
 import pytest
@@ -12,7 +12,7 @@ from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.keys import VARIABLE
 from pyllama_raw.serve.messages.body import MessagesBody
 from pyllama_raw.serve.openai.chat import ChatBody
-from pyllama_raw.serve.reading import INLINE, MAX_DEPTH, check_values
+from pyllama_raw.serve.reading import INLINE, MAX_DEPTH, Trimmer, check_values
 from pyllama_raw.serve.responses.body import ResponsesBody
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.loops import anyio_backend  # noqa: F401
@@ -162,6 +162,22 @@ async def test_the_parts_of_a_large_body_are_no_work_of_the_loop(
     (small, *_), (large, *_), (status, _, told) = answers
     assert (small, large, status) == (200, 200, 400)
     assert told["error"]["message"].endswith("give at most 8192 messages")
+
+
+def test_memory_is_given_back_once_it_is_quiet():
+    """
+    By a thread that is there until then, and once for all that was used before.
+    """
+    trimmed, threads = Event(), []
+    trimmer = Trimmer(trimmed.set, quiet_s=1e-3)
+
+    for _ in range(2):
+        trimmed.clear()
+        trimmer.used()
+        trimmer.used()
+        threads.append(trimmed.wait(LIMIT_S))
+
+    assert threads == [True, True]
 
 
 def models_of(model):
