@@ -251,7 +251,7 @@ class ConversationBody(TextBody):
 
     def _read(
         self, found: Found, config: ServeConfig
-    ) -> tuple[ChatTurns, dict[str, Any], SamplingParams]:
+    ) -> tuple[ChatTurns, Any, SamplingParams]:
         """The chat, options of serving it and parameters of its outputs. Raises Failure."""
         chat = self.chat()
         options = self.options(found, config) | self.calling(chat)
