@@ -14,7 +14,6 @@ Rules:
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
+from pyllama_raw.options.allocator import trim
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.exchange import current
 from pyllama_raw.serve.failures import Failure, refused, words_of
@@ -275,15 +275,6 @@ class Trimmer:
                     break
             sleep(left_s)
         self._trim()
-
-
-def trim() -> None:
-    """Give back to the system what the allocator of C holds free, where it can be told to."""
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):  # of glibc
-        library.malloc_trim(ctypes.c_size_t(0))
-    elif hasattr(library, "malloc_zone_pressure_relief"):  # of macOS
-        library.malloc_zone_pressure_relief(None, ctypes.c_size_t(0))
 
 
 def is_small(headers: Headers) -> bool:
