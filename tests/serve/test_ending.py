@@ -25,8 +25,9 @@ N_STREAMS = 32
 def process():
     """The command, and its address, which it says once it listens."""
     command = [sys.executable, "-m", "pyllama_raw", "serve", tiny_model("llama")]
+    command += ["--port", "0", "--drain-s", str(LIMIT_S)]
     options = {"cwd": ROOT, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*command, "--port", "0"], **options) as running:
+    with subprocess.Popen(command, **options) as running:
         try:
             lines = iter(running.stderr.readline, "")
             line = next(line for line in lines if "serving at" in line)
