@@ -232,7 +232,9 @@ class ConversationBody(TextBody):
         service.check_outputs(found, 1, self.n)
         read = partial(self._read, found, config)
         chat, options, params = await service.bodies.walk(read)
-        media, old_media = await take_media(chat, found.engine, config)
+        media, old_media = await take_media(
+            chat.messages, chat.places, chat.stand_in, found.engine, config
+        )
         service.traffic.left_out.update(chat.left_out)
         asked = Asked(
             found=found,
