@@ -10,21 +10,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Scope
 
-from pyllama_raw.replicas.asked import asked_of
-from pyllama_raw.replicas.told import Told
+from pyllama_raw.replicas.relay import Progress, routed_request
 from pyllama_raw.routing import RoutedRequest
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.events import event
 from pyllama_raw.serve.failures import Failure
-from pyllama_raw.serve.reading import Bodies
+from pyllama_raw.serve.reading import Bodies, check_values
 
 TRIES = 3
 WIRE = (  # what a replica is told of a request
@@ -38,7 +39,7 @@ class Front:
 
     def __init__(self, replicas: Any, config: ServeConfig) -> None:
         self._replicas = replicas.options(stream=True)
-        self._bodies = Bodies(config)
+        self._bodies, self._max_values = Bodies(config), config.max_body_values
 
     async def __call__(self, request: Request) -> Response:
         """The answer of a replica."""
@@ -54,28 +55,29 @@ class Front:
 
     async def _messages(self, request: Request, body: bytes) -> AsyncIterator[Message]:
         """Parts of one answer. Raises Failure if there is none."""
-        asked, told = asked_of(request.headers, body), Told()
+        read = partial(_counted, request.headers, body, self._max_values)
+        routed, progress = await self._bodies.run(read, len(body)), Progress()
         scope: Scope = {n: request.scope[n] for n in WIRE if n in request.scope}
         for _ in range(TRIES):
             try:
-                async for message in self._ask(asked, scope, body):
-                    if told.goes_on_with(message):
+                async for message in self._ask(routed, scope, body):
+                    if progress.goes_on_with(message):
                         yield message
             except RayActorError:
-                if told.has_token:
+                if progress.has_token:
                     break
             else:
                 return
         failure = Failure(503, "replica_ended", "the replica of this answer has ended")
-        if not told.has_begun:
+        if not progress.has_begun:
             raise failure
         yield {"type": "http.response.body", "body": event(failure.body())}
 
     async def _ask(
-        self, asked: RoutedRequest, scope: Scope, body: bytes
+        self, routed: RoutedRequest, scope: Scope, body: bytes
     ) -> AsyncIterator[Message]:
         """Answer of one replica. Raises RayActorError if the replica ends."""
-        batches = self._replicas.answer.remote(asked, scope, body)
+        batches = self._replicas.answer.remote(routed, scope, body)
         try:
             async for batch in batches:
                 for message in batch:
@@ -84,6 +86,12 @@ class Front:
             raise Failure(503, "server_is_overloaded", str(error)) from error
         finally:
             batches.cancel()
+
+
+def _counted(headers: Headers, body: bytes, max_values: int) -> RoutedRequest:
+    """The request of a body that has not too many values. Raises Failure."""
+    check_values(body, max_values)
+    return routed_request(headers, body)
 
 
 async def _response(messages: AsyncIterator[Message]) -> Response:

@@ -3,6 +3,7 @@ Messages of a chat, and the images and sounds in them.
 
 Rules:
 1. Data is decoded here, so an engine gets bytes and each mistake has its place in the body.
+   Of many parts each few let others go on.
 2. Nothing is fetched unless the service is told to.
 """
 
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Required
 from urllib.parse import unquote
 
 from anyio import CancelScope, current_time, to_thread
+from anyio.lowlevel import checkpoint
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
@@ -27,6 +29,7 @@ from pyllama_raw.serve.fetch import fetch
 
 REFUSAL = "refusal"  # a text in a field of its own; templates print texts only
 TEXTS = ("text", REFUSAL)
+MANY_PARTS = 64  # that are taken in one go: an event loop waits for it
 MEDIA = {  # the engine's name of a part, and where its data is
     "image_url": ("image", "url"),
     "input_audio": ("audio", "data"),
@@ -75,7 +78,9 @@ async def take_media(
     taken: list[str] = []
     old: list[dict[str, Any] | None] = []
     deadline = current_time() + config.fetch_s
-    for place, part, is_new in _parts_of(messages, places):
+    for n_parts, (place, part, is_new) in enumerate(_parts_of(messages, places), 1):
+        if n_parts % MANY_PARTS == 0:
+            await checkpoint()
         if part["type"] == REFUSAL and isinstance(text := part.get(REFUSAL), str):
             part.clear()
             part |= {"type": "text", "text": text}
