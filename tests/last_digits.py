@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pyllama_raw.native.kernels import table
+from pyllama_raw.options.config import FlashAttention
 
 # Of the largest value: 32 roundings to 16 bits (2**-11), which layers of random weights carry on.
 # Where a router of experts hangs on such digits, 19 of them were seen, else 10.
@@ -25,6 +26,16 @@ def is_usable(*computes: str, needs: str = "") -> bool:
         for row in table()
         if row.computes in computes and row.needs.startswith(needs)
     )
+
+
+def steady_attention() -> FlashAttention:
+    """
+    What `flash_attn` has to be where outputs are compared with those beside other requests.
+
+    By default where our attention computes. Elsewhere none: a router of experts, or a near tie of
+    tokens, may hang on what is rounded to 16 bits.
+    """
+    return "auto" if is_usable("attention") else "off"
 
 
 def assert_near(

@@ -19,11 +19,10 @@ from pyllama_raw import AsyncEngine, EngineConfig, Image, SamplingParams
 from pyllama_raw.options.config import (
     CacheConfig,
     ContextConfig,
-    FlashAttention,
     MediaConfig,
     SchedulerConfig,
 )
-from tests.last_digits import is_usable
+from tests.last_digits import steady_attention
 from tests.media.files import pixels
 from tests.tiny import tiny_adapter, tiny_model, tiny_projector
 
@@ -76,9 +75,6 @@ def _config(
     *, n_slots: int = 3, n_ctx: int = 768, deterministic: bool = False, **parts: Any
 ) -> EngineConfig:
     scheduler = parts.pop("scheduler", {})
-    # A request whose neighbour has failed is computed beside fewer rows. libllama's flash attention
-    # would give it other roundings to 16 bits then, and now and then another token.
-    flash: FlashAttention = "auto" if is_usable("attention") else "off"
     return EngineConfig(
         context=ContextConfig(
             n_ctx=n_ctx,
@@ -86,7 +82,7 @@ def _config(
             n_batch=64,
             n_ubatch=64,
             n_outputs_max=16,
-            flash_attn=flash,
+            flash_attn=steady_attention(),  # some are computed beside those that failed
         ),
         scheduler=SchedulerConfig(n_slots=n_slots, token_budget=64, **scheduler),
         deterministic=deterministic,

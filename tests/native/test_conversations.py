@@ -7,6 +7,7 @@ import pytest
 
 from pyllama_raw.core.exact import N_FRESH
 from tests.conversations import converse
+from tests.last_digits import steady_attention
 from tests.player import playing
 from tests.tiny import GENERATING, HYBRID, RECURRENT, SWA, tiny_model
 
@@ -19,7 +20,11 @@ TOLERANCE = 0.05  # of logits about 20 wide; what runs beside moves them a littl
 
 LAYOUTS = {
     "deterministic": {},
-    "unified": {"deterministic": False, "n_ctx": 400},  # tight: slots lose their cells
+    "unified": {
+        "deterministic": False,
+        "n_ctx": 400,  # tight: slots lose their cells
+        "flash_attn": steady_attention(),
+    },
 }
 
 
