@@ -43,8 +43,9 @@ struct Scales {
 
 // Columns, quantised to 8 bits by blocks: value = d * q.
 struct Columns {
-    char * data;
-    int    n_blocks;
+    char *          data;
+    int             n_blocks;
+    const int32_t * order = nullptr;  // where each is; else they stand as they are counted
 
     // Of a column: d and the sum of values of each block, integer sums of its halves, then q as
     // bytes and as 16-bit integers, because types differ in what they multiply.
@@ -53,7 +54,9 @@ struct Columns {
                64 * 64;
     }
 
-    char *    at(int column) const { return data + column * bytes(n_blocks); }
+    char * at(int column) const {
+        return data + (order == nullptr ? column : order[column]) * bytes(n_blocks);
+    }
     float *   d(int column) const { return reinterpret_cast<float *>(at(column)); }
     float *   sums(int column) const { return d(column) + n_blocks; }
     int16_t * half_sums(int column) const {
