@@ -172,6 +172,18 @@ struct Nonlinear {
 
 // ---------------------------------------------------------------------------------------------
 
+// Sums are in registers, one after the other. The compiler would otherwise add in an order that has
+// all products at once, and put them into memory.
+PLR_AVX2 inline void add16(__m256i & sum, __m256i products, bool is_first) {
+    sum = is_first ? products : _mm256_add_epi16(sum, products);
+    asm("" : "+x"(sum));
+}
+
+PLR_AVX2 inline void add32(__m256i & sum, __m256i products, bool is_first) {
+    sum = is_first ? products : _mm256_add_epi32(sum, products);
+    asm("" : "+x"(sum));
+}
+
 // Of how many groups 16 bits hold the sum: a pair of products is 2 * 127 * *most* at most.
 constexpr int groups_at_once(int most) {
     const int n = INT16_MAX / (2 * 127 * most);
@@ -207,17 +219,15 @@ PLR_AVX2 inline void multiply(const uint8_t * block, const Column * columns, __m
 #pragma GCC unroll 4
             for (int c = 0; c < C; ++c) {
                 const __m256i four = four_bytes(columns[c].q + 4 * g);
-                const __m256i u = _mm256_maddubs_epi16(upper, four), l = _mm256_maddubs_epi16(lower, four);
-                part[c][0] = i == 0 ? u : _mm256_add_epi16(part[c][0], u);
-                part[c][1] = i == 0 ? l : _mm256_add_epi16(part[c][1], l);
+                add16(part[c][0], _mm256_maddubs_epi16(upper, four), i == 0);
+                add16(part[c][1], _mm256_maddubs_epi16(lower, four), i == 0);
             }
         }
 #pragma GCC unroll 4
         for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
-                const __m256i sum = _mm256_madd_epi16(part[c][half], ones);
-                sums[c][half] = kZero == 0 && from == 0 ? sum : _mm256_add_epi32(sums[c][half], sum);
+                add32(sums[c][half], _mm256_madd_epi16(part[c][half], ones), kZero == 0 && from == 0);
             }
         }
     }
@@ -233,6 +243,7 @@ PLR_AVX2 inline void multiply_parts(const uint8_t * block, const Column * column
     const __m256i ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
+        asm volatile("" ::: "memory");
         __m256i coarse[C], fine[C];
 #pragma GCC unroll 8
         for (int i = 0; i < kGroups; ++i) {
@@ -241,10 +252,8 @@ PLR_AVX2 inline void multiply_parts(const uint8_t * block, const Column * column
 #pragma GCC unroll 4
             for (int c = 0; c < C; ++c) {
                 const int8_t * parts = columns[c].parts + 4 * g;
-                const __m256i  a     = _mm256_maddubs_epi16(numbers, four_bytes(parts));
-                const __m256i  b     = _mm256_maddubs_epi16(numbers, four_bytes(parts + kBlock));
-                coarse[c] = i == 0 ? a : _mm256_add_epi16(coarse[c], a);
-                fine[c]   = i == 0 ? b : _mm256_add_epi16(fine[c], b);
+                add16(coarse[c], _mm256_maddubs_epi16(numbers, four_bytes(parts)), i == 0);
+                add16(fine[c], _mm256_maddubs_epi16(numbers, four_bytes(parts + kBlock)), i == 0);
             }
         }
 #pragma GCC unroll 4
@@ -263,6 +272,7 @@ PLR_AVX2 inline void multiply_halves(const uint8_t * block, const __m256i (&pair
     constexpr int kMany = groups_at_once(Unpacker::kMost), kOnce = kMany < 4 ? kMany : 4;
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
+        asm volatile("" ::: "memory");
         const __m256i first  = _mm256_or_si256(_mm256_slli_epi32(pairs[half], 16),
                                                _mm256_and_si256(pairs[half], _mm256_set1_epi32(0xffff)));
         const __m256i second = _mm256_or_si256(
@@ -284,14 +294,13 @@ PLR_AVX2 inline void multiply_halves(const uint8_t * block, const __m256i (&pair
 #pragma GCC unroll 4
                 for (int c = 0; c < C; ++c) {
                     const __m256i four = four_bytes(columns[c].q + 4 * (from + i));
-                    const __m256i both = _mm256_maddubs_epi16(numbers, four);
-                    part[c]            = i == 0 ? both : _mm256_add_epi16(part[c], both);
+                    add16(part[c], _mm256_maddubs_epi16(numbers, four), i == 0);
                 }
             }
 #pragma GCC unroll 4
             for (int c = 0; c < C; ++c) {
-                const __m256i sum = _mm256_madd_epi16(part[c], from < kGroups / 2 ? first : second);
-                sums[c][half] = kZero == 0 && from == 0 ? sum : _mm256_add_epi32(sums[c][half], sum);
+                add32(sums[c][half], _mm256_madd_epi16(part[c], from < kGroups / 2 ? first : second),
+                      kZero == 0 && from == 0);
             }
         }
     }
