@@ -52,6 +52,11 @@ constexpr Row kTable[N_ROWS] = {  // of one kind the first usable row computes
     {"q4_k", kOnlyAvx2, WovenProduct::is_usable},
     {"q5_k", kOnlyAvx2, WovenProduct::is_usable},
     {"q6_k", kOnlyAvx2, WovenProduct::is_usable},
+    {"q2_k", kOnlyAvx2, WovenProduct::is_usable},
+    {"q3_k", kOnlyAvx2, WovenProduct::is_usable},
+    {"iq4_nl", kOnlyAvx2, WovenProduct::is_usable},
+    {"iq4_xs", kOnlyAvx2, WovenProduct::is_usable},
+    {"mxfp4", kOnlyAvx2, WovenProduct::is_usable},
 };
 
 // No other device knows a custom operation.

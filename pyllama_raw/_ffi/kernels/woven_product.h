@@ -122,7 +122,7 @@ class WovenProduct {
         self.multiply(*node, weights, state, n_threads);
     }
 
-    static constexpr int kKinds = 8;
+    static constexpr int kKinds = 13;
 
   private:
     struct Kind {
@@ -142,6 +142,8 @@ class WovenProduct {
         static constexpr Kind all[kKinds] = {
             kind<woven::Q4_0>(), kind<woven::Q4_1>(), kind<woven::Q5_0>(), kind<woven::Q5_1>(),
             kind<woven::Q8_0>(), kind<woven::Q4_K>(), kind<woven::Q5_K>(), kind<woven::Q6_K>(),
+            kind<woven::Q2_K>(), kind<woven::Q3_K>(), kind<woven::IQ4_NL>(), kind<woven::IQ4_XS>(),
+            kind<woven::MXFP4>(),
         };
         return all;
     }
