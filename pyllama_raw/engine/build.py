@@ -41,10 +41,12 @@ from pyllama_raw.engine.state_file import (
 from pyllama_raw.engine.telling import PolicyLog
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native.abort import AbortFlag
+from pyllama_raw.native.compute_thread import has_gpu
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.options.chat_templates import (
+from pyllama_raw.native.watch import Watch
     FALLBACK,
     FALLBACK_SOURCE,
     ChatTemplate,
@@ -99,6 +101,7 @@ def assemble(
     writer = None if store is None else DiskWriter(store)
 
     def make_context(lanes: Sequence[SamplerChain]) -> Context:
+    watched = None if has_gpu() else Watch()
         return Context(
             model,
             n_seq_max=layout.n_seq_max,
@@ -107,10 +110,11 @@ def assemble(
             deterministic=config.deterministic,
             **fields,
         )
+            watch=watched,
 
     waits, texts = config.scheduler, None
     if Operation.EMBED in capabilities.operations:
-        texts = text_contexts(model, config)
+        texts = text_contexts(model, config, watched)
     executor = NativeExecutor(
         make_context,
         # A sequence may run in a parked slot, too.
@@ -160,6 +164,7 @@ def assemble(
             max_adapter_bytes=config.max_adapter_bytes,
             decoder_start=start,
             template_process=config.model.template_process,
+            watch=watched,
             memory=memory.state if memory else None,
         )
     except BaseException:
