@@ -21,7 +21,7 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "scratch.h"
-#include "woven_tile.h"
+#include "woven_levels.h"
 
 class WovenWeights {
   public:
@@ -47,13 +47,12 @@ class WovenWeights {
 
 class WovenProduct {
   public:
-    // CPUs with AVX-512 have faster kernels, of ours or of libllama.
-    static bool is_usable() { return has_avx2() && !has_avx512(); }
+    static bool is_usable() { return woven::level() != nullptr; }
 
     // Whether weights of *type* can be woven, and the row of the table from that of the first.
     static int kind_of(ggml_type type) {
         for (int i = 0; i < kKinds; ++i) {
-            if (kinds()[i].type == type) {
+            if (woven::kKinds[i].type == type) {
                 return i;
             }
         }
@@ -88,7 +87,8 @@ class WovenProduct {
         const auto &         self     = *static_cast<const WovenProduct *>(data);
         const ggml_tensor &  rows     = *node->src[0];
         const ggml_tensor &  from     = *node->src[1];
-        const Kind &         kind     = kinds()[kind_of(rows.type)];
+        const int            index    = kind_of(rows.type);
+        const woven::Kind &  kind     = woven::kKinds[index];
         const int            n_blocks = int(rows.ne[0] / woven::kBlock);
         const int            n_columns = int(node->ne[1]), n_rows = int(node->ne[0]);
         const woven::Columns columns{self.packed_.data(), n_blocks};
@@ -103,7 +103,7 @@ class WovenProduct {
         for (int c = by_column ? first : 0; c < (by_column ? last : n_columns); ++c) {
             const auto * values = reinterpret_cast<const float *>(
                 static_cast<const char *>(from.data) + c * from.nb[1]);
-            woven::pack(columns, c, by_column ? 0 : first, by_column ? n_blocks : last, values);
+            self.level_->pack(columns, c, by_column ? 0 : first, by_column ? n_blocks : last, values);
         }
         // Nobody sets this before all threads have looked at it, which is behind the wait.
         const bool was_ready = weights.is_ready.load(std::memory_order_acquire);
@@ -124,39 +124,16 @@ class WovenProduct {
             for (int column = 0; column < n_columns; column += kColumnsOnce) {
                 const int end = std::min(column + kColumnsOnce, n_columns);
                 for (int r = row; r < std::min(row + chunk, n_rows); r += woven::kRows) {
-                    kind.tiles(memory + r / woven::kRows * n_bytes, columns, column, end, out + r,
+                    self.level_->tiles[index](memory + r / woven::kRows * n_bytes, columns, column, end, out + r,
                                stride, std::min(woven::kRows, n_rows - r));
                 }
             }
         }
     }
 
-    static constexpr int kKinds = 13;
+    static constexpr int kKinds = int(woven::kKinds.size());
 
   private:
-    struct Kind {
-        ggml_type type;
-        int       n_blocks;  // of 32 weights, that are woven together
-        int       n_bytes;   // of these, of 16 rows
-        void (*weave)(const char * const *, uint8_t *);
-        void (*tiles)(const uint8_t *, const woven::Columns &, int, int, float *, size_t, int);
-    };
-
-    template <class W>
-    static constexpr Kind kind() {
-        return {W::kType, W::kBlocks, W::kBytes, W::weave, woven::tiles<W>};
-    }
-
-    static const Kind * kinds() {  // in the order of the table
-        static constexpr Kind all[kKinds] = {
-            kind<woven::Q4_0>(), kind<woven::Q4_1>(), kind<woven::Q5_0>(), kind<woven::Q5_1>(),
-            kind<woven::Q8_0>(), kind<woven::Q4_K>(), kind<woven::Q5_K>(), kind<woven::Q6_K>(),
-            kind<woven::Q2_K>(), kind<woven::Q3_K>(), kind<woven::IQ4_NL>(), kind<woven::IQ4_XS>(),
-            kind<woven::MXFP4>(),
-        };
-        return all;
-    }
-
     static constexpr int     kColumnsOnce = 64;       // columns that stay in the cache of a core
     static constexpr int     kManyRows    = 1024;     // from which a thread takes more of them
     static constexpr size_t  kAhead       = 4096;     // that a tile may look at behind the end
@@ -173,12 +150,12 @@ class WovenProduct {
     }
 
     static size_t group_bytes(const ggml_tensor & rows) {
-        const Kind & kind = kinds()[kind_of(rows.type)];
+        const woven::Kind & kind = woven::kKinds[kind_of(rows.type)];
         return size_t(rows.ne[0] / (woven::kBlock * kind.n_blocks)) * kind.n_bytes;
     }
 
     // Rows that do not exist repeat the last one.
-    static void weave(const ggml_tensor & rows, const Kind & kind, int64_t group, uint8_t * to) {
+    static void weave(const ggml_tensor & rows, const woven::Kind & kind, int64_t group, uint8_t * to) {
         const size_t  n_bytes  = ggml_type_size(rows.type);
         const int64_t n_blocks = rows.ne[0] / ggml_blck_size(rows.type);
         const char *  from[woven::kRows];
@@ -203,6 +180,7 @@ class WovenProduct {
         }
     }
 
+    const woven::Level * const level_ = woven::level();
     Scratch packed_;
     std::unordered_map<const void *, std::shared_ptr<WovenWeights>> weights_;
 };

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from array import array
 from pathlib import Path
 
@@ -10,8 +13,10 @@ import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize
 
+from benchmarks.load.products import compiled, lines_of
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.kernels import table
+from pyllama_raw.native.kernels import table, woven_levels
+from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import quantize
 from scripts.tiny_models.gguf import write
@@ -21,13 +26,22 @@ from tests.native.support import last_logits, make_context, make_prompt
 WIDE = sizes(4, 2, n_embd=256, n_ff=512)
 KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k_m", "q5_k_m", "q6_k")
 WOVEN = [row.computes for row in table() if row.is_woven]
-IS_USABLE = any(row.is_usable for row in table() if row.is_woven)
+LEVELS = woven_levels()
+EMULATED = Path(__file__).parent / "emulated.h"
 PLAIN = {"flash_attn": "off", "type_k": "f32", "type_v": "f32"}
 
 pytestmark = [
     pytest.mark.native,
-    pytest.mark.skipif(not IS_USABLE, reason="they are for AVX2 without AVX-512"),
+    pytest.mark.skipif(LEVELS[1:] == (), reason="they are for AVX2 and more"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def best_level():
+    """The best level of this CPU, which may not be the one that was measured."""
+    assert lib.plr_woven_choose(LEVELS[-1].encode())
+    yield
+    assert lib.plr_woven_choose(b"auto")
 
 
 def taken(context) -> dict[str, int]:
@@ -134,3 +148,59 @@ def test_contexts_of_a_model_share_woven_weights(model):
         c = last_logits(second, prompt)
 
     assert a.tobytes() == b.tobytes() == c.tobytes()
+
+
+def test_all_levels_of_instructions_give_the_same_bits(model):
+    """
+    Contexts of one model share its woven weights, each by another level of this CPU. Prompts of
+    many lengths make tiles of all widths.
+    """
+    logits = {}
+    for level in LEVELS:
+        assert lib.plr_woven_choose(level.encode())
+        with make_context(model, **PLAIN) as context:
+            rows = []
+            for n_tokens in (1, 2, 3, 4, 5, 6, 7, 8, 17):
+                row = last_logits(context, prompt_of(model, n_tokens))
+                rows.append(row.tobytes())
+                context.clear()
+            assert taken(context)
+        logits[level] = rows
+
+    assert all(rows == logits["plain"] for rows in logits.values())
+
+
+def test_a_level_that_this_cpu_does_not_have_is_refused():
+    """
+    The error names the variable, its value and the levels.
+    """
+    code = "from pyllama_raw.native.libllama import load; load()"
+    environment = os.environ | {"PYLLAMA_RAW_WOVEN": "avx3"}
+    command = [sys.executable, "-c", code]
+
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)  # noqa: S603
+
+    assert "ConfigError: PYLLAMA_RAW_WOVEN=avx3: levels are auto, plain, avx2" in done.stderr
+
+
+def has_simde() -> bool:
+    question = "#if !__has_include(<simde/x86/avx512.h>)\n#error\n#endif"
+    command = ["c++", "-E", "-x", "c++", "-"]
+    done = subprocess.run(command, input=question, capture_output=True, text=True)
+    return done.returncode == 0
+
+
+@pytest.mark.slow
+def test_levels_that_this_cpu_lacks_give_the_same_bits_where_they_are_emulated(tmp_path):
+    """
+    AVX-VNNI and AVX-512, of all types and widths of tiles, with the largest numbers, by SIMDe.
+    """
+    if "avx2" not in LEVELS or not has_simde():
+        pytest.skip("SIMDe is not installed (libsimde-dev), or there is no AVX2")
+    flags = ["-O1", "-mavx2", "-mfma", "-mf16c", f'-DPLR_EMULATED="{EMULATED}"']
+    program = compiled(tmp_path / "products", *flags)
+
+    lines = list(lines_of(program, "check"))
+
+    assert [line for line in lines if not line.endswith("same bits")] == []
+    assert {line.split()[0] for line in lines} == {"plain", "avx2", "avxvnni", "avx512vnni"}
