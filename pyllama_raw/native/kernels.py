@@ -59,19 +59,14 @@ def woven_levels() -> tuple[str, ...]:
 
 
 def weaves(header: Header) -> bool:
-    """
-    Whether our kernels for woven weights multiply all weights of a model here.
-
-    They leave experts to libllama, and so a model that has some.
-    """
+    """Whether our kernels for woven weights multiply all weights of a model here."""
     woven = {row.computes for row in table() if row.is_woven and row.is_usable}
     kinds = {
         text(lib.ggml_type_name(tensor.type)).lower()
         for tensor in header.tensors
         if len(tensor.dims) > 1
     }
-    has_experts = any(len(tensor.dims) > 2 for tensor in header.tensors)
-    return bool(kinds & woven) and kinds <= woven | FLOATS and not has_experts
+    return bool(kinds & woven) and kinds <= woven | FLOATS
 
 
 class Kernels(Handle):

@@ -26,8 +26,9 @@ constexpr int kBlock = 32, kRows = 16, kGroups = 8, kPlane = 4 * kRows;
 
 // Columns, quantised to 8 bits by blocks: value = d * q.
 struct Columns {
-    char * data;
-    int    n_blocks;
+    char *          data;
+    int             n_blocks;
+    const int32_t * order = nullptr;  // where each is; else they stand as they are counted
 
     // Of a column: d and the sum of values of each block, integer sums of its halves, q, and q in
     // two parts, because sets and types differ in what they multiply.
@@ -36,7 +37,9 @@ struct Columns {
                64 * 64;
     }
 
-    char *    at(int column) const { return data + column * bytes(n_blocks); }
+    char * at(int column) const {
+        return data + (order == nullptr ? column : order[column]) * bytes(n_blocks);
+    }
     float *   d(int column) const { return reinterpret_cast<float *>(at(column)); }
     float *   sums(int column) const { return d(column) + n_blocks; }
     int16_t * half_sums(int column) const {
