@@ -107,7 +107,8 @@ def measure_products(n_mb: int, report: Report) -> None:
 def measure(options: Namespace, report: Report) -> None:
     """Interleaved rounds; the first does not count."""
     if options.products:
-        return measure_products(options.mb, report)
+        measure_products(options.mb, report)
+        return
     fields = {"n_ctx": N_CTX, "n_threads": options.threads}
     runs: dict[bool, list[Speeds]] = {True: [], False: []}
     with Model.load(options.model) as model:
@@ -133,7 +134,9 @@ def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
     parser.add_argument("--products", action="store_true", help="of each level of CPUs")
-    parser.add_argument("--mb", type=int, default=64, help="of weights of --products (64)")
+    parser.add_argument(
+        "--mb", type=int, default=64, help="of weights of --products (64)"
+    )
     return run_script("kernels", measure, parser)
 
 

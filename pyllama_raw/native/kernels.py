@@ -17,7 +17,7 @@ class Kernel(NamedTuple):
     computes: str  # "attention", products by "columns", or with a type of weights
     needs: str  # of the CPU
     is_usable: bool  # on this machine
-    is_woven: bool  # multiplies weights that are woven once (_ffi/kernels/woven_types.h)
+    is_woven: bool  # multiplies woven weights (_ffi/kernels/woven_types.h)
     why_not: str = ""  # empty if it is usable
 
 
@@ -53,7 +53,8 @@ def woven_levels() -> tuple[str, ...]:
     names: list[str] = []
     index = 0
     while name := text(lib.plr_woven_level(index, is_usable)):
-        names += [name] * is_usable[0]
+        if is_usable[0]:
+            names.append(name)
         index += 1
     return tuple(names)
 

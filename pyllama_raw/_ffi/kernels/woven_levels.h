@@ -316,8 +316,8 @@ struct Level {
 constexpr Level kLevels[] = {
     {"plain", "x86-64", [] { return true; }, plain::pack, plain::kTiles.data()},
     {"avx2", "AVX2, FMA and F16C", has_avx2, avx2::pack, avx2::kTiles.data()},
-    {"avxvnni", "AVX-VNNI, FMA and F16C", has_avxvnni, avxvnni::pack, avxvnni::kTiles.data()},
-    {"avx512vnni", "AVX-512 F, BW, DQ, VL and VNNI", has_avx512, avx512vnni::pack, avx512vnni::kTiles.data()},
+    {"avxvnni", "AVX2, FMA, F16C and AVX-VNNI", has_avxvnni, avxvnni::pack, avxvnni::kTiles.data()},
+    {"avx512vnni", "AVX-512 with VNNI", has_avx512, avx512vnni::pack, avx512vnni::kTiles.data()},
 };
 
 // The best one where it was measured. With AVX-512 none was: other kernels of ours, or libllama's,
