@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -12,27 +15,41 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
+from benchmarks.load.products import compiled, lines_of
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.kernels import table
+from pyllama_raw.native.gguf_header import read_header
+from pyllama_raw.native.kernels import table, woven_levels
 from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model
 from scripts.tiny_models import vocab
 from scripts.tiny_models.gguf import write
-from scripts.tiny_models.recipe import Recipe, sizes
+from scripts.tiny_models.recipe import Recipe, experts, sizes
 from tests.native.support import last_logits, make_context, make_prompt
 
-N_EMBD, N_VOCAB = 512, vocab.N_VOCAB + 13  # rows of the output are no whole tiles
-WIDE = sizes(4, 2, n_embd=N_EMBD, n_ff=768)
+N_VOCAB = vocab.N_VOCAB + 13  # rows of the output are no whole tiles
+# Rows are multiples of 256, which K types need.
+WIDE = sizes(4, 2, n_embd=512, n_ff=768, vocab_size=N_VOCAB)
+# All are used: a router that chooses would make another model of other digits.
+EXPERTS = WIDE | experts(4, 4) | {"expert_feed_forward_length": 256}
 WOVEN = [row.computes for row in table() if row.is_woven]
-IS_USABLE = any(row.is_usable for row in table() if row.is_woven)
+LEVELS = woven_levels()
+EMULATED = Path(__file__).parent / "emulated.h"
 PLAIN = {"flash_attn": "off", "type_k": "f32", "type_v": "f32"}
 
 Floats = NDArray[np.float32]
 
 pytestmark = [
     pytest.mark.native,
-    pytest.mark.skipif(not IS_USABLE, reason="they are for AVX2 without AVX-512"),
+    pytest.mark.skipif(LEVELS[1:] == (), reason="they are for AVX2 and more"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def best_level():
+    """The best level of this CPU, which may not be the one that was measured."""
+    assert lib.plr_woven_choose(LEVELS[-1].encode())
+    yield
+    assert lib.plr_woven_choose(b"auto")
 
 
 def taken(context) -> dict[str, int]:
@@ -46,19 +63,29 @@ def prompt_of(model: Model, n_tokens: int, seed: int = 0) -> array[int]:
 
 
 @pytest.fixture(scope="module")
-def floats(tmp_path_factory) -> Path:
-    """A model that a K type fits: its rows are multiples of 256."""
-    path = tmp_path_factory.mktemp("floats") / "wide.gguf"
-    fields = WIDE | {"vocab_size": N_VOCAB}
-    write(Recipe("wide", "llama", fields, more=vocab.extended(N_VOCAB)), path)
-    return path
+def floats(tmp_path_factory) -> dict[str, Path]:
+    """Models whose matrices are floats."""
+    folder = tmp_path_factory.mktemp("floats")
+    more = vocab.extended(N_VOCAB)
+    paths = {name: folder / f"{name}.gguf" for name in ("wide", "experts")}
+    write(Recipe("wide", "llama", WIDE, more=more), paths["wide"])
+    write(Recipe("wide", "llama", EXPERTS, more=more), paths["experts"])
+    return paths
 
 
-@pytest.fixture(scope="module", params=WOVEN)
+@pytest.fixture(
+    scope="module",
+    params=[
+        *((kind, "wide") for kind in WOVEN),
+        *((kind, "experts") for kind in ("q4_1", "q4_k", "mxfp4")),
+    ],
+    ids="-".join,
+)
 def model(request, floats, tmp_path_factory):
     """All matrices are of one type."""
-    path = tmp_path_factory.mktemp("woven") / f"{request.param}.gguf"
-    with Model.load(in_type(request.param, floats, path), use_extra_bufts=False) as one:
+    kind, source = request.param
+    path = tmp_path_factory.mktemp("woven") / f"{kind}.gguf"
+    with Model.load(in_type(kind, floats[source], path), use_extra_bufts=False) as one:
         yield one
 
 
@@ -95,13 +122,15 @@ def as_floats(source: Path, target: Path) -> Path:
 def in_type(
     kind: str, source: Path, target: Path, without: tuple[str, ...] = ()
 ) -> Path:
-    """The model *source* with its matrices in type *kind*, of those *without* only zeros."""
+    """
+    The model *source* with its matrices in type *kind*, but for routers; tensors *without* are zero.
+    """
     data_type = GGMLQuantizationType[kind.upper()]
 
     def change(name: str, floats: Floats) -> tuple[np.ndarray, GGMLQuantizationType]:
         if any(part in name for part in without):
             floats = np.zeros_like(floats)
-        if floats.ndim == 1:
+        if floats.ndim == 1 or "ffn_gate_inp" in name:
             return floats, GGMLQuantizationType.F32
         return quantised(floats, data_type), data_type
 
@@ -109,10 +138,11 @@ def in_type(
 
 
 def quantised(floats: Floats, data_type: GGMLQuantizationType) -> NDArray[np.uint8]:
-    n_rows, n_values = floats.shape
-    data = np.zeros((n_rows, lib.ggml_row_size(data_type, n_values)), np.uint8)
+    *shape, n_values = floats.shape
+    data = np.zeros((*shape, lib.ggml_row_size(data_type, n_values)), np.uint8)
     values = np.ascontiguousarray(floats)
     source, target = ffi.from_buffer("float[]", values), ffi.from_buffer(data)
+    n_rows = values.size // n_values
     lib.ggml_quantize_chunk(data_type, source, target, 0, n_rows, n_values, ffi.NULL)
     return data
 
@@ -151,7 +181,9 @@ def test_products_err_by_the_roundings_of_columns_only(kind, floats, tmp_path):
     tiles, with normed embeddings. A column is rounded to 127 steps up to the largest of 32
     values; a few values may be rounded to the other side. Of any number of columns.
     """
-    path = in_type(kind, floats, tmp_path / "one.gguf", ("attn_output", "ffn_down"))
+    path = in_type(
+        kind, floats["wide"], tmp_path / "one.gguf", ("attn_output", "ffn_down")
+    )
     tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     embeddings, output, norm = (
         dequantize(tensors[name].data, tensors[name].tensor_type).astype(float)
@@ -191,6 +223,10 @@ def test_a_column_has_the_bits_of_it_alone(model):
     """
     Streams that are decoded together have the logits of each by itself.
     """
+    if any(len(t.dims) > 2 for t in read_header(str(model.path)).tensors):
+        pytest.skip(
+            "libllama multiplies routers (test_woven_experts.py has the experts)"
+        )
     fields = {**PLAIN, "kv_unified": False, "n_seq_max": 7}
     prompts = [prompt_of(model, 5, seed=slot) for slot in range(7)]
     with make_context(model, **fields) as context:
@@ -223,3 +259,73 @@ def test_contexts_of_a_model_share_woven_weights(model):
         c = last_logits(second, prompt)
 
     assert a.tobytes() == b.tobytes() == c.tobytes()
+
+
+def test_all_levels_of_instructions_give_the_same_bits(model):
+    """
+    Contexts of one model share its woven weights, each by another level of this CPU. Prompts of
+    many lengths make tiles of all widths.
+    """
+    logits = {}
+    for level in LEVELS:
+        assert lib.plr_woven_choose(level.encode())
+        with make_context(model, **PLAIN) as context:
+            rows = []
+            for n_tokens in (1, 2, 3, 4, 5, 6, 7, 8, 17):
+                row = last_logits(context, prompt_of(model, n_tokens))
+                rows.append(row.tobytes())
+                context.clear()
+            assert taken(context)
+        logits[level] = rows
+
+    assert all(rows == logits["plain"] for rows in logits.values())
+
+
+def test_a_level_that_this_cpu_does_not_have_is_refused():
+    """
+    The error names the variable, its value and the levels.
+    """
+    code = "from pyllama_raw.native.libllama import load; load()"
+    environment = os.environ | {"PYLLAMA_RAW_WOVEN": "avx3"}
+    command = [sys.executable, "-c", code]
+
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment
+    )
+
+    assert (
+        "ConfigError: PYLLAMA_RAW_WOVEN=avx3: levels are auto, plain, avx2"
+        in done.stderr
+    )
+
+
+def has_simde() -> bool:
+    question = "#if !__has_include(<simde/x86/avx512.h>)\n#error\n#endif"
+    command = ["c++", "-E", "-x", "c++", "-"]
+    done = subprocess.run(
+        command, check=False, input=question, capture_output=True, text=True
+    )
+    return done.returncode == 0
+
+
+@pytest.mark.slow
+def test_levels_that_this_cpu_lacks_give_the_same_bits_where_they_are_emulated(
+    tmp_path,
+):
+    """
+    AVX-VNNI and AVX-512, of all types and widths of tiles, with the largest numbers, by SIMDe.
+    """
+    if "avx2" not in LEVELS or not has_simde():
+        pytest.skip("SIMDe is not installed (libsimde-dev), or there is no AVX2")
+    flags = ["-O1", "-mavx2", "-mfma", "-mf16c", f'-DPLR_EMULATED="{EMULATED}"']
+    program = compiled(tmp_path / "products", *flags)
+
+    lines = list(lines_of(program, "check"))
+
+    assert [line for line in lines if not line.endswith("same bits")] == []
+    assert {line.split()[0] for line in lines} == {
+        "plain",
+        "avx2",
+        "avxvnni",
+        "avx512vnni",
+    }
