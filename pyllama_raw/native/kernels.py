@@ -19,12 +19,8 @@ class Kernel(NamedTuple):
     computes: str  # "attention", products by "columns", or with a type of weights
     needs: str  # of the CPU
     is_usable: bool  # on this machine
+    is_woven: bool  # multiplies woven weights (_ffi/kernels/woven_types.h)
     why_not: str = ""  # empty if it is usable
-
-    @property
-    def is_woven(self) -> bool:
-        """Whether it multiplies weights that are woven once (_ffi/kernels/woven_tile.h)."""
-        return "without AVX-512" in self.needs
 
 
 def table() -> tuple[Kernel, ...]:
@@ -44,8 +40,25 @@ def table() -> tuple[Kernel, ...]:
             why_not = f"a device that is no CPU is there ({', '.join(others)})"
         elif not row.is_usable:
             why_not = "the CPU lacks these, or its libllama multiplies with other bits"
-        rows.append(Kernel(computes, needs, bool(row.is_usable), why_not))
+        is_usable, is_woven = bool(row.is_usable), bool(row.is_woven)
+        rows.append(Kernel(computes, needs, is_usable, is_woven, why_not))
     return tuple(rows)
+
+
+def woven_levels() -> tuple[str, ...]:
+    """
+    Sets of instructions of this CPU that can multiply woven weights, the least first.
+
+    PYLLAMA_RAW_WOVEN names the one that does. All give the same bits.
+    """
+    is_usable = ffi.new("bool *")
+    names: list[str] = []
+    index = 0
+    while name := text(lib.plr_woven_level(index, is_usable)):
+        if is_usable[0]:
+            names.append(name)
+        index += 1
+    return tuple(names)
 
 
 def weaves(header: Header) -> bool:

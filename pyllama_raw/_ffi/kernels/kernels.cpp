@@ -1,5 +1,8 @@
 #include "kernels.h"
 
+#include <cstring>
+#include <iterator>
+
 #include "boundary/exceptions.h"
 #include "callback.h"
 
@@ -8,13 +11,30 @@ struct plr_kernels : Kernels {};
 bool plr_kernels_row(int32_t index, plr_kernel * row) {
 #if defined(__x86_64__) && defined(__GNUC__)
     if (index < kernels::N_ROWS) {
-        const kernels::Row & found = kernels::kTable[index];
-        *row = {found.computes, found.needs,
+        *row = {kernels::kTable[index].computes, kernels::needs(index), index >= kernels::WOVEN,
                 guarded<bool>(false, [&] { return kernels::is_usable(index); })};
         return true;
     }
 #endif
     return false;
+}
+
+const char * plr_woven_level(int32_t index, bool * is_usable) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (index < int32_t(std::size(woven::kLevels))) {
+        *is_usable = woven::kLevels[index].is_usable();
+        return woven::kLevels[index].name;
+    }
+#endif
+    return nullptr;
+}
+
+bool plr_woven_choose(const char * name) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    return woven::choose_level(name);
+#else
+    return std::strcmp(name, "auto") == 0;
+#endif
 }
 
 const char * plr_cpu_level(void) {

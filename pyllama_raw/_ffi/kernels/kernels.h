@@ -19,11 +19,22 @@
 typedef struct plr_kernel {
     const char * computes;
     const char * needs;      /* of the CPU */
+    bool         is_woven;   /* a product of weights that are woven once */
     bool         is_usable;  /* here */
 } plr_kernel;
 
 /* The table of kernels, of a kind the best first; false if it has no row *index*. */
 bool plr_kernels_row(int32_t index, plr_kernel * row);
+
+/*
+ * The sets of instructions that multiply woven weights, the least first, as PYLLAMA_RAW_WOVEN names
+ * them; NULL if there is no *index*. All give the same bits.
+ */
+const char * plr_woven_level(int32_t index, bool * is_usable);
+
+/* Contexts that are made from now on take this level; "auto": the one that was measured to be best.
+   False: it does not exist or is not usable here. */
+bool plr_woven_choose(const char * name);
 
 /* The level of CPUs that libllama and the kernels are built for: see _ffi/cpu_level.py. */
 const char * plr_cpu_level(void);

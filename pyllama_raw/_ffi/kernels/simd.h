@@ -7,6 +7,7 @@
 #define PLR_AVX512 \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
 #define PLR_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define PLR_AVXVNNI __attribute__((target("avx2,fma,f16c,avxvnni")))
 
 // For functions that unmarked functions call: GCC 12 drops such calls, because it believes that
 // nobody uses what is stored through vectors.
@@ -34,4 +35,12 @@ inline bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512vnni") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl");
+}
+
+// VNNI in vectors of 256 bits, which CPUs without AVX-512 have, too.
+inline bool has_avxvnni() {
+#ifdef PLR_WITHOUT_AVX512
+    return false;
+#endif
+    return has_avx2() && __builtin_cpu_supports("avxvnni");
 }

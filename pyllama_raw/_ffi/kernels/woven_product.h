@@ -25,7 +25,7 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "scratch.h"
-#include "woven_tile.h"
+#include "woven_levels.h"
 
 class WovenWeights {
   public:
@@ -54,13 +54,12 @@ class WovenWeights {
 
 class WovenProduct {
   public:
-    // CPUs with AVX-512 have faster kernels, of ours or of libllama.
-    static bool is_usable() { return has_avx2() && !has_avx512(); }
+    static bool is_usable() { return woven::level() != nullptr; }
 
     // Whether weights of *type* can be woven, and the row of the table from that of the first.
     static int kind_of(ggml_type type) {
         for (int i = 0; i < kKinds; ++i) {
-            if (kinds()[i].type == type) {
+            if (woven::kKinds[i].type == type) {
                 return i;
             }
         }
@@ -124,32 +123,9 @@ class WovenProduct {
         self.multiply(*node, weights, state, n_threads);
     }
 
-    static constexpr int kKinds = 13;
+    static constexpr int kKinds = int(woven::kKinds.size());
 
   private:
-    struct Kind {
-        ggml_type type;
-        int       n_blocks;  // of 32 weights, that are woven together
-        int       n_bytes;   // of these, of 16 rows
-        void (*weave)(const char * const *, uint8_t *);
-        void (*tiles)(const uint8_t *, const woven::Columns &, int, int, float *, size_t, int);
-    };
-
-    template <class W>
-    static constexpr Kind kind() {
-        return {W::kType, W::kBlocks, W::kBytes, W::weave, woven::tiles<W>};
-    }
-
-    static const Kind * kinds() {  // in the order of the table
-        static constexpr Kind all[kKinds] = {
-            kind<woven::Q4_0>(), kind<woven::Q4_1>(), kind<woven::Q5_0>(), kind<woven::Q5_1>(),
-            kind<woven::Q8_0>(), kind<woven::Q4_K>(), kind<woven::Q5_K>(), kind<woven::Q6_K>(),
-            kind<woven::Q2_K>(), kind<woven::Q3_K>(), kind<woven::IQ4_NL>(), kind<woven::IQ4_XS>(),
-            kind<woven::MXFP4>(),
-        };
-        return all;
-    }
-
     static constexpr int     kColumnsOnce = 64;       // columns that stay in the cache of a core
     static constexpr int     kChunks      = 8;        // large ones that each thread finds
     static constexpr size_t  kAhead       = 4096;     // that a tile may look at behind the end
@@ -169,7 +145,7 @@ class WovenProduct {
     }
 
     static size_t group_bytes(const ggml_tensor & rows) {
-        const Kind & kind = kinds()[kind_of(rows.type)];
+        const woven::Kind & kind = woven::kKinds[kind_of(rows.type)];
         return size_t(rows.ne[0] / (woven::kBlock * kind.n_blocks)) * kind.n_bytes;
     }
 
@@ -247,14 +223,14 @@ class WovenProduct {
             const auto * values = reinterpret_cast<const float *>(
                 static_cast<const char *>(from.data) + c % from.ne[1] * from.nb[1] +
                 c / from.ne[1] * from.nb[2]);
-            woven::pack(columns, c, by_column ? 0 : first, by_column ? n_blocks : last, values);
+            level_->pack(columns, c, by_column ? 0 : first, by_column ? n_blocks : last, values);
         }
     }
 
     // Rows that do not exist repeat the last one.
     static void weave(const ggml_tensor & rows, const WovenWeights & weights, int32_t matrix,
                       int64_t first, int64_t last) {
-        const Kind &  kind     = kinds()[kind_of(rows.type)];
+        const woven::Kind & kind = woven::kKinds[kind_of(rows.type)];
         const size_t  n_bytes  = ggml_type_size(rows.type);
         const int64_t n_blocks = rows.ne[0] / ggml_blck_size(rows.type);
         uint8_t *     to       = memory_of(rows, weights, matrix) + first * group_bytes(rows);
@@ -303,7 +279,7 @@ class WovenProduct {
     // Rows first to last of *matrix*, times its columns.
     void multiply(ggml_tensor & node, const uint8_t * memory, int matrix, int first, int last) const {
         const ggml_tensor & rows   = *node.src[0];
-        const Kind &        kind   = kinds()[kind_of(rows.type)];
+        const int           kind   = kind_of(rows.type);
         const size_t        stride = node.nb[1] / sizeof(float);
         const int64_t       n_each = node.src[1]->ne[1];  // experts may share one
         const int32_t       end    = begins()[matrix + 1];
@@ -318,7 +294,7 @@ class WovenProduct {
             for (int row = first; row < last; row += woven::kRows) {
                 alignas(64) float out[kColumnsOnce * woven::kRows];
                 const int         n_rows = std::min(woven::kRows, last - row);
-                kind.tiles(memory + row / woven::kRows * group_bytes(rows), columns, 0, n, out,
+                level_->tiles[kind](memory + row / woven::kRows * group_bytes(rows), columns, 0, n, out,
                            woven::kRows, n_rows);
                 for (int c = 0; c < n; ++c) {
                     std::memcpy(static_cast<float *>(node.data) + to[c] * stride + row,
@@ -345,6 +321,8 @@ class WovenProduct {
             madvise(reinterpret_cast<void *>(begin), end - begin, MADV_DONTNEED);
         }
     }
+
+    const woven::Level * const level_ = woven::level();
 
     Scratch packed_, places_;
     std::unordered_map<const void *, std::shared_ptr<WovenWeights>> weights_;

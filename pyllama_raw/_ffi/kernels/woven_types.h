@@ -9,66 +9,34 @@
 //
 // Numbers of a block are unpacked without sign. What their zero adds is taken away in integers, by
 // the sum of the column, so nothing is rounded before a block is complete.
-#pragma once
+//
+// woven_levels.h includes this file once for each set of instructions, *Set*, whose vectors have
+// one of kParts parts of the rows.
 
-#include <cstdint>
-#include <cstring>
+using Group  = Set::Group;
+using Pairs  = Set::Pairs;
+using Ints   = Set::Ints;
+using Floats = Set::Floats;
+using Sum    = Set::Sum;
 
-#include "ggml.h"
-#include "simd.h"
+constexpr int kLanes = Set::kLanes, kParts = kRows / kLanes, kMaxColumns = Set::kMaxColumns;
 
-namespace woven {
-
-constexpr int kBlock = 32, kRows = 16, kHalf = 8, kGroups = 8, kMaxColumns = 4;
-constexpr int kPlane = 4 * kRows;
-
-// What a tile needs of a block of one half of the rows: weight = d * q + m. A type with a minimum
+// What a tile needs of a block of one part of the rows: weight = d * q + m. A type with a minimum
 // of each 16 weights has both of a row as 16-bit integers; weight = d * q + m * minimum.
 struct Scales {
-    __m256  d;
-    __m256  m{};
-    __m256i minima{};
+    Floats d;
+    Floats m{};
+    Pairs  minima{};
 };
 
-enum class Minimum { NONE, OF_BLOCK, OF_HALVES };
-
-// A block of a column: 32 numbers q; the same as q = 16 * coarse + fine, 32 of each; and the sums
-// of both halves of q.
-struct Column {
-    const int8_t *  q;
-    const int8_t *  parts;
-    const int16_t * half_sums;
-};
-
-PLR_AVX2 inline __m256i load(const uint8_t * from) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
-}
-
-PLR_AVX2 inline __m128i load_half(const uint8_t * from) {
-    return _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
-}
-
-PLR_AVX2 inline __m256 halves(const uint8_t * from) { return _mm256_cvtph_ps(load_half(from)); }
-
-PLR_AVX2 inline __m256 floats(const uint8_t * bytes) {
-    return _mm256_cvtepi32_ps(
-        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(bytes))));
-}
-
-PLR_AVX2 inline __m256 signed_floats(const uint8_t * bytes) {
-    return _mm256_cvtepi32_ps(
-        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(bytes))));
-}
-
-template <class T>
-PLR_AVX2 inline __m256i four_bytes(const T * from) {
-    int32_t four;
-    std::memcpy(&four, from, sizeof(four));
-    return _mm256_set1_epi32(four);
+PLR_WOVEN inline Group load(const uint8_t * plane, int part) {
+    Group numbers;
+    std::memcpy(&numbers, plane + 4 * kLanes * part, sizeof(numbers));
+    return numbers;
 }
 
 // ---------------------------------------------------------------------------------------------
-// Unpackers: four numbers of each row of one half of the rows, of one group.
+// Unpackers: four numbers of each row of one part of the rows, of one group.
 //   kMost    the largest number
 //   kBytes   of a block
 //   group()  of the block
@@ -82,12 +50,12 @@ struct Bits {
     static constexpr int kLowSize = kLow * kPlane;
     static constexpr int kBytes   = kLowSize + kHigh * kPlane;
 
-    PLR_AVX2 static inline __m256i group(const uint8_t * block, int g, int half) {
-        const __m256i low = bits<kLow, 0>(block, g, half);
+    PLR_WOVEN static inline Group group(const uint8_t * block, int g, int part) {
+        const Group low = bits<kLow, 0>(block, g, part);
         if constexpr (kHigh == 0) {
             return low;
         } else {
-            return _mm256_or_si256(low, bits<kHigh, kLow>(block + kLowSize, g, half));
+            return low | bits<kHigh, kLow>(block + kLowSize, g, part);
         }
     }
 
@@ -109,12 +77,11 @@ struct Bits {
   private:
     // n bits of group *g*, moved to bit kTo. A shift moves bits between two bytes; they are masked.
     template <int n, int kTo>
-    PLR_AVX2 static inline __m256i bits(const uint8_t * planes, int g, int half) {
-        const __m256i plane = load(planes + kPlane * (g % n) + 32 * half);
-        const int     bit   = n * (g / n);
-        const __m256i moved = bit < kTo ? _mm256_slli_epi16(plane, kTo - bit)
-                                        : _mm256_srli_epi16(plane, bit - kTo);
-        return _mm256_and_si256(moved, _mm256_set1_epi8(((1 << n) - 1) << kTo));
+    PLR_WOVEN static inline Group bits(const uint8_t * planes, int g, int part) {
+        const auto plane = Pairs(load(planes + kPlane * (g % n), part));
+        const int  bit   = n * (g / n);
+        const auto moved = Group(bit < kTo ? plane << (kTo - bit) : plane >> (bit - kTo));
+        return moved & uint8_t(((1 << n) - 1) << kTo);
     }
 
     template <int n>
@@ -135,8 +102,8 @@ using Nibbles = Bits<4, 0>;
 struct Bytes {
     static constexpr int kMost = 255, kBytes = kGroups * kPlane;
 
-    PLR_AVX2 static inline __m256i group(const uint8_t * block, int g, int half) {
-        return load(block + kPlane * g + 32 * half);
+    PLR_WOVEN static inline Group group(const uint8_t * block, int g, int part) {
+        return load(block + kPlane * g, part);
     }
 
     static void put(uint8_t * block, int r, const uint8_t (&q)[kBlock]) {
@@ -151,9 +118,8 @@ template <class Table>
 struct Places {
     static constexpr int kMost = Table::kMost, kBytes = Nibbles::kBytes;
 
-    PLR_AVX2 static inline __m256i group(const uint8_t * block, int g, int half) {
-        const __m256i table = _mm256_broadcastsi128_si256(load_half(Table::kNumbers));
-        return _mm256_shuffle_epi8(table, Nibbles::group(block, g, half));
+    PLR_WOVEN static inline Group group(const uint8_t * block, int g, int part) {
+        return Set::look_up(Table::kNumbers, Nibbles::group(block, g, part));
     }
 };
 
@@ -172,135 +138,144 @@ struct Nonlinear {
 
 // ---------------------------------------------------------------------------------------------
 
-// Sums are in registers, one after the other. The compiler would otherwise add in an order that has
-// all products at once, and put them into memory.
-PLR_AVX2 inline void add16(__m256i & sum, __m256i products, bool is_first) {
-    sum = is_first ? products : _mm256_add_epi16(sum, products);
-    asm("" : "+x"(sum));
+// Adds in this order. The compiler would otherwise have all products at once, and put them into
+// memory.
+template <class T>
+PLR_WOVEN inline void keep(T & sum) {
+    asm("" : "+v"(sum));
 }
 
-PLR_AVX2 inline void add32(__m256i & sum, __m256i products, bool is_first) {
-    sum = is_first ? products : _mm256_add_epi32(sum, products);
-    asm("" : "+x"(sum));
+PLR_WOVEN inline void add_products(Sum & sum, Group numbers, const int8_t * column, bool is_first) {
+    sum = Set::add(is_first ? Sum{} : sum, numbers, column);
+    keep(sum);
 }
 
-// Of how many groups 16 bits hold the sum: a pair of products is 2 * 127 * *most* at most.
+PLR_WOVEN inline void add(Ints & sum, Ints others, bool is_first) {
+    sum = is_first ? others : sum + others;
+    keep(sum);
+}
+
+// Of how many groups a Sum holds the products: a pair of them is 2 * 127 * *most* at most.
 constexpr int groups_at_once(int most) {
-    const int n = INT16_MAX / (2 * 127 * most);
+    const int n = Set::kMaxSum / (2 * 127 * most);
     return n >= 8 ? 8 : n >= 4 ? 4 : n >= 2 ? 2 : 0;
 }
 
-// What the zero adds to the sums of a block, negative, is where these begin: *minus* has the zero
-// times the scale for both halves of the block, or the zero alone if they have one scale.
-PLR_AVX2 inline __m256i without_zero(__m256i minus, const Column & column) {
-    return _mm256_madd_epi16(minus, four_bytes(column.half_sums));
-}
-
-// Sums of products of each row of both halves of rows with C columns, of a block with one scale.
+// Sums of products of each row with C columns, of a block with one scale. They begin with what
+// the zero adds to them, negative.
 template <class Unpacker, int kZero, int C>
-PLR_AVX2 inline void multiply(const uint8_t * block, const Column * columns, __m256i (*sums)[2]) {
+PLR_WOVEN inline void multiply_whole(const uint8_t * block, const Column * columns,
+                                     Ints (*sums)[kParts]) {
     constexpr int kOnce = groups_at_once(Unpacker::kMost);
-    const __m256i ones  = _mm256_set1_epi16(1);
     if constexpr (kZero != 0) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            sums[c][0] = sums[c][1] = without_zero(_mm256_set1_epi16(-kZero), columns[c]);
+#pragma GCC unroll 4
+            for (int part = 0; part < kParts; ++part) {
+                sums[c][part] = Set::dot(Pairs{} - int16_t(kZero), columns[c].half_sums);
+            }
         }
     }
 #pragma GCC unroll 2
     for (int from = 0; from < kGroups; from += kOnce) {
-        __m256i part[C][2];
+        Sum once[C][kParts];
 #pragma GCC unroll 8
         for (int i = 0; i < kOnce; ++i) {
             // A low group, then the high one of the same bytes, if both are in one sum.
-            const int     g     = kOnce == 8 ? i / 2 + 4 * (i % 2) : from + i;
-            const __m256i upper = Unpacker::group(block, g, 0);
-            const __m256i lower = Unpacker::group(block, g, 1);
+            const int g = kOnce == 8 ? i / 2 + 4 * (i % 2) : from + i;
+            Group     numbers[kParts];
 #pragma GCC unroll 4
+            for (int part = 0; part < kParts; ++part) {
+                numbers[part] = Unpacker::group(block, g, part);
+            }
+#pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
-                const __m256i four = four_bytes(columns[c].q + 4 * g);
-                add16(part[c][0], _mm256_maddubs_epi16(upper, four), i == 0);
-                add16(part[c][1], _mm256_maddubs_epi16(lower, four), i == 0);
+#pragma GCC unroll 4
+                for (int part = 0; part < kParts; ++part) {
+                    add_products(once[c][part], numbers[part], columns[c].q + 4 * g, i == 0);
+                }
             }
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half) {
-                add32(sums[c][half], _mm256_madd_epi16(part[c][half], ones), kZero == 0 && from == 0);
+#pragma GCC unroll 4
+            for (int part = 0; part < kParts; ++part) {
+                add(sums[c][part], Set::total(once[c][part]), kZero == 0 && from == 0);
             }
         }
     }
 }
 
-// The same for numbers of eight bits. A pair of products with q of a column does not fit in 16
-// bits: 2 * 255 * 127. Its parts are at most 8, so the sums of all eight groups fit with each:
-// 8 * 2 * 255 * 8 = 32640. They are for one half of the rows after the other, because registers
-// hold two of C columns.
+// The same for numbers of eight bits where a Sum has 16. It does not hold a pair of products with
+// q of a column: 2 * 255 * 127. Parts of q are at most 8, so the sums of all eight groups fit with
+// each: 8 * 2 * 255 * 8 = 32640. They are for one part of the rows after the other, because
+// registers hold two of C columns.
 template <class Unpacker, int kZero, int C>
-PLR_AVX2 inline void multiply_parts(const uint8_t * block, const Column * columns,
-                                    __m256i (*sums)[2]) {
-    const __m256i ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
+PLR_WOVEN inline void multiply_parts(const uint8_t * block, const Column * columns,
+                                     Ints (*sums)[kParts]) {
+    const auto ones = Pairs{} + int16_t(1), sixteens = Pairs{} + int16_t(16);
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
         asm volatile("" ::: "memory");
-        __m256i coarse[C], fine[C];
+        Sum coarse[C], fine[C];
 #pragma GCC unroll 8
         for (int i = 0; i < kGroups; ++i) {
-            const int     g       = i / 2 + 4 * (i % 2);
-            const __m256i numbers = Unpacker::group(block, g, half);
-#pragma GCC unroll 4
+            const int   g       = i / 2 + 4 * (i % 2);
+            const Group numbers = Unpacker::group(block, g, part);
+#pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
-                const int8_t * parts = columns[c].parts + 4 * g;
-                add16(coarse[c], _mm256_maddubs_epi16(numbers, four_bytes(parts)), i == 0);
-                add16(fine[c], _mm256_maddubs_epi16(numbers, four_bytes(parts + kBlock)), i == 0);
+                add_products(coarse[c], numbers, columns[c].parts + 4 * g, i == 0);
+                add_products(fine[c], numbers, columns[c].parts + kBlock + 4 * g, i == 0);
             }
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            sums[c][half] = _mm256_add_epi32(
-                without_zero(_mm256_set1_epi16(-kZero), columns[c]),
-                _mm256_add_epi32(_mm256_madd_epi16(coarse[c], sixteens), _mm256_madd_epi16(fine[c], ones)));
+            sums[c][part] = Set::dot(Pairs{} - int16_t(kZero), columns[c].half_sums) +
+                            (Set::scaled(coarse[c], sixteens) + Set::scaled(fine[c], ones));
         }
+    }
+}
+
+template <class Unpacker, int kZero, int C>
+PLR_WOVEN inline void multiply(const uint8_t * block, const Column * columns, Ints (*sums)[kParts]) {
+    if constexpr (groups_at_once(Unpacker::kMost) > 0) {
+        multiply_whole<Unpacker, kZero, C>(block, columns, sums);
+    } else {
+        multiply_parts<Unpacker, kZero, C>(block, columns, sums);
     }
 }
 
 // The same for a block with a scale of each half, *pairs* of 16-bit integers of a row.
 template <class Unpacker, int kZero, int C>
-PLR_AVX2 inline void multiply_halves(const uint8_t * block, const __m256i (&pairs)[2],
-                                     const Column * columns, __m256i (*sums)[2]) {
+PLR_WOVEN inline void multiply_halves(const uint8_t * block, const Pairs (&pairs)[kParts],
+                                      const Column * columns, Ints (*sums)[kParts]) {
     constexpr int kMany = groups_at_once(Unpacker::kMost), kOnce = kMany < 4 ? kMany : 4;
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-        asm volatile("" ::: "memory");
-        const __m256i first  = _mm256_or_si256(_mm256_slli_epi32(pairs[half], 16),
-                                               _mm256_and_si256(pairs[half], _mm256_set1_epi32(0xffff)));
-        const __m256i second = _mm256_or_si256(
-            _mm256_srli_epi32(pairs[half], 16),
-            _mm256_and_si256(pairs[half], _mm256_set1_epi32(int(0xffff0000))));
-        if constexpr (kZero != 0) {
-            const __m256i minus = _mm256_mullo_epi16(pairs[half], _mm256_set1_epi16(-kZero));
 #pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+        asm volatile("" ::: "memory");
+        const auto first  = Set::scale(Ints(pairs[part]) << 16 >> 16);
+        const auto second = Set::scale(Ints(pairs[part]) >> 16);
+        if constexpr (kZero != 0) {
+#pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
-                sums[c][half] = without_zero(minus, columns[c]);
+                sums[c][part] = Set::dot(pairs[part] * int16_t(-kZero), columns[c].half_sums);
             }
         }
 #pragma GCC unroll 4
         for (int from = 0; from < kGroups; from += kOnce) {
-            __m256i part[C];
+            Sum once[C];
 #pragma GCC unroll 4
             for (int i = 0; i < kOnce; ++i) {
-                const __m256i numbers = Unpacker::group(block, from + i, half);
-#pragma GCC unroll 4
+                const Group numbers = Unpacker::group(block, from + i, part);
+#pragma GCC unroll 8
                 for (int c = 0; c < C; ++c) {
-                    const __m256i four = four_bytes(columns[c].q + 4 * (from + i));
-                    add16(part[c], _mm256_maddubs_epi16(numbers, four), i == 0);
+                    add_products(once[c], numbers, columns[c].q + 4 * (from + i), i == 0);
                 }
             }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
-                add32(sums[c][half], _mm256_madd_epi16(part[c], from < kGroups / 2 ? first : second),
-                      kZero == 0 && from == 0);
+                add(sums[c][part], Set::scaled(once[c], from < kGroups / 2 ? first : second),
+                    kZero == 0 && from == 0);
             }
         }
     }
@@ -313,7 +288,7 @@ PLR_AVX2 inline void multiply_halves(const uint8_t * block, const __m256i (&pair
 //   kMinimum  what a tile adds besides
 //   weave()   *rows* are the same blocks of 16 rows
 //   dot()     integer sums of block *i* of these
-//   scales()  of block *i*, for a half of the rows
+//   scales()  of block *i*, for a part of the rows
 
 // Of each 32 weights a scale, perhaps a minimum, perhaps four bytes with the fifth bits, then
 // pairs of nibbles, or bytes.
@@ -355,34 +330,27 @@ struct Plain {
     }
 
     template <int C>
-    PLR_AVX2 static inline void dot(const uint8_t * from, int, const Column * columns, __m256i (*sums)[2]) {
-        if constexpr (groups_at_once(Unpacker::kMost) > 0) {
-            multiply<Unpacker, kZero, C>(from, columns, sums);
-        } else {
-            multiply_parts<Unpacker, kZero, C>(from, columns, sums);
-        }
+    PLR_WOVEN static inline void dot(const uint8_t * from, int, const Column * columns, Ints (*sums)[kParts]) {
+        multiply<Unpacker, kZero, C>(from, columns, sums);
     }
 
-    PLR_AVX2 static inline Scales scales(const uint8_t * from, int, int half) {
-        const uint8_t * d = from + kScales + kScale * kHalf * half;
+    PLR_WOVEN static inline Scales scales(const uint8_t * from, int, int part) {
+        const uint8_t * d = from + kScales + kScale * kLanes * part;
         if constexpr (kHasMinimum) {
-            return {halves(d), halves(d + kScale * kRows)};
+            return {Set::halves(d), Set::halves(d + kScale * kRows)};
         } else if constexpr (kScale == 1) {
-            return {half_powers(d)};
+            return {half_powers(Set::integers(d))};
         } else {
-            return {halves(d)};
+            return {Set::halves(d)};
         }
     }
 
   private:
     // 2 ** (byte - 128), half of the scale because numbers are doubled. The two smallest have no
     // exponent that a float can have.
-    PLR_AVX2 static inline __m256 half_powers(const uint8_t * from) {
-        const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
-        const __m256i small  = _mm256_sllv_epi32(_mm256_set1_epi32(1 << 21),
-                                                 _mm256_min_epi32(e, _mm256_set1_epi32(2)));
-        const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
-        return _mm256_castsi256_ps(_mm256_max_epi32(small, normal));
+    PLR_WOVEN static inline Floats half_powers(Ints e) {
+        const Ints small = (Ints{} + (1 << 21)) << (e < 2 ? e : Ints{} + 2), normal = (e - 1) << 23;
+        return Floats(e < 2 ? small : normal);
     }
 };
 
@@ -429,16 +397,15 @@ struct Super {  // Q4_K, Q5_K: d and dmin of 256 weights, 6-bit scales and minim
     }
 
     template <int C>
-    PLR_AVX2 static inline void dot(const uint8_t * from, int i, const Column * columns, __m256i (*sums)[2]) {
+    PLR_WOVEN static inline void dot(const uint8_t * from, int i, const Column * columns, Ints (*sums)[kParts]) {
         multiply<Unpacker, 0, C>(from + i * kOne, columns, sums);
     }
 
-    PLR_AVX2 static inline Scales scales(const uint8_t * from, int i, int half) {
-        const uint8_t * of_block = from + i * kOne + Unpacker::kBytes + 8 * half;
-        const uint8_t * of_all   = from + kBlocks * kOne + 16 * half;
-        const __m256    minimum  = _mm256_mul_ps(halves(of_all + 2 * kRows), floats(of_block + kRows));
-        return {_mm256_mul_ps(halves(of_all), floats(of_block)),
-                _mm256_sub_ps(_mm256_setzero_ps(), minimum)};
+    PLR_WOVEN static inline Scales scales(const uint8_t * from, int i, int part) {
+        const uint8_t * of_block = from + i * kOne + Unpacker::kBytes + kLanes * part;
+        const uint8_t * of_all   = from + kBlocks * kOne + 2 * kLanes * part;
+        return {Set::halves(of_all) * Set::floats(Set::integers(of_block)),
+                -Set::halves(of_all + 2 * kRows) * Set::floats(Set::integers(of_block + kRows))};
     }
 };
 
@@ -467,13 +434,13 @@ struct IQ4_XS {  // d of 256 weights, a 6-bit scale of each 32 with a zero of 32
     }
 
     template <int C>
-    PLR_AVX2 static inline void dot(const uint8_t * from, int i, const Column * columns, __m256i (*sums)[2]) {
-        multiply_parts<Places<Nonlinear>, Nonlinear::kZero, C>(from + i * kOne, columns, sums);
+    PLR_WOVEN static inline void dot(const uint8_t * from, int i, const Column * columns, Ints (*sums)[kParts]) {
+        multiply<Places<Nonlinear>, Nonlinear::kZero, C>(from + i * kOne, columns, sums);
     }
 
-    PLR_AVX2 static inline Scales scales(const uint8_t * from, int i, int half) {
-        const __m256 scale = signed_floats(from + i * kOne + Nibbles::kBytes + kHalf * half);
-        return {_mm256_mul_ps(halves(from + kBlocks * kOne + 16 * half), scale)};
+    PLR_WOVEN static inline Scales scales(const uint8_t * from, int i, int part) {
+        const Ints scale = Set::integers(from + i * kOne + Nibbles::kBytes + kLanes * part);
+        return {Set::halves(from + kBlocks * kOne + 2 * kLanes * part) * Set::floats(scale << 24 >> 24)};
     }
 };
 
@@ -488,16 +455,18 @@ struct Halved {
     static constexpr int       kBytes   = kBlocks * kOne + 2 * kRows;
 
     template <int C>
-    PLR_AVX2 static inline void dot(const uint8_t * from, int i, const Column * columns, __m256i (*sums)[2]) {
-        const uint8_t * block   = from + i * kOne;
-        const uint8_t * scales  = block + Unpacker::kBytes;
-        const __m256i   pairs[] = {_mm256_cvtepi8_epi16(load_half(scales)),
-                                   _mm256_cvtepi8_epi16(load_half(scales + kRows))};
+    PLR_WOVEN static inline void dot(const uint8_t * from, int i, const Column * columns, Ints (*sums)[kParts]) {
+        const uint8_t * block = from + i * kOne;
+        Pairs           pairs[kParts];
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; ++part) {
+            pairs[part] = Set::pairs(block + Unpacker::kBytes + 2 * kLanes * part);
+        }
         multiply_halves<Unpacker, kZero, C>(block, pairs, columns, sums);
     }
 
-    PLR_AVX2 static inline Scales scales(const uint8_t * from, int, int half) {
-        return {halves(from + kBlocks * kOne + 16 * half)};
+    PLR_WOVEN static inline Scales scales(const uint8_t * from, int, int part) {
+        return {Set::halves(from + kBlocks * kOne + 2 * kLanes * part)};
     }
 };
 
@@ -572,24 +541,26 @@ struct Q2_K {  // d and dmin of 256 weights, 4-bit scales and minima of each 16
     }
 
     template <int C>
-    PLR_AVX2 static inline void dot(const uint8_t * from, int i, const Column * columns, __m256i (*sums)[2]) {
+    PLR_WOVEN static inline void dot(const uint8_t * from, int i, const Column * columns, Ints (*sums)[kParts]) {
         const uint8_t * block = from + i * kOne;
-        const __m256i   low   = _mm256_set1_epi16(15);
-        const __m256i   pairs[] = {_mm256_and_si256(both(block, 0), low), _mm256_and_si256(both(block, 1), low)};
+        Pairs           pairs[kParts];
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; ++part) {
+            pairs[part] = both(block, part) & 15;
+        }
         multiply_halves<Two, 0, C>(block, pairs, columns, sums);
     }
 
-    PLR_AVX2 static inline Scales scales(const uint8_t * from, int i, int half) {
-        const uint8_t * of_all = from + kBlocks * kOne + 16 * half;
-        return {halves(of_all), _mm256_sub_ps(_mm256_setzero_ps(), halves(of_all + 2 * kRows)),
-                _mm256_srli_epi16(both(from + i * kOne, half), 4)};
+    PLR_WOVEN static inline Scales scales(const uint8_t * from, int i, int part) {
+        const uint8_t * of_all = from + kBlocks * kOne + 2 * kLanes * part;
+        return {Set::halves(of_all), -Set::halves(of_all + 2 * kRows), both(from + i * kOne, part) >> 4 & 15};
     }
 
   private:
     // Bytes with the scale of 16 weights in the lower bits and their minimum in the upper ones.
-    PLR_AVX2 static inline __m256i both(const uint8_t * block, int half) {
-        return _mm256_cvtepu8_epi16(load_half(block + Two::kBytes + kRows * half));
+    PLR_WOVEN static inline Pairs both(const uint8_t * block, int part) {
+        return Set::pairs(block + Two::kBytes + 2 * kLanes * part);
     }
 };
 
-}  // namespace woven
+using All = Types<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4>;
