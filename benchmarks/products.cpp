@@ -232,10 +232,19 @@ double fastest(Work && work) {
 
 PEAK(plain_peak, , woven::Plain)
 PEAK(avx2_peak, PLR_AVX2, woven::Avx2)
+#ifdef PLR_AVXVNNI
 PEAK(avxvnni_peak, PLR_AVXVNNI, woven::AvxVnni)
+#endif
 PEAK(avx512vnni_peak, PLR_AVX512, woven::Avx512Vnni)
 
-constexpr double (*kPeaks[])() = {plain_peak, avx2_peak, avxvnni_peak, avx512vnni_peak};
+constexpr double (*kPeaks[])() = {
+    plain_peak,
+    avx2_peak,
+#ifdef PLR_AVXVNNI
+    avxvnni_peak,
+#endif
+    avx512vnni_peak,
+};
 
 double read_bandwidth(const std::vector<uint8_t> & memory) {
     typedef uint64_t Vector __attribute__((vector_size(16)));
