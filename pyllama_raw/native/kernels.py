@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pyllama_raw.native.gguf_header import Header
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import devices, ffi, lib, text
 
 FLOATS = {"f32", "f16", "bf16"}
+
+Deterministic = bool | Literal["fast"]
 
 
 class Kernel(NamedTuple):
@@ -85,7 +87,7 @@ class Kernels(Handle):
 
     @classmethod
     def attached(
-        cls, params: Any, *, fast: bool, follows: bool, deterministic: bool
+        cls, params: Any, *, fast: bool, follows: bool, deterministic: Deterministic
     ) -> Kernels | None:
         """
         Kernels of the context that llama_context_params *params* makes, if they can be attached.
@@ -95,9 +97,14 @@ class Kernels(Handle):
             follows: whether all slots share one pool of cells, in one cache: then cells are
                 listed by position, so sums do not depend on where they lie. What is done to
                 slots has to be told.
-            deterministic: the one that multiplies each column like one alone.
+            deterministic: each column is multiplied like one alone; "fast": by our kernels.
         """
-        pointer = lib.plr_kernels_attach(params, fast, follows, deterministic)
+        sums = {
+            False: lib.PLR_SUMS_ANY,
+            True: lib.PLR_SUMS_LIBLLAMA,
+            "fast": lib.PLR_SUMS_OURS,
+        }[deterministic]
+        pointer = lib.plr_kernels_attach(params, fast, follows, sums)
         return None if pointer == ffi.NULL else cls(pointer, lib.plr_kernels_free)
 
     def removed(self, slot: int, p0: int, p1: int) -> None:
@@ -123,6 +130,15 @@ class Kernels(Handle):
     def _check(self, code: int) -> None:
         if code:
             self.cleared()  # no memory for the lists: cells are taken as they lie
+
+    @property
+    def stray(self) -> str:
+        """
+        An operation so far whose results of a token may depend on tokens beside it, by its name.
+
+        It is looked for if *deterministic* is "fast"; empty if there is none.
+        """
+        return text(lib.plr_kernels_stray(self.ptr))
 
     @property
     def taken(self) -> dict[Kernel, int]:

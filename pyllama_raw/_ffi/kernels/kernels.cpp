@@ -42,15 +42,19 @@ const char * plr_cpu_level(void) {
 }
 
 plr_kernels * plr_kernels_attach(llama_context_params * params, bool fast, bool follows,
-                                 bool deterministic) {
+                                 int32_t sums) {
     return guarded<plr_kernels *>(nullptr, [&]() -> plr_kernels * {
-        if (!(fast && Kernels::has_fast()) && !(deterministic && Kernels::has_columns())) {
+        if (!(fast && Kernels::has_fast()) && !(sums != PLR_SUMS_ANY && Kernels::has_columns())) {
             return nullptr;
         }
         auto * kernels = new plr_kernels;
-        kernels->attach(params, fast, follows, deterministic);
+        kernels->attach(params, fast, follows, sums);
         return kernels;
     });
+}
+
+const char * plr_kernels_stray(const plr_kernels * kernels) {
+    return kernels->stray;
 }
 
 void plr_kernels_free(plr_kernels * kernels) {

@@ -206,6 +206,7 @@ struct Avx2 : Lanes<8> {
     }
 };
 
+#ifdef PLR_AVXVNNI
 // One instruction adds four products of a row in 32 bits.
 struct AvxVnni : Avx2 {
     static constexpr int kMaxSum = INT32_MAX;
@@ -219,6 +220,8 @@ struct AvxVnni : Avx2 {
     PLR_AVXVNNI static Ints scale(Ints values) { return values; }
     PLR_AVXVNNI static Ints scaled(Sum sum, Ints by) { return sum * by; }
 };
+
+#endif
 
 struct Avx512Vnni : Lanes<16> {
     static constexpr int  kMaxColumns  = 8;
@@ -276,6 +279,7 @@ using Set = Avx2;
 }  // namespace avx2
 #undef PLR_WOVEN
 
+#ifdef PLR_AVXVNNI
 #define PLR_WOVEN PLR_AVXVNNI
 namespace avxvnni {
 using Set = AvxVnni;
@@ -284,6 +288,7 @@ using Set = AvxVnni;
 #include "woven_tile.h"
 }  // namespace avxvnni
 #undef PLR_WOVEN
+#endif
 
 #define PLR_WOVEN PLR_AVX512
 namespace avx512vnni {
@@ -321,17 +326,20 @@ struct Level {
 constexpr Level kLevels[] = {
     {"plain", "x86-64", [] { return true; }, plain::pack, plain::kTiles.data()},
     {"avx2", "AVX2, FMA and F16C", has_avx2, avx2::pack, avx2::kTiles.data()},
+#ifdef PLR_AVXVNNI
     {"avxvnni", "AVX2, FMA, F16C and AVX-VNNI", has_avxvnni, avxvnni::pack, avxvnni::kTiles.data()},
+#endif
     {"avx512vnni", "AVX-512 with VNNI", has_avx512, avx512vnni::pack, avx512vnni::kTiles.data()},
 };
 
 // The best one where it was measured. With AVX-512 none was: other kernels of ours, or libllama's,
 // compute there, unless somebody chooses.
 inline const Level * measured_level() {
-    if (has_avx512()) {
-        return nullptr;
+    const Level * best = nullptr;
+    for (const Level & one : kLevels) {
+        best = &one != kLevels && !has_avx512() && one.is_usable() ? &one : best;
     }
-    return has_avxvnni() ? &kLevels[2] : has_avx2() ? &kLevels[1] : nullptr;
+    return best;
 }
 
 // The one that contexts take that are made now; nullptr: none.

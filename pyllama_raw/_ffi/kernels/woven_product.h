@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bitset>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -77,7 +78,8 @@ class WovenProduct {
         // A part of a tensor would be woven as if it was all of it.
         if (kind < 0 || rows->view_src != nullptr || !is_mapped(*rows) || rows->ne[3] != 1 ||
             !ggml_is_contiguous(rows) || rows->ne[0] > kMaxValues || columns->ne[3] != 1 ||
-            columns->type != GGML_TYPE_F32 || columns->nb[0] != sizeof(float)) {
+            columns->type != GGML_TYPE_F32 || columns->nb[0] != sizeof(float) ||
+            rows->ne[2] > kMaxMatrices) {
             return false;
         }
         const int n_blocks = int(rows->ne[0] / woven::kBlock);
@@ -103,9 +105,9 @@ class WovenProduct {
             self.sort(*node);
         }
         // Nobody sets a flag before all threads have looked at it, which is behind the wait.
-        for (int32_t matrix = 0; matrix < rows.ne[2]; ++matrix) {
-            if (!weights.is_ready[matrix].load(std::memory_order_acquire) &&
-                is_used(*node, matrix)) {
+        const Matrices missing = missing_of(*node, weights);
+        for (int32_t matrix = 0; missing.any() && matrix < rows.ne[2]; ++matrix) {
+            if (missing[matrix]) {
                 const int64_t n = n_groups(rows);
                 weave(rows, weights, matrix, n * ith / n_threads, n * (ith + 1) / n_threads);
             }
@@ -128,6 +130,9 @@ class WovenProduct {
     static constexpr int     kChunks      = 8;        // large ones that each thread finds
     static constexpr size_t  kAhead       = 4096;     // that a tile may look at behind the end
     static constexpr int64_t kMaxValues   = 1 << 18;  // of a row
+    static constexpr int64_t kMaxMatrices = 1024;     // libllama: 512 experts
+
+    using Matrices = std::bitset<kMaxMatrices>;
 
     // The file is read again where somebody looks at the pages that are given back.
     static bool is_mapped(const ggml_tensor & rows) {
@@ -158,13 +163,20 @@ class WovenProduct {
         return *reinterpret_cast<const int32_t *>(data);
     }
 
-    static bool is_used(const ggml_tensor & node, int32_t matrix) {
-        for (int64_t i = 0; i < ggml_nrows(&node); ++i) {
-            if (matrix_of(node, i % node.ne[1], i / node.ne[1]) == matrix) {
-                return true;
+    // Matrices that *node* needs and nobody has woven.
+    static Matrices missing_of(const ggml_tensor & node, const WovenWeights & weights) {
+        Matrices      missing, used;
+        const int64_t n = node.src[0]->ne[2];
+        for (int64_t matrix = 0; matrix < n; ++matrix) {
+            missing[matrix] = !weights.is_ready[matrix].load(std::memory_order_acquire);
+        }
+        for (int64_t i = 0; missing.any() && i < ggml_nrows(&node); ++i) {
+            const int32_t matrix = matrix_of(node, i % node.ne[1], i / node.ne[1]);
+            if (matrix >= 0 && matrix < n) {
+                used.set(matrix);
             }
         }
-        return false;
+        return missing & used;
     }
 
     // Where the columns of each matrix begin in order(), and the end of the last.

@@ -62,7 +62,8 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
             for (int c = 0; c < C; ++c) {
                 Floats value = Set::fma(scales.d * d[c][i], Set::floats(sums[c][part]), acc[c][part]);
                 if constexpr (W::kMinimum == Minimum::OF_BLOCK) {
-                    value = Set::fma(scales.m, Floats{} + s[c][i], value);
+                    // In all lanes; nothing is left of the difference, as there would be of a sum.
+                    value = Set::fma(scales.m, s[c][i] - Floats{}, value);
                 } else if constexpr (W::kMinimum == Minimum::OF_HALVES) {
                     const Ints minima = Set::dot(scales.minima, column[c].half_sums);
                     value = Set::fma(scales.m * d[c][i], Set::floats(minima), value);
