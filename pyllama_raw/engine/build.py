@@ -116,7 +116,8 @@ def assemble(
 
     waits, texts = config.scheduler, None
     if Operation.EMBED in capabilities.operations:
-        texts = text_contexts(model, config, watched)
+        is_causal = capabilities.model.is_causal
+        texts = text_contexts(model, config, watched, may_cut=is_causal)
     executor = NativeExecutor(
         make_context,
         # A sequence may run in a parked slot, too.

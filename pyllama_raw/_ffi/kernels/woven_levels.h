@@ -30,10 +30,9 @@ struct Columns {
     int             n_blocks;
     const int32_t * order = nullptr;  // where each is; else they stand as they are counted
 
-    // Of a column: d and the sum of values of each block, integer sums of its halves, q, and q in
-    // two parts, because sets and types differ in what they multiply.
+    // Of a column: d and the sum of values of each block, integer sums of its halves, and q.
     static size_t bytes(int n_blocks) {
-        return (size_t(n_blocks) * (2 * sizeof(float) + 2 * sizeof(int16_t) + 3 * kBlock) + 63) /
+        return (size_t(n_blocks) * (2 * sizeof(float) + 2 * sizeof(int16_t) + kBlock) + 63) /
                64 * 64;
     }
 
@@ -48,14 +47,11 @@ struct Columns {
     int8_t * q(int column) const {
         return reinterpret_cast<int8_t *>(half_sums(column) + 2 * n_blocks);
     }
-    int8_t * parts(int column) const { return q(column) + size_t(n_blocks) * kBlock; }
 };
 
-// A block of a column: 32 numbers q; the same as q = 16 * coarse + fine, 32 of each; and the sums
-// of both halves of q.
+// A block of a column: 32 numbers q from -127 to 127, and the sums of their halves.
 struct Column {
     const int8_t *  q;
-    const int8_t *  parts;
     const int16_t * half_sums;
 };
 
@@ -149,9 +145,9 @@ struct Plain : Lanes<4> {
         return c;
     }
     static void round(const float * from, float by, int8_t * to) {
-        for (int k = 0; k < kBlock; ++k) {  // as the others round what is no number: to the least byte
+        for (int k = 0; k < kBlock; ++k) {  // as the others round what is no number: to the least
             const float value = from[k] * by;
-            to[k] = value > -129 && value < 129 ? int8_t(std::lrint(value)) : int8_t(-128);
+            to[k] = value > -127 && value < 129 ? int8_t(std::lrint(value)) : int8_t(-127);
         }
     }
 };
@@ -165,6 +161,14 @@ struct Avx2 : Lanes<8> {
     PLR_AVX2 static Sum add(Sum sum, Group numbers, const int8_t * column) {
         const __m256i four = _mm256_set1_epi32(four_bytes(column));
         return sum + Sum(_mm256_maddubs_epi16(__m256i(numbers), four));
+    }
+    // Of numbers with sign. Their sizes are multiplied with q or -q of the column: two products are
+    // 2 * 128 * 127 at most, which 16 bits hold.
+    PLR_AVX2 static Ints add_signed(Ints sum, Group numbers, const int8_t * column) {
+        const __m256i four   = _mm256_set1_epi32(four_bytes(column));
+        const __m256i size   = _mm256_abs_epi8(__m256i(numbers));
+        const __m256i turned = _mm256_sign_epi8(four, __m256i(numbers));
+        return sum + total(Sum(_mm256_maddubs_epi16(size, turned)));
     }
     PLR_AVX2 static Ints  total(Sum sum) { return scaled(sum, Pairs{} + int16_t(1)); }
     PLR_AVX2 static Pairs scale(Ints values) { return Pairs((values << 16) | (values & 0xffff)); }
@@ -197,10 +201,12 @@ struct Avx2 : Lanes<8> {
         const __m256i bytes = _mm256_permutevar8x32_epi32(
             _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3])),
             _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), bytes);
+        const __m256i least = _mm256_set1_epi8(-127);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm256_max_epi8(bytes, least));
     }
 };
 
+#ifdef PLR_AVXVNNI
 // One instruction adds four products of a row in 32 bits.
 struct AvxVnni : Avx2 {
     static constexpr int kMaxSum = INT32_MAX;
@@ -214,6 +220,8 @@ struct AvxVnni : Avx2 {
     PLR_AVXVNNI static Ints scale(Ints values) { return values; }
     PLR_AVXVNNI static Ints scaled(Sum sum, Ints by) { return sum * by; }
 };
+
+#endif
 
 struct Avx512Vnni : Lanes<16> {
     static constexpr int  kMaxColumns  = 8;
@@ -271,6 +279,7 @@ using Set = Avx2;
 }  // namespace avx2
 #undef PLR_WOVEN
 
+#ifdef PLR_AVXVNNI
 #define PLR_WOVEN PLR_AVXVNNI
 namespace avxvnni {
 using Set = AvxVnni;
@@ -279,6 +288,7 @@ using Set = AvxVnni;
 #include "woven_tile.h"
 }  // namespace avxvnni
 #undef PLR_WOVEN
+#endif
 
 #define PLR_WOVEN PLR_AVX512
 namespace avx512vnni {
@@ -316,17 +326,20 @@ struct Level {
 constexpr Level kLevels[] = {
     {"plain", "x86-64", [] { return true; }, plain::pack, plain::kTiles.data()},
     {"avx2", "AVX2, FMA and F16C", has_avx2, avx2::pack, avx2::kTiles.data()},
+#ifdef PLR_AVXVNNI
     {"avxvnni", "AVX2, FMA, F16C and AVX-VNNI", has_avxvnni, avxvnni::pack, avxvnni::kTiles.data()},
+#endif
     {"avx512vnni", "AVX-512 with VNNI", has_avx512, avx512vnni::pack, avx512vnni::kTiles.data()},
 };
 
 // The best one where it was measured. With AVX-512 none was: other kernels of ours, or libllama's,
 // compute there, unless somebody chooses.
 inline const Level * measured_level() {
-    if (has_avx512()) {
-        return nullptr;
+    const Level * best = nullptr;
+    for (const Level & one : kLevels) {
+        best = &one != kLevels && !has_avx512() && one.is_usable() ? &one : best;
     }
-    return has_avxvnni() ? &kLevels[2] : has_avx2() ? &kLevels[1] : nullptr;
+    return best;
 }
 
 // The one that contexts take that are made now; nullptr: none.

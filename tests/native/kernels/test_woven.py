@@ -308,7 +308,7 @@ def has_simde() -> bool:
     return done.returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_levels_that_this_cpu_lacks_give_the_same_bits_where_they_are_emulated(
     tmp_path,
 ):
