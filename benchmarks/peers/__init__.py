@@ -35,8 +35,8 @@ ADDRESS = re.compile(
 def _installed() -> dict[str, str]:
     command = [sys.executable, str(Path(__file__).with_name("setup"))]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, str] = json.loads(answer.stdout)
-    return found
+    versions: dict[str, str] = json.loads(answer.stdout)
+    return versions
 
 
 def find(name: str) -> str:
@@ -92,8 +92,8 @@ def serving(
             url = Url(f"http://{address.removeprefix('http://')}")
             url.pid = process.pid
             if not address or not _becomes_healthy(process, f"{url}{health}", poll_s):
-                said = _said(log)[-2000:].decode(errors="replace")
-                raise RuntimeError(f"{command[0]} did not start:\n{said}")
+                output = _said(log)[-2000:].decode(errors="replace")
+                raise RuntimeError(f"{command[0]} did not start:\n{output}")
             yield url
         finally:
             _stop(process)
@@ -108,8 +108,8 @@ def _told(process: subprocess.Popen[bytes], log: IO[bytes], poll_s: float) -> st
     """The address that a server tells; empty if it does not."""
     give_up = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < give_up:
-        if found := ADDRESS.search(_said(log)):
-            return found[1].decode()
+        if match := ADDRESS.search(_said(log)):
+            return match[1].decode()
         time.sleep(poll_s)
     return ""
 
