@@ -116,7 +116,8 @@ def assemble(
 
     waits, texts = config.scheduler, None
     if Operation.EMBED in capabilities.operations:
-        texts = text_contexts(model, config, watched)
+        is_causal = capabilities.model.is_causal
+        texts = text_contexts(model, config, watched, may_cut=is_causal)
     executor = NativeExecutor(
         make_context,
         # A sequence may run in a parked slot, too.
@@ -138,7 +139,7 @@ def assemble(
             executor.context, config, layout, store, keys, texts=limits
         )
         if config.deterministic == "fast":
-            check_apart(executor.context)
+            check_apart(executor.context, has_media=config.media.mmproj is not None)
         executor.attach_lanes()
         if memory is not None:
             scheduler = memory.scheduler
@@ -176,17 +177,18 @@ def assemble(
         raise
 
 
-def check_apart(context: Context) -> None:
+def check_apart(context: Context, *, has_media: bool) -> None:
     """
     Check that rows of *context*, which has computed some, do not depend on what is beside them.
 
     Raises:
-        ConfigError: kernels of libllama take part whose sums do, or cells lie in more caches than
-            are listed by position.
+        ConfigError: kernels of libllama take part whose sums do, or cells are not listed by
+            position in a pool for all slots.
     """
     model, kernels = context.model, context.kernels
     is_woven = kernels is not None and any(row.is_woven for row in kernels.taken)
-    others = model.n_swa or model.is_recurrent or model.is_hybrid
+    # Rows of an image may share a position, and windows and states have caches of their own.
+    others = model.n_swa or model.is_recurrent or model.is_hybrid or has_media
     why = ""
     if not weaves(model.header):
         why = "weights are of types that our kernels do not weave on this CPU"
@@ -195,7 +197,7 @@ def check_apart(context: Context) -> None:
     elif kernels is not None and kernels.stray:
         why = f"libllama computes {kernels.stray}"
     elif others and context.kv_unified:
-        why = "layers have windows or states: it needs context.kv_unified=False"
+        why = "with windows, states or images it needs context.kv_unified=False"
     if why:
         raise ConfigError(
             f"deterministic='fast': {model.path}: {why}; or take deterministic=True"

@@ -37,7 +37,7 @@ def assemble_embedder(
     """
     model, info = use.model, capabilities.model
     watched = None if has_gpu() else Watch()
-    executor = text_contexts(model, config, watched)
+    executor = text_contexts(model, config, watched, may_cut=info.is_causal)
     context = executor.prepare(info.pooling or Pooling.NONE)
     assert context is not None
     limits = replace(executor.limits, n_cells=context.n_ctx)
@@ -65,9 +65,13 @@ def assemble_embedder(
 
 
 def text_contexts(
-    model: Model, config: EngineConfig, watch: Watch | None
+    model: Model, config: EngineConfig, watch: Watch | None, *, may_cut: bool
 ) -> EmbedExecutor:
-    """An executor of texts, which has no context yet; *watch* notes what these compute."""
+    """
+    An executor of texts, which has no context yet.
+
+    *watch* notes what its contexts compute; *may_cut* is as the executor says.
+    """
     fields = text_fields(model, config)
 
     def make_context(pooling: Pooling) -> Context:
@@ -84,7 +88,7 @@ def text_contexts(
 
     n_ctx, n_pack = fields["n_ctx"], fields["n_ubatch"]
     limits = ContextLimits(fields["n_seq_max"], n_ctx - n_pack, n_pack, n_ctx)
-    return EmbedExecutor(limits, make_context)
+    return EmbedExecutor(limits, make_context, may_cut=may_cut)
 
 
 def text_fields(model: Model, config: EngineConfig) -> dict[str, Any]:

@@ -375,8 +375,8 @@ class EngineConfig(Frozen):
     deterministic: bool | Literal["fast"] = False
     """
     Outputs do not depend on other requests (docs/exactness.md). True costs speed, and gives the
-    tokens of llama-server with most types of weights; fast gives tokens of its own at full speed,
-    where kernels of ours multiply all weights.
+    tokens of llama-server with most types of weights; fast gives tokens of its own, where kernels
+    of ours multiply all weights, and leaves memory and flash attention as they are.
     """
 
     @property

@@ -30,10 +30,9 @@ struct Columns {
     int             n_blocks;
     const int32_t * order = nullptr;  // where each is; else they stand as they are counted
 
-    // Of a column: d and the sum of values of each block, integer sums of its halves, q, and q in
-    // two parts, because sets and types differ in what they multiply.
+    // Of a column: d and the sum of values of each block, integer sums of its halves, and q.
     static size_t bytes(int n_blocks) {
-        return (size_t(n_blocks) * (2 * sizeof(float) + 2 * sizeof(int16_t) + 3 * kBlock) + 63) /
+        return (size_t(n_blocks) * (2 * sizeof(float) + 2 * sizeof(int16_t) + kBlock) + 63) /
                64 * 64;
     }
 
@@ -48,14 +47,11 @@ struct Columns {
     int8_t * q(int column) const {
         return reinterpret_cast<int8_t *>(half_sums(column) + 2 * n_blocks);
     }
-    int8_t * parts(int column) const { return q(column) + size_t(n_blocks) * kBlock; }
 };
 
-// A block of a column: 32 numbers q; the same as q = 16 * coarse + fine, 32 of each; and the sums
-// of both halves of q.
+// A block of a column: 32 numbers q from -127 to 127, and the sums of their halves.
 struct Column {
     const int8_t *  q;
-    const int8_t *  parts;
     const int16_t * half_sums;
 };
 
@@ -151,9 +147,9 @@ struct Plain : Lanes<4> {
         return c;
     }
     static void round(const float * from, float by, int8_t * to) {
-        for (int k = 0; k < kBlock; ++k) {  // as the others round what is no number: to the least byte
+        for (int k = 0; k < kBlock; ++k) {  // as the others round what is no number: to the least
             const float value = from[k] * by;
-            to[k] = value > -129 && value < 129 ? int8_t(std::lrint(value)) : int8_t(-128);
+            to[k] = value > -127 && value < 129 ? int8_t(std::lrint(value)) : int8_t(-127);
         }
     }
 };
@@ -167,6 +163,14 @@ struct Avx2 : Lanes<8> {
     PLR_AVX2 static Sum add(Sum sum, Group numbers, const int8_t * column) {
         const __m256i four = _mm256_set1_epi32(four_bytes(column));
         return sum + Sum(_mm256_maddubs_epi16(__m256i(numbers), four));
+    }
+    // Of numbers with sign. Their sizes are multiplied with q or -q of the column: two products are
+    // 2 * 128 * 127 at most, which 16 bits hold.
+    PLR_AVX2 static Ints add_signed(Ints sum, Group numbers, const int8_t * column) {
+        const __m256i four   = _mm256_set1_epi32(four_bytes(column));
+        const __m256i size   = _mm256_abs_epi8(__m256i(numbers));
+        const __m256i turned = _mm256_sign_epi8(four, __m256i(numbers));
+        return sum + total(Sum(_mm256_maddubs_epi16(size, turned)));
     }
     PLR_AVX2 static Ints  total(Sum sum) { return scaled(sum, Pairs{} + int16_t(1)); }
     // Each twice, because a Sum has two sums of a row.
@@ -205,7 +209,8 @@ struct Avx2 : Lanes<8> {
         const __m256i bytes = _mm256_permutevar8x32_epi32(
             _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3])),
             _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), bytes);
+        const __m256i least = _mm256_set1_epi8(-127);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm256_max_epi8(bytes, least));
     }
 };
 

@@ -19,12 +19,9 @@ PLR_WOVEN PLR_CALLED inline void pack(const Columns & to, int column, int first,
         }
         int8_t * q = to.q(column) + i * kBlock;
         Set::round(values, top > 0 ? 127.0f / top : 0.0f, q);
-        int8_t * parts  = to.parts(column) + 2 * i * kBlock;
-        int      sum[2] = {};
-        for (int k = 0; k < kBlock; ++k) {  // q = 16 * coarse + fine, both from -8 to 8
+        int sum[2] = {};
+        for (int k = 0; k < kBlock; ++k) {
             sum[k / 16] += q[k];
-            parts[k]          = int8_t((q[k] + 8) >> 4);
-            parts[kBlock + k] = int8_t(((q[k] + 8) & 15) - 8);
         }
         const float d                   = top / 127.0f;
         to.d(column)[i]                 = d;
@@ -47,7 +44,7 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
         d[c] = columns.d(first + c), s[c] = columns.sums(first + c);
-        column[c] = {columns.q(first + c), columns.parts(first + c), columns.half_sums(first + c)};
+        column[c] = {columns.q(first + c), columns.half_sums(first + c)};
     }
     for (int i = 0; i < columns.n_blocks; ++i) {
         const uint8_t * from = rows + size_t(i / W::kBlocks) * W::kBytes;
@@ -77,7 +74,7 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
         asm volatile("" ::: "memory");
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            column[c].q += kBlock, column[c].parts += 2 * kBlock, column[c].half_sums += 2;
+            column[c].q += kBlock, column[c].half_sums += 2;
         }
     }
 #pragma GCC unroll 8

@@ -206,32 +206,26 @@ PLR_WOVEN inline void multiply_whole(const uint8_t * block, const Column * colum
     }
 }
 
-// The same for numbers of eight bits where a Sum has 16. It does not hold a pair of products with
-// q of a column: 2 * 255 * 127. Parts of q are at most 8, so the sums of all eight groups fit with
-// each: 8 * 2 * 255 * 8 = 32640. They are for one part of the rows after the other, because
-// registers hold two of C columns.
-template <class Unpacker, int kZero, int C>
-PLR_WOVEN inline void multiply_parts(const uint8_t * block, const Column * columns,
-                                     Ints (*sums)[kParts]) {
-    const auto ones = Pairs{} + int16_t(1), sixteens = Pairs{} + int16_t(16);
+// The same for numbers of eight bits where a Sum has 16. It does not hold a pair of products, which
+// is up to 2 * 255 * 127. So the zero is taken away from the numbers, and each pair is added alone.
+template <class Unpacker, int kZero, int C, class AnySet = Set>
+PLR_WOVEN inline void multiply_signed(const uint8_t * block, const Column * columns,
+                                      Ints (*sums)[kParts]) {
+#pragma GCC unroll 8
+    for (int g = 0; g < kGroups; ++g) {
+        Group numbers[kParts];
 #pragma GCC unroll 4
-    for (int part = 0; part < kParts; ++part) {
-        asm volatile("" ::: "memory");
-        Sum coarse[C], fine[C];
-#pragma GCC unroll 8
-        for (int i = 0; i < kGroups; ++i) {
-            const int   g       = i / 2 + 4 * (i % 2);
-            const Group numbers = Unpacker::group(block, g, part);
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) {
-                add_products(coarse[c], numbers, columns[c].parts + 4 * g, i == 0);
-                add_products(fine[c], numbers, columns[c].parts + kBlock + 4 * g, i == 0);
-            }
+        for (int part = 0; part < kParts; ++part) {
+            numbers[part] = Unpacker::group(block, g, part) - uint8_t(kZero);
         }
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            sums[c][part] = Set::dot(Pairs{} - int16_t(kZero), columns[c].half_sums) +
-                            (Set::scaled(coarse[c], sixteens) + Set::scaled(fine[c], ones));
+#pragma GCC unroll 4
+            for (int part = 0; part < kParts; ++part) {
+                const Ints sum = g == 0 ? Ints{} : sums[c][part];
+                sums[c][part]  = AnySet::add_signed(sum, numbers[part], columns[c].q + 4 * g);
+                keep(sums[c][part]);
+            }
         }
     }
 }
@@ -241,7 +235,7 @@ PLR_WOVEN inline void multiply(const uint8_t * block, const Column * columns, In
     if constexpr (groups_at_once(Unpacker::kMost) > 0) {
         multiply_whole<Unpacker, kZero, C>(block, columns, sums);
     } else {
-        multiply_parts<Unpacker, kZero, C>(block, columns, sums);
+        multiply_signed<Unpacker, kZero, C>(block, columns, sums);
     }
 }
 
