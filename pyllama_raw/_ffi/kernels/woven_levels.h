@@ -86,7 +86,8 @@ inline int32_t four_bytes(const T * from) {
 //   kKeepsFloats  registers hold sums of floats beside those of integers
 //   kMaxSum       what a Sum holds, as a sum of pairs of products
 //   add()         products of four numbers without sign and four of a column, added to a Sum
-//   total()       a Sum as integers; scaled(): times a scale of each row, which scale() makes
+//   first(), second()  of two integers of each row, as scales
+//   total()       a Sum as integers; scaled(): times a scale of each row
 //   dot()         pairs of integers of a row times two of a column
 //   look_up()     numbers of a table of 16, by their places
 //   pairs(), integers(), halves()  from bytes with sign, bytes without, half floats
@@ -108,7 +109,8 @@ struct Plain : Lanes<4> {
         return sum;
     }
     static Ints total(Sum sum) { return sum; }
-    static Ints scale(Ints values) { return values; }
+    static Ints first(Pairs pairs) { return Ints(pairs) << 16 >> 16; }
+    static Ints second(Pairs pairs) { return Ints(pairs) >> 16; }
     static Ints scaled(Sum sum, Ints by) { return sum * by; }
     PLR_CALLED static Ints dot(Pairs pairs, const int16_t * two) {
         Ints sums{};
@@ -171,7 +173,13 @@ struct Avx2 : Lanes<8> {
         return sum + total(Sum(_mm256_maddubs_epi16(size, turned)));
     }
     PLR_AVX2 static Ints  total(Sum sum) { return scaled(sum, Pairs{} + int16_t(1)); }
-    PLR_AVX2 static Pairs scale(Ints values) { return Pairs((values << 16) | (values & 0xffff)); }
+    // Each twice, because a Sum has two sums of a row.
+    PLR_AVX2 static Pairs first(Pairs pairs) {
+        return Pairs((Ints(pairs) << 16) | (Ints(pairs) & 0xffff));
+    }
+    PLR_AVX2 static Pairs second(Pairs pairs) {
+        return Pairs(_mm256_srli_epi32(__m256i(pairs), 16)) | Pairs(Ints(pairs) & int(0xffff0000));
+    }
     PLR_AVX2 static Ints  scaled(Sum sum, Pairs by) {
         return Ints(_mm256_madd_epi16(__m256i(sum), __m256i(by)));
     }
@@ -217,7 +225,8 @@ struct AvxVnni : Avx2 {
         return Sum(_mm256_dpbusd_avx_epi32(__m256i(sum), __m256i(numbers), four));
     }
     PLR_AVXVNNI static Ints total(Sum sum) { return sum; }
-    PLR_AVXVNNI static Ints scale(Ints values) { return values; }
+    PLR_AVXVNNI static Ints first(Pairs pairs) { return Ints(pairs) << 16 >> 16; }
+    PLR_AVXVNNI static Ints second(Pairs pairs) { return Ints(pairs) >> 16; }
     PLR_AVXVNNI static Ints scaled(Sum sum, Ints by) { return sum * by; }
 };
 
@@ -234,7 +243,8 @@ struct Avx512Vnni : Lanes<16> {
         return Sum(_mm512_dpbusd_epi32(__m512i(sum), __m512i(numbers), four));
     }
     PLR_AVX512 static Ints total(Sum sum) { return sum; }
-    PLR_AVX512 static Ints scale(Ints values) { return values; }
+    PLR_AVX512 static Ints first(Pairs pairs) { return Ints(pairs) << 16 >> 16; }
+    PLR_AVX512 static Ints second(Pairs pairs) { return Ints(pairs) >> 16; }
     PLR_AVX512 static Ints scaled(Sum sum, Ints by) { return sum * by; }
     PLR_AVX512 static Ints dot(Pairs pairs, const int16_t * two) {
         return Ints(_mm512_madd_epi16(__m512i(pairs), _mm512_set1_epi32(four_bytes(two))));

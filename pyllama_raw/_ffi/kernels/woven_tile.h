@@ -71,9 +71,7 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
                 acc[c][part] = value;
             }
         }
-        if constexpr (!Set::kKeepsFloats) {
-            asm volatile("" : "+m"(acc)::"memory");
-        }
+        asm volatile("" ::: "memory");
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
             column[c].q += kBlock, column[c].half_sums += 2;
@@ -81,12 +79,12 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
     }
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-        Floats all[kParts];
-#pragma GCC unroll 4
-        for (int part = 0; part < kParts; ++part) {
-            all[part] = acc[c][part];
+        if constexpr (Set::kKeepsFloats) {  // sums whose address is taken are in memory
+            const Floats copy = acc[c][0];
+            std::memcpy(out + c * stride, &copy, n_rows * sizeof(float));
+        } else {
+            std::memcpy(out + c * stride, acc[c], n_rows * sizeof(float));
         }
-        std::memcpy(out + c * stride, all, n_rows * sizeof(float));
     }
 }
 

@@ -247,8 +247,7 @@ PLR_WOVEN inline void multiply_halves(const uint8_t * block, const Pairs (&pairs
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
         asm volatile("" ::: "memory");
-        const auto first  = Set::scale(Ints(pairs[part]) << 16 >> 16);
-        const auto second = Set::scale(Ints(pairs[part]) >> 16);
+        const auto first = Set::first(pairs[part]), second = Set::second(pairs[part]);
         if constexpr (kZero != 0) {
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
