@@ -1,9 +1,9 @@
 """
 Models of some hundred megabytes, of the classes in scripts/tiny_models, for what a tiny one hides.
 
-    python -m scripts.large_models DIRECTORY [NAME ...]
+    python -m scripts.large_models DIRECTORY [NAME | NAME:TYPE ...]
 
-Their weights are small numbers of no meaning, the same in every place. A model is written in f32
+A type, as q4_k_m, makes a second file with such weights beside that of the name. Their weights are small numbers of no meaning, the same in every place. A model is written in f32
 and then quantized, so a gigabyte is needed meanwhile.
 """
 
@@ -111,7 +111,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LARGE))
     options = parser.parse_args()
     for name in options.names or LARGE:
-        path = large_model(name, options.directory)
+        model, _, file_type = name.partition(":")
+        path = (
+            typed_model(model, file_type, options.directory)
+            if file_type
+            else large_model(model, options.directory)
+        )
         print(f"{name:16} {path.stat().st_size:13,} bytes")
 
 

@@ -141,7 +141,7 @@ def of_lines(text: str) -> Iterable[Phases]:
 
 def of_table(text: str) -> Iterable[Phases]:
     """Those of the table of ik_llama.cpp: PP, TG, B, N_KV, T_PP, S_PP, T_TG, S_TG, T, S."""
-    number = r" +([0-9.]+) \|"
+    number = r" *([0-9.]+) \|"
     for row in re.finditer(rf"^\|{number * 10}$", text, re.MULTILINE):
         n_prompt, n_output, n_streams = map(int, row.groups()[:3])
         prefill_s, decode_s = float(row[5]), float(row[7])
