@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
@@ -176,6 +177,10 @@ def test_peers_that_are_not_built_do_not_run(monkeypatch, capsys):
     )
 
 
+def fail(why):
+    raise RuntimeError(why)
+
+
 def load_setup():
     path = str(ROOT / "benchmarks" / "peers" / "setup")
     spec = importlib.util.spec_from_loader(
@@ -216,9 +221,33 @@ def test_a_source_that_is_no_ik_llama_cpp_is_refused(tmp_path):
     (source / "CMakeLists.txt").touch()
 
     with pytest.raises(build_lib.BuildError, match="has no ggml/src/iqk"):
-        setup.copy_source(build_lib, str(source), tmp_path / "tree")
+        setup.ik_programs(build_lib, tmp_path, str(source))
 
     assert sorted(path.name for path in source.iterdir()) == ["CMakeLists.txt", "ggml"]
+
+
+def test_a_build_that_was_broken_off_goes_on(tmp_path):
+    """
+    Its folder stays, and complete sources are not written again; after the build it is gone.
+    """
+    setup = load_setup()
+    written = []
+
+    def write(tree):
+        written.append(tree.name)
+        tree.mkdir()
+
+    def build(end):
+        with setup.workplace(tmp_path / "built") as place:
+            assert setup.sources(place, write).is_dir()
+            end()
+
+    with pytest.raises(RuntimeError, match="broken off"):
+        build(partial(fail, "broken off"))
+    build(lambda: None)
+
+    assert written == ["source"]
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_every_setting_runs_a_program_of_its_peer():
