@@ -74,7 +74,7 @@ def test_settings_that_win_a_figure_go_on():
         "tiles": [phases(3, 1)],
         "plain": [phases(4, 4)],
         "ik": [phases(2, 2)],
-        "ik, no rtr": [phases(2.5, 2.5)],
+        "ik-no-rtr": [phases(2.5, 2.5)],
     }
 
     assert winners(trials) == ["ours", "repack", "tiles", "ik"]
@@ -256,7 +256,7 @@ def test_every_setting_runs_a_program_of_its_peer():
     """
     assert {name for name in SETTINGS if by_type.peer_of(name) == "ik_llama.cpp"} == {
         "ik",
-        "ik, no rtr",
+        "ik-no-rtr",
     }
 
 

@@ -42,14 +42,14 @@ UNIFIED = (
 )  # one pool of cells, as servers have it; else each stream its own
 SETTINGS = {
     "repack": Setting(OWN),  # as by default
-    "repack, no tiles": Setting(OWN, env=UNTILED),
+    "repack-untiled": Setting(OWN, env=UNTILED),
     "tiles": Setting(OWN, ("--no-repack",)),
     "plain": Setting(OWN, ("--no-repack",), UNTILED),
-    "no flash": Setting(OWN, ("--flash-attn", "off")),
+    "no-flash": Setting(OWN, ("--flash-attn", "off")),
     "unified": Setting(OWN, UNIFIED),
     "openmp": Setting(OPENMP),
     "ik": Setting(IK, ("-rtr",)),
-    "ik, no rtr": Setting(IK),
+    "ik-no-rtr": Setting(IK),
 }
 
 
