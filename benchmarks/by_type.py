@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from operator import attrgetter
@@ -34,7 +34,7 @@ from benchmarks.load.client import fixed_length
 from benchmarks.load.limits import Limits, Weights, limits
 from benchmarks.load.measure import Report, arguments, run_script, say
 from benchmarks.load.workloads import generator
-from benchmarks.peers import is_there
+from benchmarks.peers import commit_of_ik, is_there
 from benchmarks.peers.batched_bench import IK, SETTINGS, Phases, batched_bench
 from pyllama_raw import (
     AsyncEngine,
@@ -46,6 +46,7 @@ from pyllama_raw import (
 from pyllama_raw._ffi.cpu_level import VARIABLE, level_of_environment
 from pyllama_raw.engine.kernels_used import kernels_used
 from pyllama_raw.engine.watcher import StepRecord, Watcher
+from pyllama_raw.lab.bench.machine import machine
 from pyllama_raw.lab.table import digits
 from pyllama_raw.native.libllama import cpu_level
 from pyllama_raw.native.model import Model
@@ -113,6 +114,8 @@ async def measure(options: Namespace, report: Report) -> None:
     rounds: dict[Cell, Runs] = {cell: {} for cell in cells}
     peak = peak_of(options.threads)
     report.details |= {"cpu_level": level, "limits": peak and peak._asdict()}
+    if any(peer_of(name) == "ik_llama.cpp" for name in systems[1:]):
+        report.details["ik_commit"] = commit_of_ik()
     for index in range(options.trials + options.rounds):
         is_trial = index < options.trials
         count = f"round {index - options.trials + 1} of {options.rounds}"
@@ -125,7 +128,7 @@ async def measure(options: Namespace, report: Report) -> None:
         conclude(report, cell, rounds[cell], peak)
         report.details[str(cell)] = details(cell, trials[cell], rounds[cell])
     if options.out is not None:
-        text = "\n".join(markdown(report.rows))
+        text = "\n".join([*heading(options, report.details), *markdown(report.rows)])
         Path(options.out).with_suffix(".md").write_text(f"{text}\n")
 
 
@@ -144,11 +147,11 @@ async def turn(
 
 async def ours(cell: Cell, threads: int, seed: int) -> Phases:
     """Our engine, open only for this."""
-    n_tokens, n_ctx = cell.n_streams * N_PROMPT, cell.n_streams * CELLS
+    n_tokens = cell.n_streams * N_PROMPT
     config = EngineConfig(
         context=ContextConfig(
-            n_ctx=n_ctx,
-            n_batch=min(max(n_tokens, N_BATCH), n_ctx),
+            n_ctx=n_cells(cell.n_streams),
+            n_batch=max(n_tokens, N_BATCH),
             n_threads=threads,
         ),
         # As the peers: all prompts are one batch.
@@ -184,6 +187,11 @@ def n_repeats(n_streams: int) -> int:
     return max(N_REQUESTS // n_streams, 1)
 
 
+def n_cells(n_streams: int) -> int:
+    """Of all streams; nobody computes those that are not in use."""
+    return max(n_streams * CELLS, N_BATCH)
+
+
 def theirs(cell: Cell, threads: int, setting: str) -> Phases:
     """A peer in one setting."""
     return batched_bench(
@@ -192,7 +200,7 @@ def theirs(cell: Cell, threads: int, setting: str) -> Phases:
         n_output=N_OUTPUT,
         n_slots=cell.n_streams,
         repeats=n_repeats(cell.n_streams),
-        n_ctx=cell.n_streams * CELLS,
+        n_ctx=n_cells(cell.n_streams),
         threads=threads,
         setting=SETTINGS[setting],
     )
@@ -299,9 +307,8 @@ def shares(
         return parts
     tok_per_s = speed(runs, figure)
     if peak.int8_gops:
-        n_rows = (
-            N_PROMPT if figure == "decode" else 1
-        )  # a prompt's last token has logits
+        # Each token of an output has a row of logits, and of a prompt the last one.
+        n_rows = N_PROMPT if figure == "decode" else 1
         gops = weights.gops(N_PROMPT, n_rows) / N_PROMPT
         parts["of_int8"] = gops * tok_per_s / peak.int8_gops
     if figure == "decode":
@@ -316,9 +323,25 @@ def details(cell: Cell, trials: Runs, rounds: Runs) -> dict[str, Any]:
         kernels = kernels_used(model, EngineConfig())
     parts = {"trials": trials, "rounds": rounds}
     return {"kernels": kernels} | {
-        part: {name: [asdict(run) for run in found] for name, found in runs.items()}
+        part: {name: [asdict(run) for run in phases] for name, phases in runs.items()}
         for part, runs in parts.items()
     }
+
+
+def heading(options: Namespace, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Where and how the figures were taken."""
+    here, peak, ik = machine(), facts["limits"], facts.get("ik_commit")
+    yield (
+        f"{here['cpu']}, built for {facts['cpu_level']}, {options.threads} threads; "
+        f"{options.rounds} rounds; commit {here['commit']}, llama.cpp "
+        f"{here['llama_cpp']}{f', ik_llama.cpp {ik}' if ik else ''}; {here['date']}."
+    )
+    if peak is not None:
+        yield (
+            f"Limits: {peak['int8_gops']:.0f} G operations/s of bytes "
+            f"({peak['instructions'] or 'unknown'}), {peak['read_gb_per_s']:.1f} GB/s read."
+        )
+    yield ""
 
 
 def markdown(rows: Sequence[Any]) -> list[str]:

@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from functools import partial
 from importlib.machinery import SourceFileLoader
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,21 @@ def test_the_table_has_a_line_for_each_cell_and_figure():
     ]
 
 
+def test_a_table_says_where_its_figures_are_from():
+    """
+    The CPU, what it can do at most, threads, rounds and versions.
+    """
+    peak = Limits("AVX2", 380.4, 34.56)._asdict()
+    facts = {"cpu_level": "native", "limits": peak, "ik_commit": "8337e4cd3"}
+
+    first, limits, end = by_type.heading(Namespace(threads=2, rounds=3), facts)
+
+    assert "built for native, 2 threads; 3 rounds; commit " in first
+    assert "ik_llama.cpp 8337e4cd3" in first
+    assert limits == "Limits: 380 G operations/s of bytes (AVX2), 34.6 GB/s read."
+    assert end == ""
+
+
 @pytest.mark.native
 def test_weights_are_those_that_products_read():
     """
@@ -267,7 +283,16 @@ def test_the_script_runs(tmp_path):
     """
     out = tmp_path / "by_type.json"
     command = [sys.executable, "-m", "benchmarks.by_type", "--rounds", "1"]
-    command += ["--no-peers", "--models", "default", "--streams", "2", "--trials", "0"]
+    command += [
+        "--no-peers",
+        "--models",
+        "default",
+        "--trials",
+        "0",
+        "--streams",
+        "1",
+        "2",
+    ]
     command += ["--model", str(tiny_model("llama")), "--out", str(out)]
 
     done = subprocess.run(
@@ -275,9 +300,9 @@ def test_the_script_runs(tmp_path):
     )
 
     assert done.returncode in (0, 2), done.stderr
-    assert [row["figure"] for row in json.loads(out.read_text())["rows"]] == [
-        "prefill",
-        "decode",
-        "all",
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["streams"], row["figure"]) for row in rows] == [
+        *product((1, 2), ("prefill", "decode", "all"))
     ]
-    assert out.with_suffix(".md").read_text().count("\n") == 5
+    lines = out.with_suffix(".md").read_text().splitlines()
+    assert [line.startswith("| default |") for line in lines[-6:]] == [True] * 6

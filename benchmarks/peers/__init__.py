@@ -50,6 +50,11 @@ def is_there(name: str) -> bool:
     return _named(name) is not None or name in _programs()
 
 
+def commit_of_ik() -> str | None:
+    """Of the source of ik_llama.cpp that was built last; None if somebody names the program."""
+    return None if _named("ik-llama-batched-bench") else _programs().get("ik_commit")
+
+
 def _named(name: str) -> str | None:
     return os.environ.get(name.upper().replace("-", "_"))
 
