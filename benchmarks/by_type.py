@@ -263,7 +263,7 @@ def best_setting(runs: Runs, peer: str, figure: str) -> str | None:
 
 def winners(trials: Runs) -> list[str]:
     """Ours, and the settings that are the best of their peer in one figure."""
-    best = {best_setting(trials, *one) for one in product(PEERS, SPEEDS)}
+    best = {best_setting(trials, *pair) for pair in product(PEERS, SPEEDS)}
     return [name for name in trials if name == OURS or name in best]
 
 
@@ -367,10 +367,10 @@ def markdown(rows: Sequence[Any]) -> list[str]:
 
 def peer_cells(row: Any) -> list[str]:
     """What the table tells of one peer."""
-    ratio, least, most = (
+    ratio, low, high = (
         f"{row[name]:.2f}" for name in ("ours_to_it", "smallest", "largest")
     )
-    span = f"**{ratio}** [{least}, {most}]"
+    span = f"**{ratio}** [{low}, {high}]"
     return [digits(row["tok_per_s"]), row["setting"], limits_text(row), span]
 
 

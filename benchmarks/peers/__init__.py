@@ -110,8 +110,8 @@ def serving(
             url = Url(f"http://{address.removeprefix('http://')}")
             url.pid = process.pid
             if not address or not _becomes_healthy(process, f"{url}{health}", poll_s):
-                said = _said(log)[-2000:].decode(errors="replace")
-                raise RuntimeError(f"{command[0]} did not start:\n{said}")
+                output = _said(log)[-2000:].decode(errors="replace")
+                raise RuntimeError(f"{command[0]} did not start:\n{output}")
             yield url
         finally:
             _stop(process)
@@ -126,8 +126,8 @@ def _told(process: subprocess.Popen[bytes], log: IO[bytes], poll_s: float) -> st
     """The address that a server tells; empty if it does not."""
     give_up = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < give_up:
-        if found := ADDRESS.search(_said(log)):
-            return found[1].decode()
+        if match := ADDRESS.search(_said(log)):
+            return match[1].decode()
         time.sleep(poll_s)
     return ""
 

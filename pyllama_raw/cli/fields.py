@@ -111,8 +111,8 @@ def _help(model: type[BaseModel], name: str, default: Any) -> str:
     if default is None:
         default = model.model_fields[name].default
     text = f"{descriptions(model).get(name, name)} {MORE.get(name, '')}".strip()
-    shown = _shown(name, default)
-    return f"{text} ({shown})".replace("%", "%%") if shown else text
+    value = _shown(name, default)
+    return f"{text} ({value})".replace("%", "%%") if value else text
 
 
 def _shown(name: str, value: Any) -> str:
