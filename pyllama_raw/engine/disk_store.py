@@ -26,7 +26,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from pyllama_raw.core.memory.tier import KnownState
+from pyllama_raw.core.memory.tiers import KnownState
 from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.engine import state_index as sql
 from pyllama_raw.engine.span_keys import SpanKeys

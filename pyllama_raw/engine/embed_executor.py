@@ -18,7 +18,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from threading import Lock
 
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import Request, SamplerUse
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_raw.core.memory.cache_entry import Entry
-from pyllama_raw.core.memory.cache_stats import Refusal
-from pyllama_raw.core.memory.eviction import EvictionQueue
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache import EvictionQueue, Refusal
+from pyllama_raw.core.memory.snapshots import Entry, SnapshotKind
 from tests.core.cache_support import find, held, make_cache, spans, store, toks
 
 RANGE, STATE, EXACT, CHAIN = SnapshotKind

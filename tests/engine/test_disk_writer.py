@@ -8,9 +8,9 @@ from threading import Event
 import numpy as np
 import pytest
 
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import KnownState, Tier
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import KnownState, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Fetched
 from pyllama_raw.engine import disk_writer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import (
     FinishDetail,
     FinishReason,
@@ -132,7 +132,7 @@ class Outputs:
         """Memory may hold *n_tokens* that were sampled after the end of *running*."""
         self._roster.counters.output_tokens -= n_tokens
         if n_tokens:
-            can_cut = self._slots.limits.can_cut
+            can_cut = self._slots.limits.kind.can_cut
             self._slots.rewind(running, len(running.tokens) - 1 if can_cut else 0)
 
     def _finish(

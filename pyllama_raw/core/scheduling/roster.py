@@ -144,7 +144,7 @@ class Roster:
         """Take the slot of a running sequence; it waits at its old rank."""
         self.counters.preempted += 1
         running.sequence.n_preempted += 1
-        self.memory.swaps.save(running)
+        self.memory.swap_out(running)
         self.note("preempted", running.request.request_id, now)
         self.memory.leave(running, in_flight=self.in_flight)
         self._tell("on_preempted", running.sequence, now)
@@ -182,7 +182,7 @@ class Roster:
         elif not isinstance(sequence, TextSequence):
             self.waiting.remove(sequence)
         self._remove(sequence)
-        self.memory.swaps.drop(sequence)
+        self.memory.drop_swap(sequence)
         self._tell("on_finished", sequence, now)
         if isinstance(end, FinishReason):
             self.counters.finished[end] += 1
@@ -233,8 +233,8 @@ class Roster:
             waiting_tokens=self.waiting.n_tokens + self.texts.n_tokens,
             n_cells=limits.n_cells,
             n_cells_used=self.slots.cells.n_used,
-            swapped=self.memory.swaps.n_swapped,
-            swapped_bytes=self.memory.swaps.n_swapped_bytes,
+            swapped=self.memory.n_swapped,
+            swapped_bytes=self.memory.n_swapped_bytes,
             kv_bytes_used=self.slots.cells.n_used * self.memory.cell_bytes,
             cache_bytes=host.n_used_bytes,
             disk_bytes=disk.n_used_bytes,

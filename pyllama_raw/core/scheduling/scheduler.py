@@ -5,7 +5,7 @@ Rules, in this order:
 1. A waiting request starts when a slot is free, the cells it will need are not promised to
    others, and its source, if it has one, can be read beside those of others. A blocked head of the queue is overtaken a bounded number of times.
 2. When memory is short, the sequence of the worst rank gives its cells up and goes on
-   later: see `Swaps`. Only a sequence that is alone and does not fit is ended.
+   later: see `Memory`. Only a sequence that is alone and does not fit is ended.
 3. Every request ends exactly once, with a `Finished` event. If there is work and
    nothing of it can be computed, all end with `EngineStalled`.
 4. A step that did not work loses nothing: see `Failures`.
@@ -20,12 +20,10 @@ from collections.abc import Sequence as Items
 from itertools import islice
 from typing import Literal
 
-from pyllama_raw.core.memory.cache_stats import CacheStats
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.memory import Memory
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.slots import growth
-from pyllama_raw.core.memory.tier import SnapshotCost, Tier
+from pyllama_raw.core.memory.slots import ContextLimits, growth
+from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.policies.policy import SchedulingPolicy
 from pyllama_raw.core.policies.runner import (
     PolicyFault,
@@ -270,13 +268,13 @@ class Scheduler:
             plan, waits = self._sources.plan(now), self._sources.waits
         plan = plan or self._packer.pack(now)
         self._started = now
-        steady = plan.steady and not (self._memory.restores.is_loading or waits)
+        steady = plan.steady and not (self._memory.is_loading or waits)
         plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
         if texts:
             self._texts_are_next = bool(plan)
             return plan or self._texts.plan(now)
-        waits = self._memory.restores.is_fetching
+        waits = self._memory.is_fetching
         if self.has_work and not (plan or self._roster.events or waits):
             self._roster.stall(now)  # no later plan would be another one
         return plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import Embedded, FinishReason
 from pyllama_raw.core.scheduling.budget import StepBudget
 from pyllama_raw.core.scheduling.roster import Roster
