@@ -17,10 +17,9 @@ from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.placement import Prefixes
 from pyllama_raw.core.policies.checks import checked_key, checked_quota
 from pyllama_raw.core.policies.policy import SchedulerView, SchedulingPolicy
-from pyllama_raw.core.policies.queue import Numbers, PolicyQueue
+from pyllama_raw.core.policies.queue import MAX_PREEMPTED, Numbers, PolicyQueue
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.step import StepPlan
-from pyllama_raw.core.victims import MAX_PREEMPTED
 from pyllama_raw.core.view import RequestView
 
 T = TypeVar("T")

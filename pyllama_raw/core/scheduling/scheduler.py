@@ -1,9 +1,10 @@
 """
-Continuous batching: the requests that run, and the results of their steps. `Packer` says what it computes.
+The scheduler: continuous batching of requests. `Packer` says what a step computes.
 
 Rules, in this order:
-1. A waiting request starts when a slot is free, the cells it will need are not promised to
-   others, and its source, if it has one, can be read beside those of others. A blocked head of the queue is overtaken a bounded number of times.
+1. A waiting request starts when a slot is free, the cells it will need are not promised
+   to others, and its source, if it has one, can be read beside those of others. If the
+   head of the queue cannot start, at most `max_overtakes` others start before it.
 2. When memory is short, the sequence of the worst rank gives its cells up and goes on
    later: see `Memory`. Only a sequence that is alone and does not fit is ended.
 3. Every request ends exactly once, with a `Finished` event. If there is work and
@@ -25,6 +26,7 @@ from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.slots import ContextLimits, growth
 from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.policies.policy import SchedulingPolicy
+from pyllama_raw.core.policies.queue import Victim
 from pyllama_raw.core.policies.runner import (
     PolicyFault,
     PolicyRunner,
@@ -32,21 +34,16 @@ from pyllama_raw.core.policies.runner import (
 )
 from pyllama_raw.core.policies.shipped import Fcfs
 from pyllama_raw.core.request import SOURCES, Event, FinishReason, Request
-from pyllama_raw.core.scheduling.budget import StepBudget
-from pyllama_raw.core.scheduling.budget_modes import BudgetMode
-from pyllama_raw.core.scheduling.failures import Failures
-from pyllama_raw.core.scheduling.outputs import Outputs
-from pyllama_raw.core.scheduling.packer import Packer
-from pyllama_raw.core.scheduling.roster import Roster
-from pyllama_raw.core.scheduling.slot_change import Note
+from pyllama_raw.core.scheduling.packer import BudgetMode, Packer, StepBudget
+from pyllama_raw.core.scheduling.results import Failures, Outputs
+from pyllama_raw.core.scheduling.roster import Note, Roster
 from pyllama_raw.core.scheduling.source_steps import SourceSteps
 from pyllama_raw.core.scheduling.suspects import Suspects
-from pyllama_raw.core.scheduling.text_steps import TextSteps
+from pyllama_raw.core.scheduling.texts import Texts
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
 from pyllama_raw.core.step import DecodeStatus, Fetched, StepPlan, StepResult, Written
-from pyllama_raw.core.victims import Victim
 from pyllama_raw.errors import PyllamaError
 
 NO_COST = SnapshotCost()
@@ -85,8 +82,8 @@ class Scheduler:
             policy: None: first come, first served.
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
-            texts: limits of the contexts that make vectors: n_slots texts and n_batch tokens
-                a step; None: *limits*.
+            texts: limits of the contexts that make vectors: n_slots texts and n_batch
+                tokens a step; None: *limits*.
             report: told of what the policy does wrong; what it raises is passed on.
         """
         self._max_overtakes = max_overtakes
@@ -119,7 +116,7 @@ class Scheduler:
         self._sources = SourceSteps(self._roster) if limits.n_source else None
         self._started = 0.0  # when the last plan was made
         texts = limits if texts is None else texts
-        self._texts = TextSteps(self._roster, texts, token_budget, target_step_s)
+        self._texts = Texts(self._roster, texts, token_budget, target_step_s)
         self._texts_are_next = False  # texts and sequences take turns, a step each
 
     # -- requests ---------------------------------------------------------------
@@ -208,13 +205,13 @@ class Scheduler:
         """
         The context is another one, and empty: what runs is filled again.
 
-        Snapshots and files are as good as before, because the new one has the same layout.
+        Snapshots and files stay good, because the new one has the same layout.
         """
         self._failures.lose_slots()
 
     def lose_reading(self) -> None:
-        """No context holds a part of a text any more, nor what an encoder made of sources."""
-        self._roster.texts.restart()
+        """No context holds a part of a text, or what an encoder made of sources."""
+        self._texts.restart()
         if self._sources is not None:
             self._sources.restart()
 
@@ -251,7 +248,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step; a falsy plan means that there is nothing to do."""
         self.expire(now)
-        texts = self._roster.texts.all
+        texts = self._roster.texts
         if texts and self._texts_are_next:
             self._texts_are_next = False
             return self._texts.plan(now)
@@ -280,7 +277,7 @@ class Scheduler:
         return plan
 
     def _make_way(self, now: float) -> None:
-        """Preempt for the first that waits, if it is more urgent than those that run."""
+        """Preempt for the first that waits, if it is more urgent than running ones."""
         roster, slots = self._roster, self._slots
         if not roster.waiting or self._packer.prefill_cap is not None:
             return
@@ -335,7 +332,7 @@ class Scheduler:
     # -- results ----------------------------------------------------------------
 
     def give_up(self, plan: StepPlan, error: PyllamaError, now: float) -> list[Event]:
-        """As apply(), where there is no result: nothing may be done, and the context is empty."""
+        """As apply(), without a result: perhaps nothing was done, and memory is empty."""
         self._memory.tiers.give_up(plan.moves)
         return self.apply(plan, StepResult(DecodeStatus.FAILED, error=error), now)
 

@@ -1,12 +1,13 @@
 """
 Steps in which an encoder reads sources, and what comes of them.
 
-1. A decode sees the sources of the last such step only, so a step has those of all sequences
-   that run. They fit together: no other sequence has a slot.
-2. Sequences that have just come are read together, at once where nothing is decoded. Beside
-   streams, reading takes half of the time at most, and every other step.
-3. A step that failed leaves decodes with what they saw before, if the context is still there.
-   Sequences that have just come are then read one at a time, and one that fails again ends.
+1. A decode sees the sources of the last such step only, so a step has those of all
+   sequences that run. They fit together: no other sequence has a slot.
+2. Sequences that have just come are read together, at once where nothing is decoded.
+   Beside streams, reading takes half of the time at most, and every other step.
+3. A step that failed leaves decodes with what they saw before, if the context is still
+   there. Sequences that have just come are then read one at a time, and one that fails
+   again ends.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.policies.runner import PolicyFault
-from pyllama_raw.core.scheduling.budget_modes import BudgetMode
+from pyllama_raw.core.scheduling.packer import BudgetMode
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.lab.checked import Checked, Count, Positive, Whole
 from pyllama_raw.lab.sim.cost import CostModel
