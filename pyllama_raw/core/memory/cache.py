@@ -309,9 +309,7 @@ class PrefixCache:
                 self._forget(entry, Eviction.REPLACED)
         # Each turn takes one out, so the loop ends.
         while not ledger.has_room(n_bytes, n_entries):
-            victim = self._queue.pop(self._may_go)
-            assert victim is not None, "room was promised that is not there"
-            self._forget(victim, Eviction.SPACE)
+            self._forget(self._queue.pop(self._may_go), Eviction.SPACE)
 
     def _may_go(self, entry: Entry) -> bool:
         return (
@@ -450,9 +448,10 @@ class EvictionQueue:
         entry.is_queued = True
         heappush(self._heap, (entry.last_used, entry.entry_id, entry))
 
-    def pop(self, may_go: Callable[[Entry], bool]) -> Entry | None:
-        """Take out the least recently used entry that may go."""
-        while self._heap:
+    def pop(self, may_go: Callable[[Entry], bool]) -> Entry:
+        """Take out the least recently used entry that may go; there is one."""
+        while True:
+            assert self._heap, "room was promised that is not there"
             last_used, entry_id, entry = self._heap[0]
             if entry.last_used > last_used and may_go(entry):
                 # It was used since: it has another place in the order.
@@ -462,7 +461,6 @@ class EvictionQueue:
                 entry.is_queued = False
                 if may_go(entry):
                     return entry
-        return None
 
 
 class Ledger:
