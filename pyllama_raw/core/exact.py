@@ -27,16 +27,17 @@ ALIGN = 64  # cells that no sum over cells divides: CPUs add 4 to 64 side by sid
 # -- always ------------------------------------------------------------------------
 
 
-def chunk_size(share: int, wanted: int, budget: int) -> int:
+def chunk_size(share: int, n_ready: int, budget: int) -> int:
     """
-    *share* tokens of *wanted*, or one more or less where one would be left alone.
+    *share* tokens of *n_ready*, or one more or less where one would be left alone.
 
     libllama computes a single token by another kernel than several, which is slower for
     a prompt and gives it other last digits. With a budget of one there is no choice.
     """
-    n_tokens = min(max(share, 2), wanted, budget)
-    if wanted - n_tokens == 1:
-        n_tokens = wanted if wanted <= budget else max(n_tokens - 1, min(2, budget))
+    n_tokens = min(max(share, 2), n_ready, budget)
+    # One would be left: it joins, or another one stays with it.
+    if n_ready - n_tokens == 1:
+        n_tokens = n_ready if n_ready <= budget else max(n_tokens - 1, min(2, budget))
     return n_tokens
 
 

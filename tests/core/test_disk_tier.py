@@ -7,7 +7,7 @@ import pytest
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.memory.tiers import KnownState, Tier
+from pyllama_raw.core.memory.tiers import StoredState, Tier
 from pyllama_raw.core.namespace import Private
 from pyllama_raw.core.request import CacheTier, Request
 from pyllama_raw.core.sequence import Sequence
@@ -63,8 +63,8 @@ def written(tier: Tier, tokens, payload="file", namespace=None) -> None:
     tier.end_save(write.save_id, Saved(payload, 10 * len(tokens)))
 
 
-def known_of(tokens, payload) -> KnownState:
-    return KnownState(None, array("i", tokens), payload, 10 * len(tokens))
+def known_of(tokens, payload) -> StoredState:
+    return StoredState(None, array("i", tokens), payload, 10 * len(tokens))
 
 
 def test_rows_of_an_image_are_found_whole_or_not_at_all():
@@ -239,7 +239,7 @@ def test_a_known_file_larger_than_its_tokens_is_deleted():
     No writer made it, and a read would take memory for all of it.
     """
     tokens = array("i", range(N))
-    tier = make_tier(known=[KnownState(None, tokens, "forged", 10 * N + 1)])
+    tier = make_tier(known=[StoredState(None, tokens, "forged", 10 * N + 1)])
 
     assert found(tier, sequence_of(range(N))) == 0
     assert tier.deletions() == [Delete(("forged",))]

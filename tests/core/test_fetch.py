@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw.core.memory.cache import Eviction, PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.memory.tiers import KnownState, Tier
+from pyllama_raw.core.memory.tiers import StoredState, Tier
 from pyllama_raw.core.request import CacheTier, FinishReason
 from pyllama_raw.core.step import Copy, Fetch, Load
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeFile
@@ -22,7 +22,7 @@ def make_engine(n_slots=3, kind=SnapshotKind.RANGE, **options) -> Engine:
     """Somebody streams, and a file has all of LONG; it is not read before finish()."""
     file = FakeFile(0, tuple(enumerate(LONG)))
     index = PrefixCache(kind.whole, max_bytes=10**6, max_entries=10)
-    known = KnownState(None, array("i", LONG), file, file.n_bytes)
+    known = StoredState(None, array("i", LONG), file, file.n_bytes)
     disk = Tier(CacheTier.DISK, index, lambda n: HEAD_BYTES + TOKEN_BYTES * n, [known])
     engine = Engine(
         n_slots, kind=kind, disk=disk, n_ctx_slot=128, n_cells=512, **options

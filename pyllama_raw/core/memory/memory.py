@@ -350,7 +350,7 @@ class Memory:
 
     def _cut(self, idle: Idle, n_tokens: int) -> None:
         """Save what pays of an idle slot, then keep its first *n_tokens* only."""
-        if n_tokens < idle.n_left:
+        if n_tokens < idle.n_held:
             # Else it holds an output that others must not have, or a part of a span.
             if idle.is_usable:
                 self.slots.add(self.tiers.save(contents_of(idle)))
@@ -486,7 +486,7 @@ class Memory:
         Returns the host bytes freed.
         """
         for idle in self.slots.idle:
-            if idle.n_left and is_of(idle.namespace, salt):
+            if idle.n_held and is_of(idle.namespace, salt):
                 self.slots.cut(idle, 0)
         return self.tiers.clear(salt)
 

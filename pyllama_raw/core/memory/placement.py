@@ -128,8 +128,8 @@ def place(
         return near.slot, TakeOver(near.slot, near.n_now)
     # Not the slot that is copied, unless there is no other: what it holds is lost then.
     slot = next((index for index in idle if index != near.slot), idle[0])
-    left = [source for source in sources if source.slot != slot]
-    return slot, fill(question, left, offers)
+    others = [source for source in sources if source.slot != slot]
+    return slot, fill(question, others, offers)
 
 
 def fill(question: Question, sources: Items[Source], offers: Items[Offer]) -> Placement:
@@ -171,7 +171,7 @@ def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
     for place in slots.all if key else ():
         # Most slots differ in the first token, which is sooner compared than all.
         if type(place) is Idle:
-            may_share = place.left.startswith(first)
+            may_share = place.key.startswith(first)
         else:
             may_share = place.tokens[0] == first_token
         if may_share:
@@ -186,7 +186,7 @@ def _source(
 ) -> Source | None:
     """The slot at *place* as a source of *key*, the first tokens of *sequence*."""
     if isinstance(place, Idle):
-        namespace, tokens, n_held = place.namespace, place.left, place.n_left
+        namespace, tokens, n_held = place.namespace, place.key, place.n_held
         n_shareable = n_held if place.is_usable else 0
     else:
         other = place.sequence
@@ -239,7 +239,7 @@ class Prefixes:
         self._keys: dict[Namespace, list[bytes]] = {}
         for place in slots.all:
             if type(place) is Idle:
-                self._keys.setdefault(place.namespace, []).append(place.left)
+                self._keys.setdefault(place.namespace, []).append(place.key)
             elif isinstance(place, Running) and not place.sequence.is_shifted:
                 n_tokens = slots.limits.n_kept(place.sequence)
                 # Nobody waits for output.

@@ -132,7 +132,7 @@ class Slots:
     def idle(self) -> list[Idle]:
         """Slots without a sequence: useless ones first, then the longest unused."""
         idle = [place for place in self.all if type(place) is Idle]
-        return sorted(idle, key=lambda i: i.last_used if i.left and i.is_usable else 0)
+        return sorted(idle, key=lambda i: i.last_used if i.key and i.is_usable else 0)
 
     def is_here(self, running: Running) -> bool:
         """Whether *running* has not left its slot since."""
@@ -190,7 +190,7 @@ class Slots:
         """Give *sequence* an idle slot, with the tokens that are in it."""
         place = self.all[slot]
         assert isinstance(place, Idle)
-        self.all[slot] = running = Running(sequence, slot, place.n_left)
+        self.all[slot] = running = Running(sequence, slot, place.n_held)
         self._list_running()
         return running
 
@@ -274,7 +274,7 @@ class Slots:
         """An idle slot keeps its first *n_tokens* only."""
         if n_tokens == 0:
             self._moves.append(Release(idle.slot))
-        elif n_tokens < idle.n_left:
+        elif n_tokens < idle.n_held:
             # Cells after the cut stay in use where other slots share them.
             self._moves.append(Trim(idle.slot, position(idle.spans, n_tokens)))
         self._shorten(idle, n_tokens)
@@ -304,7 +304,7 @@ class Slots:
         running.n_computed = n_tokens
 
     def _shorten(self, idle: Idle, n_tokens: int) -> None:
-        idle.left = idle.left[: n_tokens * array("i").itemsize]
+        idle.key = idle.key[: n_tokens * array("i").itemsize]
         self.cells.cut(idle.slot, n_tokens)
 
     def _list_running(self) -> None:
@@ -320,7 +320,7 @@ class Slots:
         self.cells.check_integrity()
         for slot, place in enumerate(self.all):
             assert place.slot == slot
-            n_held = place.n_left if isinstance(place, Idle) else place.n_computed
+            n_held = place.n_held if isinstance(place, Idle) else place.n_computed
             assert self.cells.length(slot) == n_held
             if isinstance(place, Running):
                 assert place is self.running[place.request.request_id]
@@ -334,8 +334,8 @@ class Slots:
 
 def growth(sequence: Sequence, n_computed: int = 0) -> int:
     """Cells to promise *sequence*: its tokens behind and some output."""
-    left = sequence.request.max_tokens - sequence.n_output
-    return len(sequence.tokens) - n_computed + min(left, HEADROOM)
+    n_output = sequence.request.max_tokens - sequence.n_output
+    return len(sequence.tokens) - n_computed + min(n_output, HEADROOM)
 
 
 @dataclass(slots=True)
@@ -343,16 +343,16 @@ class Idle:
     """A slot without a sequence, and what the last one left."""
 
     slot: int
-    left: bytes = b""  # tokens it still holds, one C int each
-    namespace: Namespace = None  # of left
+    key: bytes = b""  # tokens it still holds, one C int each
+    namespace: Namespace = None  # of these, as spans and n_prompt
     last_used: int = 0  # counts departures
-    is_usable: bool = True  # False: left holds more than others may take over, uncut
-    spans: Spans = ()  # of left
-    n_prompt: int = 0  # tokens of left that were computed in chunks; others one by one
+    is_usable: bool = True  # False: it holds more than others may take over, uncut
+    spans: Spans = ()
+    n_prompt: int = 0  # tokens that were computed in chunks; others one by one
 
     @property
-    def n_left(self) -> int:
-        return len(self.left) // array("i").itemsize
+    def n_held(self) -> int:
+        return len(self.key) // array("i").itemsize
 
 
 class Contents(NamedTuple):
@@ -368,7 +368,7 @@ class Contents(NamedTuple):
 def contents_of(place: Idle | Running) -> Contents:
     """The contents of the slot at *place*, at this moment."""
     if isinstance(place, Idle):
-        tokens = array("i", place.left)
+        tokens = array("i", place.key)
         return Contents(
             place.slot, place.namespace, tokens, place.spans, place.n_prompt
         )

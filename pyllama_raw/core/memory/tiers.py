@@ -260,7 +260,7 @@ class SnapshotCost:
         return self.base_bytes + self.token_bytes * n_tokens
 
 
-class KnownState(NamedTuple):
+class StoredState(NamedTuple):
     """A file that is there at the start."""
 
     namespace: Namespace
@@ -285,13 +285,13 @@ class Tier:
         name: CacheTier,
         cache: PrefixCache,
         bound: Callable[[int], int],
-        known: Iterable[KnownState] = (),
+        stored: Iterable[StoredState] = (),
     ) -> None:
         """
         Args:
             cache: the index; of files, with states that stand alone.
             bound: no state of so many tokens is larger; its tokens are not counted.
-            known: what is there already, from the one used longest ago to the latest.
+            stored: what is there already, from the one used longest ago to the latest.
         """
         # Captures of all tiers together take the time of one step; `Tiers` sets them.
         self.captures = Captures(None, PrefillSpeed(), 0.0)
@@ -304,7 +304,7 @@ class Tier:
         self._n_saves = 0
         self._saves: dict[int, Saving] = {}
         self._superfluous: list[object] = []  # files that are not in the index
-        for state in known:
+        for state in stored:
             tokens, plan, reservation = state.tokens, None, None
             # A file that is larger than its tokens allow would be read into any memory.
             if state.n_bytes <= bound(len(tokens)):

@@ -84,9 +84,10 @@ class Turns(Generic[T]):
         Args:
             stays: the one that was served last goes on, if it is ready.
         """
-        served = [each for each in ready if each == self._served]
-        waiting = [each for each in self._waiting if each in ready]
-        waiting += [each for each in ready if each not in (*waiting, *served)]
+        # Those that have just come are between those that wait and the one served last.
+        served = [item for item in ready if item == self._served]
+        waiting = [item for item in self._waiting if item in ready]
+        waiting += [item for item in ready if item not in (*waiting, *served)]
         waiting = [*served, *waiting] if stays else [*waiting, *served]
         self._served, *self._waiting = waiting
         return self._served
@@ -116,13 +117,14 @@ class LotTurns:
         self._then = now
         sets = dict.fromkeys([lot.adapters for lot in ready])
         chosen = self._sets.pick(sets, stays=self._owed_s > 0)
+        # Another set begins its turn, with what it has left of its last one.
         if chosen != self._on:
             turn_s = self.switch_s / SHARE
             self._owed_s = min(self._owed_s + turn_s, 2 * turn_s)
             self._on = chosen
         if chosen not in self._lots:
-            kept = {each: lots for each, lots in self._lots.items() if each in sets}
-            self._lots = kept | {chosen: Turns[Lot]()}
+            turns = {key: lots for key, lots in self._lots.items() if key in sets}
+            self._lots = turns | {chosen: Turns[Lot]()}
         return self._lots[chosen].pick([lot for lot in ready if lot.adapters == chosen])
 
     def repeat(self) -> Lot:

@@ -105,6 +105,7 @@ class Packer:
         decodes, prompts = groups[lot]
         n_prefill = 0
         if prompts:
+            # Lots of rows and of tokens take turns, so a stream waits for all of them.
             n_turns = len(groups) if self._roster.n_with_spans else 1
             decodes, n_prefill = self._division(decodes, len(streams), n_turns)
         # Output that is known is computed again, token by token.
@@ -234,11 +235,13 @@ class Packer:
         prompts: list[Running],
         n_tokens: int,
     ) -> list[Work]:
-        """Chunks of *prompts*, *n_tokens* at most, beside *n_decodes* of the streams."""
+        """Chunks of *prompts*, *n_tokens* at most, beside *n_decodes* of streams."""
+        # A policy may have some wait, and others take less.
         limits, caps = self._slots.limits, dict[int, int]()
         if self._roster.policy is not None:
             some, policy = n_decodes > 0, self._roster.policy
             prompts, caps = policy.quotas(prompts, all_may_wait=some)
+        # As many as there are, as fit the batch, and as have cells beside streams.
         n_left = min(n_tokens, sum(running.n_behind for running in prompts))
         if self.prefill_cap is not None:
             n_left = min(n_left, self.prefill_cap)
@@ -247,6 +250,7 @@ class Packer:
         budget = min(n_left, limits.n_batch - n_decodes, n_free)
         if budget < 1:
             return []
+        # Scored prompts need a row for each token: those that streams leave.
         n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
         share_rows(n_rows, prompts, single=lot.is_single)
         turns = self._turns[lot]
@@ -338,6 +342,7 @@ class StepBudget:
         """
         if self._fixed is not None:
             return min(self._fixed, self._max_tokens)
+        # What stalls nobody may take longer.
         factor = 1 / n_turns if streams else IDLE_FACTOR
         target = max(self._target_s * factor - spent_s, 0.0)
         tokens_per_s = self._speed.tokens_per_s

@@ -94,7 +94,8 @@ class Roster:
         if request.deadline is not None:
             assert isinstance(request.deadline, float | int)
             assert not isnan(request.deadline)
-        hash(request.namespace)  # raises here instead of in the middle of a step
+        # Raises here instead of in the middle of a step.
+        hash(request.namespace)
         if isinstance(request, EmbedRequest):
             return TextSequence(request, order, now)
         return Sequence(request, order, now, self.slots.limits.n_chunked(request))
@@ -135,6 +136,7 @@ class Roster:
         """Give a waiting sequence a slot."""
         self.waiting.remove(sequence)
         self.memory.seat(sequence)
+        # One that was preempted was admitted before.
         if sequence.admitted is None:
             sequence.admitted = now
         self.note("running", sequence.request.request_id, now)
@@ -194,6 +196,7 @@ class Roster:
     def make_room(self, now: float) -> None:
         """Preempt the worst sequence; one that is alone ends instead."""
         running = list(self.slots.running.values())
+        # None is left to give way to it, so it can never go on.
         if len(running) == 1:
             (alone,) = running
             message = f"{len(alone.tokens)} tokens do not fit; raise n_ctx"

@@ -249,13 +249,16 @@ class Scheduler:
         """Decide the next step; a falsy plan means that there is nothing to do."""
         self.expire(now)
         texts = self._roster.texts
+        # Texts need nothing of memory. They and sequences take turns, a step each.
         if texts and self._texts_are_next:
             self._texts_are_next = False
             return self._texts.plan(now)
+        # Whoever else is there waits for what this step saves.
         others_wait = len(self._roster.alive) > 1
         self._memory.captures.begin(others_wait=others_wait)
         if self._policy is not None:
             self._policy.begin(now)
+        # Slots are given, then filled; only then is it clear what there is to compute.
         if self._for_priority:
             self._make_way(now)
         self._admit(now)
@@ -265,62 +268,69 @@ class Scheduler:
             plan, waits = self._sources.plan(now), self._sources.waits
         plan = plan or self._packer.pack(now)
         self._started = now
+        # What loads or is read next to it makes the next plan another one.
         steady = plan.steady and not (self._memory.is_loading or waits)
         plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
         if texts:
             self._texts_are_next = bool(plan)
             return plan or self._texts.plan(now)
+        # Nothing of the work can be computed, and no later plan would be another one.
         waits = self._memory.is_fetching
         if self.has_work and not (plan or self._roster.events or waits):
-            self._roster.stall(now)  # no later plan would be another one
+            self._roster.stall(now)
         return plan
 
     def _make_way(self, now: float) -> None:
         """Preempt for the first that waits, if it is more urgent than running ones."""
         roster, slots = self._roster, self._slots
+        # While libllama lacks space nobody starts.
         if not roster.waiting or self._packer.prefill_cap is not None:
             return
         head = roster.waiting.head
-        wanted, urgency = growth(head), head.request.priority
-        n_source = head.request.n_source
+        n_cells, n_source = growth(head), head.request.n_source
         lower = [
-            each
-            for each in slots.running.values()
-            if each.request.priority > urgency
-            and slots.limits.is_repeatable(each.sequence)
+            running
+            for running in slots.running.values()
+            if running.request.priority > head.request.priority
+            and slots.limits.is_repeatable(running.sequence)
         ]
-        gain = sum(growth(each.sequence) for each in lower)
-        source_gain = sum(each.request.n_source for each in lower)
-        if slots.n_unpromised + gain < wanted:
-            return  # it would not fit all the same
+        # Nobody is preempted in vain: all of them together must make enough room.
+        gain = sum(growth(running.sequence) for running in lower)
+        source_gain = sum(running.request.n_source for running in lower)
+        if slots.n_unpromised + gain < n_cells:
+            return
         if slots.n_source_room + source_gain < n_source:
             return
-
-        def fits() -> bool:
-            has_cells = slots.has_free and wanted <= slots.n_unpromised
-            return has_cells and n_source <= slots.n_source_room
-
-        while lower and not fits():
+        # Nor are more than it takes.
+        while lower and not (
+            slots.has_free
+            and n_cells <= slots.n_unpromised
+            and n_source <= slots.n_source_room
+        ):
             roster.preempt_one(lower, now)
-            lower = [each for each in lower if slots.is_here(each)]
+            lower = [running for running in lower if slots.is_here(running)]
 
     def _admit(self, now: float) -> None:
+        """Start those that wait, while there are slots, cells and room for sources."""
         if not self._roster.could_start:
             return
+        # libllama lacks space: none starts beside others until a step has worked.
         alone = not self._slots.running
         if self._packer.prefill_cap is not None and not alone:
-            return  # libllama lacks space: start none until a step has worked
+            return
         room, source_room = self._slots.n_unpromised, self._slots.n_source_room
         blocked: Sequence | None = None
         for sequence in islice(self._roster.waiting.candidates(), ADMISSION_WINDOW):
-            wanted, n_source = growth(sequence), sequence.request.n_source
-            if (wanted > room or n_source > source_room) and not alone:
+            n_cells, n_source = growth(sequence), sequence.request.n_source
+            # One that would be alone always starts, and ends if it does not fit.
+            if (n_cells > room or n_source > source_room) and not alone:
+                # It was overtaken often enough: all others wait for it.
                 if sequence.n_overtaken >= self._max_overtakes:
                     return
                 blocked = blocked or sequence
             else:
-                room -= wanted
+                room -= n_cells
                 source_room -= n_source
                 alone = False
                 self._roster.start(sequence, now)
@@ -332,13 +342,14 @@ class Scheduler:
     # -- results ----------------------------------------------------------------
 
     def give_up(self, plan: StepPlan, error: PyllamaError, now: float) -> list[Event]:
-        """As apply(), without a result: perhaps nothing was done, and memory is empty."""
+        """As apply(), without a result: nothing may be done, and the context is new."""
         self._memory.tiers.give_up(plan.moves)
         return self.apply(plan, StepResult(DecodeStatus.FAILED, error=error), now)
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
         """Take in what the executor did; returns the events of this step in order."""
         self._roster.counters.steps += 1
+        # A step of texts has no moves and changes no slot.
         if plan.lot.makes_vectors:
             self._texts.take(plan, result, now)
             return self.take_events()
@@ -353,14 +364,16 @@ class Scheduler:
         if result.status is not DecodeStatus.OK:
             self._failures.take(plan, result, now)
             return self.take_events()
+        # It had space, so others may start again.
         self._packer.prefill_cap = None
         if self._policy is not None:
             self._policy.computed(plan, now)
         n_tokens = self._outputs.take(plan.works, result.outputs, now)
         if self._suspects.all:
             self._suspects.clear(self._roster.alive, self._slots.running)
+        # A step with prompts says how fast they are, one without what a decode takes.
         computed_s = now - self._started - result.moves_s
-        if n_tokens > len(plan.works):  # else there was no prompt
+        if n_tokens > len(plan.works):
             self._speed.observe(n_tokens, computed_s)
         elif not plan.moves:
             self._memory.captures.observe_decode(computed_s)
