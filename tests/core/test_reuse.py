@@ -400,8 +400,8 @@ def test_what_is_cached_can_be_asked_for_many_at_once(kind):
             engine.add(prompt(), max_tokens=rng.randrange(1, 6))
         engine.step()
         sequence, prefixes = make_sequence(prompt()), Prefixes(memory.slots)
-        sources = [it.n_later for it in find_sources(memory.slots, sequence)]
-        found.append((memory.n_cached(sequence, prefixes), max(sources, default=0)))
+        later = [s.n_later for s in find_sources(memory.slots, sequence)]
+        found.append((memory.n_cached(sequence, prefixes), max(later, default=0)))
 
     assert [fast for fast, _ in found] == [slow for _, slow in found]
     assert len(set(found)) > 5

@@ -170,7 +170,7 @@ def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
     sources = []
     for place in slots.all if key else ():
         # Most slots differ in the first token, which is sooner compared than all.
-        if type(place) is Idle:
+        if isinstance(place, Idle):
             may_share = place.key.startswith(first)
         else:
             may_share = place.tokens[0] == first_token
