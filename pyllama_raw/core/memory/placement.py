@@ -105,7 +105,7 @@ def place(
         idle: slots without a sequence, the one that is missed least first.
     """
     near, start = _nearest(sources), fill(question, sources, offers)
-    # Nothing is in a slot: it is emptied, and the one that is missed least can be.
+    # No slot has anything of it now: the one that is missed least is emptied.
     if near is None:
         return idle[0], start
     n_far = start.hit.n_tokens if isinstance(start, Restore) else 0
@@ -141,6 +141,7 @@ def fill(question: Question, sources: Items[Source], offers: Items[Offer]) -> Pl
         # A lower tier must have more than all above it, by what its copies cost.
         if hit.n_tokens >= n_best + min_gain:
             restore, n_best = Restore(tier, hit, n_live), hit.n_tokens
+    # Waiting must save many tokens beyond what is there now, because it takes steps.
     far = max(sources, key=lambda source: source.n_later, default=None)
     if far is not None and far.n_later >= n_best + question.min_wait:
         return Follow(far.slot, far.n_later)
