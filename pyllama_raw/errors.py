@@ -246,12 +246,15 @@ class BadGrammar(RequestError):
 
 
 class BadSchema(RequestError):
-    """A JSON schema, regular expression or Lark grammar cannot be used."""
+    """A JSON schema, regular expression or Lark grammar cannot be used; *place* is in its text."""
 
-    def __init__(self, name: str, reason: str, *, is_costly: bool = False) -> None:
-        self.name, self.reason = name, cut(reason, MAX_REASON)
+    def __init__(
+        self, name: str, reason: str, *, place: str = "", is_costly: bool = False
+    ) -> None:
+        self.name, self.reason, self.place = name, cut(reason, MAX_REASON), place
         self.is_costly = is_costly  # it was found out at a limit of time or memory
-        super().__init__(f"{name}: {self.reason}")
+        where = f", at {place}" if place else ""
+        super().__init__(f"{name}: {self.reason}{where}")
 
 
 class BadMedia(RequestError):

@@ -1,7 +1,7 @@
 """
 Let a random model answer in forms and call tools: what ends by itself is as it was asked for.
 
-    python -m scripts.try_structure [--schemas N] [--seeds N] [--family NAME]
+    python -m scripts.try_structure [--schemas N] [--seeds N] [--family NAME] [--first N] [--last N]
 
 Each schema is that of the answer and of the arguments of a tool, in the syntax of one family of
 models after the other; every fourth answer is a regular expression or a grammar instead. Each is
@@ -9,6 +9,9 @@ tried with thoughts (that the prompt begins, or that the model may begin), with 
 and with neither, where the model may call and where it must. An answer that ends fits its form, or
 is a whole call whose arguments fit; thoughts are apart. What a syntax cannot promise has to be
 refused by name. An output may end because it is too long; none may be wrong.
+
+300 schemas are 1,800 cases, which may take an hour. Every 100 cases stderr has the number with
+which `--first` goes on.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import cycle, islice
@@ -194,19 +198,42 @@ class Trial:
                 self.counts["with thoughts"] += bool(result.reasoning)
 
 
-async def tried(n_schemas: int, n_seeds: int, family: str | None = None) -> Trial:
-    """What becomes of so many schemas, in one family or in all."""
+async def tried(
+    n_schemas: int,
+    n_seeds: int,
+    family: str | None = None,
+    *,
+    first: int = 0,
+    last: int | None = None,
+) -> Trial:
+    """What becomes of so many schemas, in one family or in all; of the cases *first* to *last*."""
     async with AsyncEngine.open(tiny_model("llama"), CONFIG) as engine:
         trial = Trial(engine, n_seeds)
-        limit = anyio.CapacityLimiter(16)
+        places = anyio.Semaphore(16)
+        open_cases: set[int] = set()
 
-        async def run(case: Case) -> None:
-            async with limit:
+        async def run(number: int, case: Case) -> None:
+            try:
                 await trial.run(case)
+            finally:
+                places.release()
+            open_cases.remove(number)
+            if number % 100 == 99:
+                print(
+                    f"--first {min(open_cases, default=number + 1)}",
+                    *trial.wrong,
+                    sep="\n",
+                    file=sys.stderr,
+                )
 
+        stop = None if last is None else last + 1
         async with anyio.create_task_group() as group:
-            for case in cases(n_schemas, family):
-                group.start_soon(run, case)
+            for number, case in islice(
+                enumerate(cases(n_schemas, family)), first, stop
+            ):
+                await places.acquire()
+                open_cases.add(number)
+                group.start_soon(run, number, case)
     return trial
 
 
@@ -215,8 +242,16 @@ async def main() -> int:
     parser.add_argument("--schemas", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--family", help="only this one")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--last", type=int, help="number of the last case")
     asked = parser.parse_args()
-    trial = await tried(asked.schemas, asked.seeds, asked.family)
+    trial = await tried(
+        asked.schemas,
+        asked.seeds,
+        asked.family,
+        first=asked.first,
+        last=asked.last,
+    )
     print(*trial.wrong, dict(trial.counts), sep="\n")
     return bool(trial.wrong)
 

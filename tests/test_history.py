@@ -15,14 +15,14 @@ from pyllama_raw.prompts.history import with_history
 from pyllama_raw.prompts.prompt import PromptEncoder
 from pyllama_raw.testing import FakeVocab, fake_engine
 
-USER = {"role": "user", "content": "a"}
+USER = {"role": "user", "content": ""}
 PRINTS = """
-{%- for m in messages %}{% for c in m.tool_calls or [] -%}
+{%- for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% for c in m.tool_calls or [] -%}
 [{{ c.id }} {{ c.function.name }} {{ c.function.arguments }}]
 {%- endfor %}{% if m.role == 'tool' %}({{ m.tool_call_id }} {{ m.content }}){% endif %}
 {%- endfor %}"""
 STRICT = """
-{%- for m in messages %}{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments.items() -%}
+{%- for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments.items() -%}
 [{{ k }}={{ v }}]
 {%- endfor %}{% endfor %}
 {%- if m.role == 'tool' and not m.tool_call_id %}{{ raise_exception('no call') }}{% endif %}
@@ -78,6 +78,34 @@ def test_given_ids_stay():
     assert text == "[x f {}][call00002 f {}](call00002 1)(x 2)"
 
 
+def test_calls_of_functions_are_calls_of_tools():
+    """
+    As OpenAI's API had them before tools: a result names its function, and has no id.
+    """
+    first = {
+        "role": "assistant",
+        "content": None,
+        "function_call": function('{"a": 1}'),
+    }
+    second = {
+        "role": "assistant",
+        "function_call": function(None, "g"),
+        "tool_calls": None,
+    }
+    results = [
+        {"role": "function", "name": "g", "content": "1"},
+        {"role": "function", "name": "f", "content": None},
+        {"role": "function", "name": "f", "content": "of no call"},
+    ]
+
+    text = rendered(PRINTS, [USER, first, second, *results])
+
+    assert (
+        text
+        == '[call00001 f {"a": 1}][call00002 g {}](call00002 1)(call00001 )( of no call)'
+    )
+
+
 def test_malformed_arguments_are_text_where_a_template_prints_them():
     """
     Arguments that are no JSON, and a result that no call wants, do not end a session.
@@ -96,6 +124,13 @@ PLACES = {
     "messages[1].tool_calls[1].function.name": called(function(), function(name=None)),
     "messages[1].tool_calls[0].id": called(function(), id=3),
     "messages[1].tool_calls[0].function.arguments": called(function(["a"])),
+    "messages[1].function_call": {"role": "assistant", "function_call": "f"},
+    "messages[1].function_call.name": {"role": "assistant", "function_call": {}},
+    "messages[1].function_call.arguments": {
+        "role": "assistant",
+        "function_call": function(3),
+    },
+    "messages[1].name": {"role": "function", "content": "b"},
     "messages[1].tool_call_id": {"role": "tool", "content": "b", "tool_call_id": [1]},
 }
 

@@ -151,7 +151,9 @@ def test_a_role_that_templates_know_may_be_part_of_a_marker():
     """
     Templates print roles between "<|" and "|>"; any other text there is a message's.
     """
-    template = "{% for m in messages %}<{{ m.role or 'root' }}>{% endfor %}"
+    template = (
+        "{% for m in messages %}<{{ m.role or 'root' }}>{{ m.content }}{% endfor %}"
+    )
     vocab = RoleVocab()
     encoder = PromptEncoder(vocab, template, n_ctx_slot=64)
 

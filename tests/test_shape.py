@@ -128,11 +128,12 @@ def imports(path: Path, names: set[str]) -> set[str]:
 )
 def test_files_of_a_folder_do_not_import_each_other_in_a_circle(folder):
     """
-    A file is understood without those that use it; a CycleError names the circle.
+    A file is understood without those that use it; a CycleError names the circle. Folders in a
+    folder count as well.
     """
     files = {
-        f"pyllama_raw.{folder}.{path.stem}": path
-        for path in (PACKAGE / folder).glob("*.py")
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
+        for path in (PACKAGE / folder).rglob("*.py")
     }
     graph = {name: imports(path, set(files)) for name, path in files.items()}
 

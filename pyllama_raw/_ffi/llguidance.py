@@ -166,6 +166,9 @@ def matcher_options(lib: Any, tokenizer: Any) -> Any:
     init = declared().new("LlgConstraintInit *")
     lib.llg_constraint_init_set_defaults(init, tokenizer)
     init.log_stderr_level = 0
+    init.verbose_errors = (
+        False  # else they have the library's state and all of the grammar
+    )
     for name, limit in LIMITS.items():
         setattr(init, name, limit)
     return init

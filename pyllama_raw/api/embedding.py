@@ -136,7 +136,7 @@ class Embedder:
             checked_texts_or_ids(texts), "texts", self._encode, counts_only=cuts
         )
         if cuts:
-            n_most, _ = self._longest(may_cut=self._may_cut(pooling))
+            n_most, _ = self._longest()
             tokens = [self._cut(part, n_most) for part in tokens]
         values = await self.compute(tokens, "texts", pooling, progress, options)
         counts = list(map(len, tokens))
@@ -212,8 +212,7 @@ class Embedder:
     ) -> EmbedRequest:
         """Raises TextTooLong, InvalidRequest."""
         checked = checked_serving(options)
-        may_cut = self._may_cut(pooling)
-        self._check_lengths(texts, name, may_cut=may_cut)
+        self._check_lengths(texts, name)
         started = self._thread.clock() - self._waited_s
         deadline_s = checked.get("deadline_s")
         joined = array("i")
@@ -227,22 +226,20 @@ class Embedder:
             max_wait_s=checked.get("max_wait_s"),
             lot=Lot(pooling.value, makes_vectors=True),
             ends=tuple(accumulate(map(len, texts))),
-            may_cut=may_cut,
+            may_cut=self._may_cut,
         )
 
-    def _check_lengths(
-        self, texts: Sequence[array[int]], name: str, *, may_cut: bool
-    ) -> None:
-        n_most, advice = self._longest(may_cut=may_cut)
+    def _check_lengths(self, texts: Sequence[array[int]], name: str) -> None:
+        n_most, advice = self._longest()
         for index, tokens in enumerate(texts):
             if len(tokens) > n_most:
                 raise TextTooLong(f"{name}[{index}]", len(tokens), n_most, advice)
 
-    def _longest(self, *, may_cut: bool) -> tuple[int, str]:
+    def _longest(self) -> tuple[int, str]:
         """The most tokens of a text, and what to do about a longer one."""
         limits = self._contexts().limits
         n_most, advice = limits.n_ctx_slot, "shorten it, or raise n_ctx"
-        if not may_cut and limits.n_batch < n_most:
+        if not self._may_cut and limits.n_batch < n_most:
             n_most = limits.n_batch
             advice = "shorten it, or raise max_step_tokens and max_step_bytes of EmbeddingConfig"
         if n_most == self.parts.capabilities.model.n_ctx_train:
@@ -252,10 +249,10 @@ class Embedder:
             f"{advice}; embed() takes truncate=True (--truncate), chunks() cuts a text",
         )
 
-    def _may_cut(self, pooling: Pooling) -> bool:
+    @property
+    def _may_cut(self) -> bool:
         """Whether a step may compute a part of a text: what comes later is not looked at."""
-        is_causal = self.parts.capabilities.model.is_causal
-        return is_causal and pooling in (Pooling.LAST, Pooling.RANK)
+        return self.parts.capabilities.model.is_causal
 
     def _encode(self, text: str) -> array[int]:
         return self.parts.vocab.tokenize(text, add_special=True, parse_special=False)
@@ -274,7 +271,7 @@ class Embedder:
     ) -> list[str]:
         """See AsyncEngine.chunks."""
         n_own = len(self._encode(""))
-        n_most, _ = self._longest(may_cut=False)
+        n_most, _ = self._longest()
         n_tokens = n_most
         if max_tokens is not None:
             n_tokens = checked_number("max_tokens", max_tokens, n_own + 1, n_most)

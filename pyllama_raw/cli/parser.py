@@ -25,13 +25,20 @@ exit status:
 
 
 class Parser(ArgumentParser):
-    """Tells a mistake in one line; the usage is for people that ask."""
+    """
+    Tells a mistake in one line; the usage is for people that ask.
+
+    No flag can be abbreviated, because a new one would change what an abbreviation means. That
+    holds for the parsers of all commands, which are of this class.
+    """
 
     def __init__(
         self, *, fill: Callable[[Parser], None] | None = None, **options: Any
     ) -> None:
         how = RawDescriptionHelpFormatter
-        super().__init__(epilog=STATUS, formatter_class=how, **options)
+        super().__init__(
+            epilog=STATUS, formatter_class=how, allow_abbrev=False, **options
+        )
         self._fill = fill
 
     def filled(self) -> Parser:

@@ -110,7 +110,7 @@ def assemble(
 
     waits, texts = config.scheduler, None
     if Operation.EMBED in capabilities.operations:
-        texts = text_contexts(model, config)
+        texts = text_contexts(model, config, may_cut=capabilities.model.is_causal)
     executor = NativeExecutor(
         make_context,
         # A sequence may run in a parked slot, too.

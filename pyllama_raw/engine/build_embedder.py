@@ -34,7 +34,7 @@ def assemble_embedder(
         ContextFailed, NativeError: nothing is left behind but *use*.
     """
     model, info = use.model, capabilities.model
-    executor = text_contexts(model, config)
+    executor = text_contexts(model, config, may_cut=info.is_causal)
     context = executor.prepare(info.pooling or Pooling.NONE)
     assert context is not None
     limits = replace(executor.limits, n_cells=context.n_ctx)
@@ -60,8 +60,10 @@ def assemble_embedder(
     )
 
 
-def text_contexts(model: Model, config: EngineConfig) -> EmbedExecutor:
-    """An executor of texts, which has no context yet."""
+def text_contexts(
+    model: Model, config: EngineConfig, *, may_cut: bool
+) -> EmbedExecutor:
+    """An executor of texts, which has no context yet; *may_cut* is as it says."""
     fields = text_fields(model, config)
 
     def make_context(pooling: Pooling) -> Context:
@@ -76,7 +78,7 @@ def text_contexts(model: Model, config: EngineConfig) -> EmbedExecutor:
 
     n_ctx, n_pack = fields["n_ctx"], fields["n_ubatch"]
     limits = ContextLimits(fields["n_seq_max"], n_ctx - n_pack, n_pack, n_ctx)
-    return EmbedExecutor(limits, make_context)
+    return EmbedExecutor(limits, make_context, may_cut=may_cut)
 
 
 def text_fields(model: Model, config: EngineConfig) -> dict[str, Any]:

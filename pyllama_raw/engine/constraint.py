@@ -24,6 +24,7 @@ from pyllama_raw.native.grammar import Grammar, Triggers
 from pyllama_raw.native.guidance import MaskTokenizer, Matcher
 from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
+from pyllama_raw.options.refusals import refusal
 from pyllama_raw.options.sampling import SamplingParams
 
 # Makes the state of one output, because states are never shared. A grammar is asked by the
@@ -117,11 +118,12 @@ class Grammars:
         try:
             self._trials.n_bytes("lark", text)
         except BadSchema as error:
-            raise BadGrammar(error.reason.partition("\n")[0], None) from error
+            # Its place is one in a text of ours.
+            raise BadGrammar(error.reason, None) from error
         matcher = Matcher.compile(self._tokenizer, "lark", text)
         matcher.compute_mask()
         if matcher.error:
-            raise BadGrammar(matcher.error.partition("\n")[0], None)
+            raise BadGrammar(refusal("lark", matcher.error).reason, None)
         triggers = Triggers(
             [t for t in params.grammar_triggers if isinstance(t, str)],
             [t for t in params.grammar_triggers if isinstance(t, int)],

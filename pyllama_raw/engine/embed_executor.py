@@ -9,6 +9,9 @@ Rules:
    shared cells, so a step with several texts then counts as failed.
 4. A context is made when its pooling is first wanted, by the thread that wants it. At most
    MAX_CONTEXTS are kept, those that were used last.
+5. libllama pools the tokens of one decode. A text of a causal model may take several, so of these
+   models we pool ourselves what needs more than the last token: the context gives the vector of
+   each token, and what the pooling needs of them is collected from step to step.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from array import array
 from collections.abc import Callable
 from itertools import accumulate
 from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import Request, SamplerUse
@@ -46,7 +50,11 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import RowSamplers
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 MAX_CONTEXTS = 2  # an application may have vectors of texts and of tokens, or ranks
+COLLECTED = (Pooling.NONE, Pooling.MEAN, Pooling.CLS)  # need more than the last token
 
 
 class EmbedExecutor:
@@ -57,16 +65,20 @@ class EmbedExecutor:
         limits: of each context.
         make_context: makes an empty context that pools like this.
             Each has a flag of its own, so an abort of one concerns no other.
+        may_cut: a step may have a part of a text, because tokens see none behind them.
     """
 
     def __init__(
         self,
         limits: ContextLimits,
         make_context: Callable[[Pooling], Context],
+        *,
+        may_cut: bool,
     ) -> None:
         self.limits = limits
         self.gate = AbortGate()
-        self._make_context = make_context
+        self._make_context, self._may_cut = make_context, may_cut
+        self._collected: list[NDArray[Any]] = []  # of a text that is computed in part
         self._contexts: dict[Pooling, Context] = {}  # in the order of their last use
         self._used: Pooling | None = None  # by the last step
         self._lock = Lock()  # held while a context is made or closed
@@ -83,11 +95,11 @@ class EmbedExecutor:
 
     def is_ready(self, pooling: Pooling) -> bool:
         """Whether nobody need make the context that pools like this. Thread: any."""
-        return self._is_suspended or pooling in self._contexts
+        return self._is_suspended or self._kind(pooling) in self._contexts
 
     def prepare(self, pooling: Pooling) -> Context | None:
         """
-        Make the context that pools like this, unless there is one. Thread: any.
+        Make the context for texts that pool like this, unless there is one. Thread: any.
 
         Returns:
             None while the engine sleeps: the first step after that makes it.
@@ -96,14 +108,19 @@ class EmbedExecutor:
             ContextFailed, NativeError: it cannot be made.
             ClosedError: the engine is closed.
         """
+        kind = self._kind(pooling)
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the engine is closed")
             if self._is_suspended:
                 return None
-            if pooling not in self._contexts:
-                self._contexts[pooling] = self._make_context(pooling)
-            return self._contexts[pooling]
+            if kind not in self._contexts:
+                self._contexts[kind] = self._make_context(kind)
+            return self._contexts[kind]
+
+    def _kind(self, pooling: Pooling) -> Pooling:
+        """How the context of texts that pool like this pools."""
+        return Pooling.NONE if self._may_cut and pooling in COLLECTED else pooling
 
     def suspend(self) -> object:
         """Free the contexts, which hold nothing between two texts that anybody needs."""
@@ -162,7 +179,7 @@ class EmbedExecutor:
             self.gate.enter(works, context.abort)
             return self._run(works, context, pooling)
         except DecodeAborted:
-            _clear(self._contexts[pooling])
+            self._clear(self._contexts[self._kind(pooling)])
             return StepResult(DecodeStatus.ABORTED)
         except NativeError as error:
             self._drop(pooling)
@@ -185,12 +202,12 @@ class EmbedExecutor:
         check_decode(outcome.code, last_error() if outcome.code else "")
         rows = accumulate((len(work.tokens) for work in works), initial=0)
         outputs = tuple(
-            _output(context, work, pooling, row)
+            self._output(context, work, pooling, row)
             for work, row in zip(works, rows, strict=False)
         )
         failed = [output for output in outputs if isinstance(output, RowFailed)]
         if failed:
-            _clear(context)
+            self._clear(context)
         if failed and len(works) > 1:
             return StepResult(DecodeStatus.INVALID, error=failed[0].error)
         if context.has_memory:
@@ -201,43 +218,78 @@ class EmbedExecutor:
 
     def _context_for(self, pooling: Pooling) -> Context:
         """The context that is used now; too many others are closed. Thread: the engine's."""
-        contexts = self._contexts
-        if pooling is self._used and len(contexts) <= MAX_CONTEXTS:
-            return contexts[pooling]
+        contexts, kind = self._contexts, self._kind(pooling)
+        if kind is self._used and len(contexts) <= MAX_CONTEXTS:
+            return contexts[kind]
         context = self.prepare(pooling)
         assert context is not None
         with self._lock:
-            contexts[pooling] = contexts.pop(pooling)
+            contexts[kind] = contexts.pop(kind)
             while len(contexts) > MAX_CONTEXTS:
                 contexts.pop(next(iter(contexts))).close()
-        self._used = pooling
+        self._used = kind
         return context
 
     def _drop(self, pooling: Pooling) -> None:
         """Have the context made anew by the next step."""
-        self._used = None
+        self._used, self._collected = None, []
         with self._lock:
-            context = self._contexts.pop(pooling, None)
+            context = self._contexts.pop(self._kind(pooling), None)
             if context is not None:
                 context.close()
 
+    def _clear(self, context: Context) -> None:
+        """Have no slot hold anything."""
+        self._collected = []
+        if context.has_memory:
+            context.clear()
 
-def _output(context: Context, work: Encode, pooling: Pooling, row: int) -> Output:
-    """The vector of *work*, whose first token was in *row*; libllama may have none."""
-    import numpy as np
+    def _output(
+        self, context: Context, work: Encode, pooling: Pooling, row: int
+    ) -> Output:
+        """The vector of *work*, whose first token was in *row*; libllama may have none."""
+        import numpy as np
 
-    if not work.is_last:
-        return Computed()
-    try:
-        if pooling is Pooling.NONE:
-            values = context.token_vectors(row, row + len(work.tokens))
-        else:
-            values = context.vector(work.slot)
-    except InvalidRequest as error:
-        return RowFailed(NativeError("llama_get_embeddings", None, str(error)))
-    if np.isfinite(np.frombuffer(values, np.float32)).all():
-        return Vector(values)
-    return RowFailed(EmbeddingFailed())
+        try:
+            if self._kind(pooling) is Pooling.NONE:
+                rows = context.token_vectors(row, row + len(work.tokens))
+                values = self._pooled(work, pooling, rows)
+            else:
+                values = context.vector(work.slot) if work.is_last else b""
+        except InvalidRequest as error:
+            return RowFailed(NativeError("llama_get_embeddings", None, str(error)))
+        if not work.is_last:
+            return Computed()
+        if np.isfinite(np.frombuffer(values, np.float32)).all():
+            return Vector(values)
+        return RowFailed(EmbeddingFailed())
+
+    def _pooled(self, work: Encode, pooling: Pooling, values: bytes) -> bytes:
+        """The vector of a text, of which *work* was the last part; else nothing is said yet."""
+        import numpy as np
+
+        rows = np.frombuffer(values, np.float32).reshape(len(work.tokens), -1)
+        before = self._collected if work.pos else []
+        collected: list[NDArray[Any]]
+        match pooling:
+            case Pooling.NONE:
+                collected = [*before, rows]
+            case Pooling.CLS:
+                collected = before or [rows[:1]]
+            case _:
+                total = rows.sum(axis=0, dtype=np.float64)
+                collected = [total + before[0] if before else total]
+        if not work.is_last:
+            # A text that was cut is in slot 0, and no other one is (core/scheduling/texts.py).
+            assert work.slot == 0
+            self._collected = collected
+            return b""
+        if work.slot == 0:
+            self._collected = []
+        if pooling is Pooling.MEAN:
+            n_tokens = work.pos + len(work.tokens)
+            return (collected[0] / n_tokens).astype(np.float32).tobytes()
+        return b"".join(part.tobytes() for part in collected)
 
 
 def compute(context: Context, n_tokens: int) -> None:
@@ -246,9 +298,5 @@ def compute(context: Context, n_tokens: int) -> None:
     token = context.model.vocab.bos or 0
     batch.add_scored(array("i", [token] * n_tokens), 0, 0)
     context.decode(batch)
-    _clear(context)
-
-
-def _clear(context: Context) -> None:
     if context.has_memory:
         context.clear()

@@ -27,8 +27,9 @@ from pyllama_raw.native.arrays import UINT32
 from pyllama_raw.native.guidance import Kind, MaskTokenizer, Matcher
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.ascii_classes import with_ascii_classes
+from pyllama_raw.options.refusals import refused
 from pyllama_raw.options.sampling import MAX_PATTERN
-from pyllama_raw.options.schemas import OPTIONS, for_llguidance, in_our_words
+from pyllama_raw.options.schemas import OPTIONS, for_llguidance
 
 MAX_CACHE_BYTES = 2**26  # of compiled constraints: some take a tenth of a second
 MAX_CHECKED = 64  # schemas that were found to be right
@@ -239,7 +240,7 @@ def _compile(tokenizer: MaskTokenizer, kind: Kind, text: str) -> Matcher:
     matcher = Matcher.compile(tokenizer, kind, text)
     matcher.compute_mask()
     if matcher.error:
-        raise BadSchema(kind, in_our_words(matcher.error))
+        raise refused(kind, matcher.error)
     return matcher
 
 

@@ -21,12 +21,13 @@ from pyllama_raw.core.step import (
 from pyllama_raw.engine.built_samplers import BuiltSamplers
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.scores import with_logprobs
-from pyllama_raw.errors import BadGrammar, BadSchema, PyllamaError, SamplingFailed
+from pyllama_raw.errors import BadGrammar, PyllamaError, SamplingFailed
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.row_batch import RowBatch
 from pyllama_raw.native.sampler import RowSamplers
+from pyllama_raw.options.refusals import refusal, refused
 
 GRAMMAR = "grammar: "  # begins what _ffi/grammar says
 
@@ -131,10 +132,11 @@ def _error(mask: MaskState | None, code: int) -> PyllamaError:
     """What ends a request whose row failed with *code*."""
     if mask is not None and mask.error:
         # It can be compiled, but not followed further within the limits of one mask.
-        return BadSchema(mask.kind, mask.error)
+        return refused(mask.kind, mask.error)
     message = last_error() or "the sampler failed"
     if message.startswith(GRAMMAR):
-        return BadGrammar(message.removeprefix(GRAMMAR), None)
+        reason = refusal("lark", message.removeprefix(GRAMMAR)).reason
+        return BadGrammar(reason, None)
     return SamplingFailed("llama_sampler_sample", code, message)
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from pyllama_raw.engine.mailbox import CALLER_LEFT
 from pyllama_raw.errors import BadSchema, ClosedError
 from pyllama_raw.native.guidance import Kind
-from pyllama_raw.options.schemas import in_our_words
+from pyllama_raw.options.refusals import refused
 
 MAX_CPU_S = 1.0  # others wait for as long: most constraints take milliseconds
 MAX_BYTES = 2**29  # of addresses, beside those that the vocabulary takes
@@ -100,7 +100,7 @@ class Trials:
         if answer is None:
             return None
         if answer["error"]:
-            raise BadSchema(kind, in_our_words(answer["error"]))
+            raise refused(kind, answer["error"])
         n_bytes = max(int(answer["bytes"]), 0)
         if n_bytes > MAX_COMPILED_BYTES:
             size = f"it takes {n_bytes >> 10} KiB once it is compiled, at most"

@@ -12,7 +12,6 @@ Schemas are rewritten where llguidance reads them otherwise than JSON Schema say
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from logging import getLogger
@@ -65,17 +64,6 @@ def for_llguidance(schema: Any) -> Any:
     if isinstance(whole, dict):  # else llguidance says what is wrong
         whole["x-guidance"] = OPTIONS
     return whole
-
-
-def in_our_words(refusal: str) -> str:
-    """The reason of a refusal by llguidance, in words for whoever wrote the schema."""
-    if refusal.startswith("oneOf constraints are not supported"):
-        return "the schemas of a oneOf may overlap: write anyOf, or make them disjoint"
-    keywords = re.fullmatch(r"Unimplemented keys: \[(.*)\]", refusal)
-    if keywords is None:
-        return refusal
-    names = keywords[1].replace('"', "'")
-    return f"{names} cannot be held; docs/constraints.md says what to write instead"
 
 
 def rewritten(schema: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pyllama_raw.errors import ClosedError, InvalidRequest, Unsupported
 from pyllama_raw.prompts.messages import Message, plain_messages, plain_value
-from pyllama_raw.prompts.rendering.asking import prints_tools
+from pyllama_raw.prompts.rendering.asking import BLIND, SEEING, prints_tools
 from pyllama_raw.prompts.rendering.here import TemplateHere
 from pyllama_raw.prompts.rendering.processes import (
     Exceeded,
@@ -25,7 +25,6 @@ from pyllama_raw.prompts.rendering.roles import check_roles
 
 RESERVED = {"bos_token", "eos_token", "messages", "tools"}
 TemplateRunner = TemplateProcesses | TemplateHere
-BLIND = "the chat template reads no variable `messages`, so no prompt has what they say"
 NO_TEMPLATE = (
     "chat messages",
     "the model has no chat template",
@@ -173,7 +172,7 @@ class ChatTemplates:
             chat = {"tools": tools, "kwargs": kwargs, "asks": bool(asks)}
             rendered = Rendered(*runner.render(plain, chat))
             if plain and not runner.reads_messages:
-                raise Unsupported("chat messages", BLIND)
+                raise Unsupported("chat messages", BLIND, SEEING)
         except TemplateRefused as error:
             allowed = f"what the chat template takes ({error})"
             # System messages that are not the first are what most templates refuse.

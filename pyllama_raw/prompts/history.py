@@ -2,13 +2,15 @@
 Calls of tools and their results in the history of a chat, as others wrote them.
 
 What has one meaning only is put right: ids that are left out, no arguments, a result without
-text. Arguments that are no JSON stay text, because many templates can print it. Where one
-cannot, the error names the place.
+text. Calls of functions, as OpenAI's API had them before tools (`function_call` and the role
+`function`), become calls of tools, because templates print no others. Arguments that are no
+JSON stay text, because many templates can print it. Where one cannot, the error names the place.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
@@ -49,7 +51,10 @@ class _History:
 
     def __init__(self) -> None:
         self._n_calls = 0
-        self._open: list[str] = []  # ids of calls without a result
+        # Calls without a result, in order: their names by id, and their ids by name. Both are
+        # indices, because a history may have many of them.
+        self._open: dict[str, str] = {}
+        self._named: defaultdict[str, dict[str, None]] = defaultdict(dict)
 
     def mended(self, messages: Sequence[Message]) -> list[Any]:
         """*messages*, each in a dict of its own if it is changed."""
@@ -59,9 +64,13 @@ class _History:
     def _message(self, message: Any, place: str) -> Any:
         if not isinstance(message, Mapping):
             return message  # it is refused where messages are copied
-        if message.get("role") == "tool":
+        if message.get("role") in ("tool", "function"):
             return self._result(message, place)
         calls = message.get("tool_calls")
+        if not calls and (function := message.get("function_call")) is not None:
+            others = {k: v for k, v in message.items() if k != "function_call"}
+            function = _function(function, f"{place}.function_call")
+            return {**others, "tool_calls": [self._with_id({}, function, place)]}
         if calls is None:
             return message
         place = f"{place}.tool_calls"
@@ -78,46 +87,60 @@ class _History:
             raise InvalidRequest(place, call, "a call: its id, type and function")
         if "function" not in call and "name" in call:  # without what is around it
             call = {"function": call}
-        function = call.get("function")
-        if not isinstance(function, Mapping):
-            allowed = "a name and arguments"
-            raise InvalidRequest(f"{place}.function", function, allowed)
-        name, arguments = function.get("name"), function.get("arguments")
-        if not isinstance(name, str) or not name:
-            raise InvalidRequest(f"{place}.function.name", name, "the name of a tool")
-        if arguments is None or arguments == "":
-            arguments = {}
-        elif not isinstance(arguments, str | Mapping):
-            allowed = "a JSON object, or its text"
-            raise InvalidRequest(f"{place}.function.arguments", arguments, allowed)
-        return {
-            "type": "function",
-            **call,
-            "id": self._id(call.get("id"), place),
-            "function": {**function, "arguments": arguments},
-        }
+        function = _function(call.get("function"), f"{place}.function")
+        return self._with_id(call, function, place)
 
-    def _id(self, given: object, place: str) -> str:
-        """The id of the next call, which is open now."""
+    def _with_id(
+        self, call: Mapping[str, Any], function: dict[str, Any], place: str
+    ) -> dict[str, Any]:
+        """A call of *function*, which is open now; *call* has more fields, and perhaps an id."""
         self._n_calls += 1
-        if not (given is None or isinstance(given, str)):
-            raise InvalidRequest(f"{place}.id", given, "text")
+        call_id = call.get("id")
+        if not (call_id is None or isinstance(call_id, str)):
+            raise InvalidRequest(f"{place}.id", call_id, "text")
         # Some templates take ids of nine letters and digits only.
-        found = given or f"call{self._n_calls:05}"
-        self._open.append(found)
-        return found
+        call_id = call_id or f"call{self._n_calls:05}"
+        self._open[call_id] = name = function["name"]
+        self._named[name][call_id] = None
+        return {"type": "function", **call, "id": call_id, "function": function}
 
     def _result(self, message: Mapping[str, Any], place: str) -> dict[str, Any]:
         """A result without an id is that of the first call that has no result."""
-        found, content = message.get("tool_call_id"), message.get("content")
-        if not (found is None or isinstance(found, str)):
-            raise InvalidRequest(f"{place}.tool_call_id", found, "text")
-        if found is None and self._open:
-            found = self._open[0]
-        if found in self._open:
-            self._open.remove(found)
-        named = {} if found is None else {"tool_call_id": found}
-        return {**message, **named, "content": "" if content is None else content}
+        call_id, content = message.get("tool_call_id"), message.get("content")
+        if not (call_id is None or isinstance(call_id, str)):
+            raise InvalidRequest(f"{place}.tool_call_id", call_id, "text")
+        if call_id is None:
+            waiting: Mapping[str, object] = self._open
+            # One of a function has a name in place of an id.
+            if message["role"] == "function":
+                name = message.get("name")
+                if not isinstance(name, str) or not name:
+                    allowed = (
+                        "the name of the function, or a message of the role 'tool'"
+                    )
+                    raise InvalidRequest(f"{place}.name", name, allowed)
+                waiting = self._named.get(name, {})
+            call_id = next(iter(waiting), None)
+        if call_id is not None and call_id in self._open:
+            self._named[self._open.pop(call_id)].pop(call_id, None)
+        named = {} if call_id is None else {"tool_call_id": call_id}
+        content = "" if content is None else content
+        return {**message, "role": "tool", **named, "content": content}
+
+
+def _function(function: object, place: str) -> dict[str, Any]:
+    """The name and arguments of a call. Raises InvalidRequest."""
+    if not isinstance(function, Mapping):
+        raise InvalidRequest(place, function, "a name and arguments")
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"{place}.name", name, "the name of a tool")
+    if arguments is None or arguments == "":
+        arguments = {}
+    elif not isinstance(arguments, str | Mapping):
+        allowed = "a JSON object, or its text"
+        raise InvalidRequest(f"{place}.arguments", arguments, allowed)
+    return {**function, "arguments": arguments}
 
 
 def _suspects(messages: Sequence[Any]) -> Iterator[tuple[str, object, str]]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Scope
@@ -24,7 +26,7 @@ from pyllama_raw.routing import RoutedRequest
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.events import event
 from pyllama_raw.serve.failures import Failure
-from pyllama_raw.serve.reading import Bodies
+from pyllama_raw.serve.reading import Bodies, check_values
 
 TRIES = 3
 WIRE = (  # what a replica is told of a request
@@ -38,7 +40,7 @@ class Front:
 
     def __init__(self, replicas: Any, config: ServeConfig) -> None:
         self._replicas = replicas.options(stream=True)
-        self._bodies = Bodies(config)
+        self._bodies, self._max_values = Bodies(config), config.max_body_values
 
     async def __call__(self, request: Request) -> Response:
         """The answer of a replica."""
@@ -54,7 +56,8 @@ class Front:
 
     async def _messages(self, request: Request, body: bytes) -> AsyncIterator[Message]:
         """Parts of one answer. Raises Failure if there is none."""
-        asked, told = asked_of(request.headers, body), Told()
+        read = partial(_counted, request.headers, body, self._max_values)
+        asked, told = await self._bodies.run(read, len(body)), Told()
         scope: Scope = {n: request.scope[n] for n in WIRE if n in request.scope}
         for _ in range(TRIES):
             try:
@@ -84,6 +87,12 @@ class Front:
             raise Failure(503, "server_is_overloaded", str(error)) from error
         finally:
             batches.cancel()
+
+
+def _counted(headers: Headers, body: bytes, max_values: int) -> RoutedRequest:
+    """The request of a body that has not too many values. Raises Failure."""
+    check_values(body, max_values)
+    return asked_of(headers, body)
 
 
 async def _response(messages: AsyncIterator[Message]) -> Response:

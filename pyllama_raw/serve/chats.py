@@ -18,10 +18,11 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar, NamedTuple, Self
 
-from pyllama_raw import PyllamaError
+from pyllama_raw import PyllamaError, SamplingParams
 from pyllama_raw.results import Operation
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.asked import Asked
@@ -31,9 +32,10 @@ from pyllama_raw.serve.body import (
     template_variables,
     thinking_variables,
 )
+from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.openai.messages import ChatMessage, take_media
-from pyllama_raw.serve.service import Service
+from pyllama_raw.serve.service import Found, Service
 from pyllama_raw.serve.tools import tool_call
 
 OF_MESSAGES = ("prompt", "content", "role", "chat messages", "images", "sounds")
@@ -228,14 +230,11 @@ class ConversationBody(TextBody):
         if self.n not in (None, 1) and not self.has_choices:
             raise refused("n", "an answer has one output", "unsupported")
         service.check_outputs(found, 1, self.n)
-        chat = self.chat()
-        calling = self.calling(chat)
-        options = self.options(found, config) | calling
-        options["template_kwargs"] = self.variables()
-        more = self.more()
-        options["reply"] = "special" not in more  # else the text stays as it is written
-        params = self.params(found, config, **more)
-        media, old_media = await take_media(chat, found.engine, config)
+        read = partial(self._read, found, config)
+        chat, options, params = await service.bodies.walk(read)
+        media, old_media = await take_media(
+            chat.messages, chat.places, chat.stand_in, found.engine, config
+        )
         service.traffic.left_out.update(chat.left_out)
         asked = Asked(
             found=found,
@@ -251,6 +250,17 @@ class ConversationBody(TextBody):
         if points := await _points_of(chat, asked):
             options["cache_points"] = points
         return asked
+
+    def _read(
+        self, found: Found, config: ServeConfig
+    ) -> tuple[ChatTurns, Any, SamplingParams]:
+        """The chat, options of serving it and parameters of its outputs. Raises Failure."""
+        chat = self.chat()
+        options = self.options(found, config) | self.calling(chat)
+        options["template_kwargs"] = self.variables()
+        more = self.more()
+        options["reply"] = "special" not in more  # else the text stays as it is written
+        return chat, options, self.params(found, config, **more)
 
 
 async def _points_of(chat: ChatTurns, asked: Asked) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ class Exchange:
     method: str
     path: str
     key: Key | None = None
+    n_read: int = 0  # bytes of its body
     status: int = LEFT
     n_bytes: int = 0  # of the answer
     is_whole: bool = False  # all of it was sent

@@ -82,7 +82,7 @@ class Gate:
             body = await service.bodies.read(receive)
             if body is None:  # the client left
                 return
-            is_read = True
+            is_read, exchange.n_read = True, len(body)
             again = replayed(body)
             del body  # the handler frees it once it is parsed
             with service.places.taken():

@@ -4,18 +4,23 @@ Bodies: bytes within a size and a time, values within a number and a depth, then
 Rules:
 1. A body is counted before it is parsed, because parsing makes up to a hundred times its bytes
    of it, and the parsers hold the interpreter until they are done.
-2. A large body is parsed and checked in a worker thread. Few are at a time, so their memory is
-   that of a few.
+2. A large body is parsed and checked in a worker thread, and so is all else that looks at each
+   of its parts. Few are at a time, so their memory is that of a few.
 3. The first mistake is told. Lists and mappings stop at theirs (`fail_fast`), so there are not
    many to choose from.
+4. What large bodies have taken goes back to the system once no other one has come for a while.
+   The allocator of C keeps it otherwise, for each thread that has parsed one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
+from threading import Lock, Thread
+from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from anyio import CancelScope, CapacityLimiter, move_on_after, sleep_forever, to_thread
@@ -23,7 +28,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
+from pyllama_raw.options.allocator import trim
 from pyllama_raw.serve.config import ServeConfig
+from pyllama_raw.serve.exchange import current
 from pyllama_raw.serve.failures import Failure, refused, words_of
 
 CLOSE = {"connection": "close"}  # what is left of the body is not read
@@ -34,8 +41,9 @@ MANY, LEAST_MANY = (
     4,
     2**28,
 )  # largest bodies that may be read at a time; at least so many bytes
-INLINE = 2**16  # bytes that are parsed in the event loop
+INLINE = 2**16  # bytes that are read in the event loop
 N_PARSERS = 2
+QUIET_S = 1.0  # behind the last large body
 MAX_BRANCHES = 64  # mistakes of a union that are told
 MAX_DEPTH = 100
 DRAINING = "the service is about to end: ask another one"
@@ -45,6 +53,7 @@ OTHERS = bytes(set(range(256)) - set(BRACKETS))
 STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 class Bodies:
@@ -64,6 +73,7 @@ class Bodies:
         self._scopes: set[CancelScope] = set()  # of those that are not whole
         self._drains = False
         self._parsers: CapacityLimiter | None = None
+        self._trimmer = Trimmer(trim)
 
     def check(self, length: str) -> None:
         """Raise Failure if a body of the *length* that its header tells is too large."""
@@ -118,11 +128,31 @@ class Bodies:
         if not _is_json(headers.get("content-type")):
             message = "send it with the header `content-type: application/json`"
             raise refused("body", message)
-        if len(body) <= INLINE:
-            return _made(model, body, self._max_values)
+        return await self.run(partial(_made, model, body, self._max_values), len(body))
+
+    async def walk(self, function: Callable[[], T]) -> T:
+        """
+        What *function* makes of the body of the current request, in a worker if that is large.
+
+        Args:
+            function: looks at each part of the body, of which there may be `max_body_values`.
+                It may read what the service shares, and change nothing of it.
+        """
+        exchange = current()
+        return await self.run(function, 0 if exchange is None else exchange.n_read)
+
+    async def run(self, function: Callable[[], T], n_bytes: int) -> T:
+        """What *function* makes of a body of so many bytes."""
+        if n_bytes <= INLINE:
+            return function()
+        self._trimmer.used()
         self._parsers = self._parsers or CapacityLimiter(N_PARSERS)
-        make = partial(_made, model, body, self._max_values)
-        return await to_thread.run_sync(make, limiter=self._parsers)
+        return await to_thread.run_sync(function, limiter=self._parsers)
+
+    def ended(self, n_bytes: int) -> None:
+        """A body of so many bytes, and all that was made of it, is not needed any more."""
+        if n_bytes > INLINE:
+            self._trimmer.used()
 
     def _too_large(self, size: str) -> Failure:
         limit = f"at most {self._max_bytes} bytes are allowed (max_body_bytes)"
@@ -211,6 +241,40 @@ def _place(loc: Sequence[str | int], values: Any, *, is_missing: bool) -> str:
             name += f"[{part}]"
             at = at[part] if part < len(at) else None  # one may be missing
     return name.removeprefix(".") or str(loc[-1] if loc else "body")
+
+
+class Trimmer:
+    """
+    Calls *trim* in a thread of its own once no memory was used for *quiet_s*.
+
+    There is a thread only until then.
+    """
+
+    def __init__(self, trim: Callable[[], object], quiet_s: float = QUIET_S) -> None:
+        self._trim, self._quiet_s = trim, quiet_s
+        self._lock = Lock()
+        self._latest = 0.0
+        self._thread: Thread | None = None
+
+    def used(self) -> None:
+        """Much memory was taken or given back just now. Thread: any."""
+        with self._lock:
+            self._latest = monotonic()
+            if self._thread is None:
+                thread = Thread(target=self._wait, name="trimmer", daemon=True)
+                with suppress(RuntimeError):  # no thread can be started just now
+                    thread.start()
+                    self._thread = thread
+
+    def _wait(self) -> None:
+        while True:
+            with self._lock:
+                left_s = self._latest + self._quiet_s - monotonic()
+                if left_s <= 0:
+                    self._thread = None
+                    break
+            sleep(left_s)
+        self._trim()
 
 
 def is_small(headers: Headers) -> bool:

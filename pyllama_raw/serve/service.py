@@ -142,6 +142,7 @@ class Service:
     def ended(self, exchange: Exchange, route: str) -> None:
         """Count a request and its tokens, and write it down."""
         self.traffic.ended(exchange, route)
+        self.bodies.ended(exchange.n_read)
         n_tokens = exchange.n_prompt + exchange.n_output
         self.rates.charge("tokens", exchange.client, n_tokens)
         if self._log is not None:

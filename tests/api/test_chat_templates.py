@@ -3,6 +3,7 @@
 import pytest
 
 from pyllama_raw import ConfigError, Engine, EngineConfig, ModelConfig
+from pyllama_raw.api.model import _check_template
 from pyllama_raw.cli.inputs import Outcome, parse_line
 from pyllama_raw.errors import InvalidRequest, Unsupported
 from pyllama_raw.options.chat_templates import (
@@ -11,6 +12,7 @@ from pyllama_raw.options.chat_templates import (
     given_template,
     model_template,
 )
+from pyllama_raw.prompts.rendering.asking import check_reads
 from pyllama_raw.prompts.rendering.template import CompiledTemplate
 from pyllama_raw.testing import fake_engine
 from scripts.mutations import gguf_file
@@ -18,6 +20,13 @@ from tests.tiny import tiny_model
 
 CHAT = [{"role": "user", "content": "Name a colour."}]
 MINE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+SILENT = {
+    "nothing of it": "{{ bos_token }}",
+    "how many": "{% if messages %}{{ messages | length }}{% endif %}",
+    "their roles": "{% for m in messages %}<{{ m.role }}>{% endfor %}",
+    "a field that is not there": "{% for m in messages %}{{ m.text }}{% endfor %}",
+    "the system's": "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}",
+}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
@@ -108,6 +117,48 @@ async def test_a_template_of_a_model_that_reads_no_messages_is_refused():
     async with fake_engine(chat_template="{{ bos_token }}Hello") as engine:
         with pytest.raises(Unsupported, match="messages"):
             await engine.render(CHAT)
+
+
+@pytest.mark.parametrize("source", SILENT.values(), ids=SILENT)
+@pytest.mark.anyio
+async def test_a_template_that_prints_nothing_of_what_a_user_says_is_refused(source):
+    """
+    That of a request, of the options and of the model: each error says what to do about it.
+    """
+    async with fake_engine(chat_template=source) as engine:
+        with pytest.raises(Unsupported, match="same prompt") as own:
+            await engine.render(CHAT)
+    async with fake_engine(chat_template=MINE) as engine:
+        with pytest.raises(InvalidRequest, match="same prompt") as of_request:
+            await engine.render(CHAT, chat_template=source)
+    with pytest.raises(ConfigError, match="same prompt") as of_options:
+        _check_template(ModelConfig(chat_template=source))
+
+    assert of_request.value.name == "chat_template"
+    assert str(of_options.value).startswith("chat_template=")
+    for error in (own, of_request, of_options):
+        assert "`content`" in str(error.value)
+        assert "'chatml', by chat_template=" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages }}",
+        "{{ messages[-1].content | upper }}",
+        "{{ messages[-1].content[0].text }}",
+        "{{ messages[1].content }}",
+        "{% if tools %}{{ messages[-1].content }}{% endif %}",
+        "{% for m in messages %}{% if m.role == 'human' %}{{ m.content }}{% endif %}{% endfor %}",
+        "{{ raise_exception('not such a chat') }}{{ messages }}",
+    ],
+)
+def test_a_template_that_may_print_what_a_user_says_is_taken(source):
+    """
+    In one form, in one place, only beside tools, for a role of its own; one that refuses what is
+    tried is given the benefit of the doubt.
+    """
+    check_reads(source)
 
 
 @pytest.mark.anyio

@@ -67,7 +67,7 @@ async def test_templates_of_callers_keep_no_other_chat_waiting():
         ended.append(index)
 
     with anyio.fail_after(LIMIT_S):
-        async with fake_engine(chat_template="{{ messages[0].role }}") as engine:
+        async with fake_engine(chat_template="{{ messages[0].content }}") as engine:
             async with anyio.create_task_group() as group:
                 for index in range(4):
                     group.start_soon(chat, index)

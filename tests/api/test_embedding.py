@@ -1,16 +1,22 @@
 """Texts become vectors, on tiny models of every kind that makes some."""
 
+import anyio
 import numpy as np
 import pytest
 
-from pyllama_raw import AsyncEngine, EmbeddingConfig
+from pyllama_raw import (
+    AsyncEngine,
+    ContextConfig,
+    EmbeddingConfig,
+    EngineConfig,
+    SchedulerConfig,
+)
 from pyllama_raw.api.vectors import vectors_of
-from pyllama_raw.errors import InvalidRequest, TextTooLong
+from pyllama_raw.errors import DeadlineExceeded, InvalidRequest, TextTooLong
 from tests.api.embedding_support import (
     OTHER_ENCODERS,
     POOLED,
     TEXTS,
-    config,
     open_engine,
 )
 from tests.tiny import tiny_model
@@ -140,18 +146,43 @@ async def test_a_text_may_be_as_long_as_the_model_allows():
     assert all(np.isfinite(vector).all() for vector in vectors)
 
 
-async def test_a_text_in_parts_has_the_same_vector():
+@pytest.mark.parametrize("name", ["qwen3-embedding", "llama", "gemma3"])
+async def test_a_text_in_parts_has_the_same_vector(name):
     """
-    The last token of a causal model sees all tokens before it, however they were computed.
+    A token of a causal model sees those before it, however they were computed. So the vector of
+    each is the same, and so is what they are pooled to.
     """
-    texts = ["Z and so on, " * 30, "short"]
-    async with open_engine("qwen3-embedding") as engine:
-        whole = await engine.embed(texts)
-    small = EmbeddingConfig(max_step_tokens=64)
-    async with open_engine("qwen3-embedding", embedding=small) as engine:
-        parts = await engine.embed(texts)
+    texts = ["Z and so on, " * 30, "short", "another one, " * 20]
 
-    np.testing.assert_allclose(parts, whole, atol=1e-5)
+    async def vectors(n_tokens):
+        steps = SchedulerConfig(token_budget=n_tokens)
+        async with open_engine(name, scheduler=steps) as engine:
+            rows = await engine.embed_tokens(texts)
+            words = ("mean", "cls", "last")
+            pooled = [await engine.embed(texts, pooling=word) for word in words]
+            return [*rows, *pooled], engine.stats().steps
+
+    (whole, few), (parts, many) = await vectors(2048), await vectors(48)
+
+    assert few == 4 < many
+    for one, other in zip(parts, whole, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+async def test_a_text_that_is_given_up_in_part_leaves_nothing_to_the_next():
+    """
+    Its tokens are not counted to the mean of another text.
+    """
+    small = EmbeddingConfig(max_step_tokens=64)
+    async with open_engine("llama", embedding=small) as engine:
+        alone = await engine.embed(["a text of some length, " * 9], pooling="mean")
+        with anyio.move_on_after(0):
+            await engine.embed(["Z" * 1500], pooling="mean")
+        with pytest.raises(DeadlineExceeded):
+            await engine.embed(["Z" * 1900], pooling="mean", deadline_s=1e-3)
+        after = await engine.embed(["a text of some length, " * 9], pooling="mean")
+
+    np.testing.assert_allclose(after, alone, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-cls", "qwen3-embedding"])
@@ -167,13 +198,18 @@ async def test_steps_of_any_size_are_computed(name, n_tokens):
     assert np.isfinite(vectors).all()
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
-async def test_a_text_that_is_too_long_may_lose_its_end(name):
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("bert", {"embedding": EmbeddingConfig(max_step_tokens=32)}),
+        ("llama", {"context": ContextConfig(n_threads=1, n_ctx=32)}),
+    ],
+)
+async def test_a_text_that_is_too_long_may_lose_its_end(name, limit):
     """
     What is cut is the text of the first tokens, with the control tokens of its end.
     """
-    small = config(embedding=EmbeddingConfig(max_step_tokens=32))
-    async with AsyncEngine.open(tiny_model(name), small) as engine:
+    async with AsyncEngine.open(tiny_model(name), EngineConfig(**limit)) as engine:
         long = "a b c d " * 40
         with pytest.raises(TextTooLong, match="truncate=True"):
             await engine.embed([long], pooling="mean")

@@ -96,7 +96,11 @@ async def test_templates_that_want_parts_get_them():
         ("text", {"tools": [TOOL]}, "tools"),
         ([1, 2], {"chat_template": "x"}, "chat_template"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "content"),
-        ([USER, said("gone")], {"chat_template": "{{ messages[0].role }}"}, "messages"),
+        (
+            [USER, said("gone")],
+            {"chat_template": "{{ messages[0].content }}"},
+            "messages",
+        ),
         ([USER | {"role": "bogus"}], {}, "role"),
         ([USER | {"role": "</>"}], {"chat_template": "{{ '</>' }}"}, "role"),
         ([USER], {"tools": [TOOL], "chat_template": "a"}, "chat_template"),
@@ -128,11 +132,13 @@ async def test_a_template_can_be_given_to_a_model_without_one():
     chat_template serves where the model has none, and only in its request.
     """
     async with fake_engine() as engine:
-        rendered = await engine.render([USER], chat_template="{{ messages[0].role }}")
+        rendered = await engine.render(
+            [USER], chat_template="{{ messages[0].content }}"
+        )
         with pytest.raises(Unsupported):
             await engine.render([USER])
 
-    assert rendered == "user"
+    assert rendered == "hi"
 
 
 @pytest.mark.parametrize("options", [{"tools": None}, {"template_kwargs": None}])
@@ -161,7 +167,7 @@ async def test_tools_that_no_prompt_would_show_are_refused():
     The error names the option and what to give; the capabilities say it beforehand.
     """
     async with fake_engine(
-        chat_template="{{ messages[0].role if not tools }}"
+        chat_template="{{ messages[0].content if not tools }}"
     ) as engine:
         with pytest.raises(Unsupported) as caught:
             await engine.render([USER], tools=[TOOL])
@@ -171,7 +177,7 @@ async def test_tools_that_no_prompt_would_show_are_refused():
     assert caught.value.operation == "tools"
     assert "chat template" in caught.value.reason
     assert "chat_template=" in caught.value.reason
-    assert without == ["user", "user"]
+    assert without == ["hi", "hi"]
     assert knows is False
 
 

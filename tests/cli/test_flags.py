@@ -55,6 +55,15 @@ GENERATE, RUN = ("generate", "a"), ("bench", "run", "offline")
             ("tune", "--output-tokens", "0.5"),
             "--output-tokens 0.5: give a valid integer",
         ),
+        (
+            (*GENERATE, "--thread", "2"),
+            "unrecognized arguments: --thread 2; did you mean --threads?",
+        ),
+        (
+            (*RUN, "--round", "2"),
+            "unrecognized arguments: --round 2; did you mean --rounds?",
+        ),
+        (("tune", "--prompt=2"), "unrecognized arguments: --prompt=2"),
     ],
 )
 def test_a_wrong_flag_is_told_with_its_rule(arguments, message, capsys):
@@ -117,6 +126,25 @@ def test_every_number_that_a_field_lists_can_be_given():
     options = root_parser().parse_args([*GENERATE, "--mirostat", "2"])
 
     assert options.mirostat == 2
+
+
+@pytest.mark.parametrize("parser", COMMANDS, ids=lambda parser: parser.prog)
+def test_no_flag_can_be_abbreviated(parser: Parser):
+    """
+    A part of a long flag is none, so that a new flag changes the meaning of no command.
+    """
+    assert not parser.allow_abbrev
+
+
+def test_help_of_tune_says_what_its_limit_of_time_does_not_end(capsys):
+    """
+    The requantised models are measured however short it is.
+    """
+    with pytest.raises(SystemExit):
+        main(["tune", "--help"])
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert "each requantised model are measured in any case" in text
 
 
 def test_the_version_is_told(capsys):

@@ -3,20 +3,25 @@
 import json
 from threading import Event
 
+import anyio
 import pytest
 
+from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, SamplingParams
 from pyllama_raw.engine import guidance as module
+from pyllama_raw.engine.constraint import Grammars
 from pyllama_raw.engine.guidance import Guidance, checked_schema
 from pyllama_raw.engine.mailbox import CALLER_LEFT
+from pyllama_raw.engine.parts import at_once
 from pyllama_raw.engine.rows import _error
 from pyllama_raw.engine.trials import Trials
-from pyllama_raw.errors import BadSchema, ClosedError
+from pyllama_raw.errors import BadGrammar, BadSchema, ClosedError
 from pyllama_raw.native.model import Model
 
 pytestmark = pytest.mark.native
 
 # Each of these has twice as many states as the next one.
 DOUBLES = "\n".join(["start: A0", *(f"A{i}: A{i + 1} A{i + 1}" for i in range(40))])
+ENDLESS = {"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}
 EXPONENTIAL = f'{DOUBLES}\nA40: "x"'
 
 
@@ -62,10 +67,7 @@ def test_other_multiples_are_kept(multiple):
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        (
-            "json_schema",
-            {"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]},
-        ),
+        ("json_schema", ENDLESS),
         ("lark", EXPONENTIAL),
     ],
 )
@@ -73,10 +75,69 @@ def test_what_takes_too_long_ends_only_its_trial(guidance, kind, value):
     """
     The engine goes on, and so do the next trials.
     """
-    with pytest.raises(BadSchema, match=r"not compiled within 1 s of CPU time|too big"):
+    with pytest.raises(
+        BadSchema, match=r"not compiled within 1 s of CPU time|more than 1000000 steps"
+    ):
         guidance.make(kind, value)
 
     assert guidance.make("regex", "a+")().error == ""
+
+
+LIMITED = {
+    "many repetitions": ('"a"{30000}', ""),
+    "of a rule that may be empty": ("(b? b?){30000}", ""),
+    "of repetitions": ("((b{1000}){1000}){1000}", ""),
+    "of repetitions without an end": ("(b{0,30000}){0,30000}", ""),
+    "many ways": ("b? " * 6000, "within 1 s of CPU time|more than 10000 ways"),
+    "many rules of them": (
+        " ".join(f"[a{chr(0x100 + i)}]{{0,30000}}" for i in range(3000)),
+        "within 1 s of CPU time|more than 200000 symbols",
+    ),
+    "many sets": (
+        " ".join(f"[^{chr(0x100 + i)}]" for i in range(5000)),
+        "within 1 s of CPU time|more than 1000000 steps",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "limit"), LIMITED.values(), ids=LIMITED)
+def test_repetitions_of_a_grammar_are_compiled_or_exceed_a_limit(vocab, rule, limit):
+    """
+    Of numbers alone nothing grows; what grows is refused by the limit that it exceeds.
+    """
+    params = SamplingParams(grammar=f'root ::= {rule}\nb ::= "x" | "y"')
+    if not limit:
+        assert Grammars(vocab).make(params, at_once)
+        return
+
+    with pytest.raises(
+        BadGrammar, match=rf"^grammar: .*({limit}).*: .*(shorten|write)"
+    ):
+        Grammars(vocab).make(params, at_once)
+
+
+@pytest.mark.anyio
+async def test_others_are_served_while_a_constraint_is_tried(model_path):
+    """
+    A trial takes a second of another process; requests without a constraint need none of it.
+    """
+    ended: list[str] = []
+    config = EngineConfig(context=ContextConfig(n_ctx=512, n_threads=1))
+
+    async def refused() -> None:
+        with pytest.raises(BadSchema, match="within 1 s of CPU time: shorten"):
+            await engine.complete("a", SamplingParams(json_schema=ENDLESS))
+        ended.append("refused")
+
+    async with AsyncEngine.open(model_path, config) as engine:
+        await engine.complete("a", SamplingParams(max_tokens=1, lark='start: "a"'))
+        async with anyio.create_task_group() as group:
+            group.start_soon(refused)
+            while "refused" not in ended:
+                await engine.complete("a", SamplingParams(max_tokens=1))
+                ended.append("served")
+
+    assert ended.index("refused") > 0
 
 
 def test_a_caller_who_leaves_ends_a_trial():

@@ -175,6 +175,43 @@ async def test_what_cannot_be_used_is_refused_with_its_reason(
     assert engine.stats().steps == before
 
 
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        ({"regex": r"[^\s\S]"}, "regex: it excludes every output: loosen it"),
+        (
+            {"regex": "a(b"},
+            "regex: unclosed group, at character 2 of the pattern, in `a(b`",
+        ),
+        (
+            {"lark": 'start: a\na: "a"\na: "b"'},
+            'lark: duplicate rule: "a", at line 3, column 4, in `a: "b"`',
+        ),
+        (
+            {
+                "json_schema": {
+                    "$defs": {"a": {"$ref": "#/$defs/a"}},
+                    "$ref": "#/$defs/a",
+                }
+            },
+            "json_schema: it excludes every output: loosen it",
+        ),
+        (
+            {"grammar": "root ::= root"},
+            "grammar: it excludes every output: loosen it",
+        ),
+    ],
+)
+async def test_a_refusal_has_nothing_of_the_library(engine, constraint, message):
+    """
+    What is wrong, where, and what to do, as long as a line.
+    """
+    with pytest.raises((BadGrammar, BadSchema)) as caught:
+        await engine.complete("a", params(**constraint))
+
+    assert str(caught.value) == message
+
+
 async def test_outputs_of_one_prompt_have_states_of_their_own(engine):
     """
     n outputs of one schema are each valid.

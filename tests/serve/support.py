@@ -9,8 +9,9 @@ import uvicorn
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.testing import FakeExecutor, fake_engine
-from tests.limits import LIMIT_S
+from tests.limits import LIMIT_S  # noqa: F401 - tests of the service have it from here
 
+BACKLOG = 2048  # connections that wait for the server
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
@@ -19,47 +20,32 @@ def chatting(executor: FakeExecutor | None = None, **options) -> AsyncEngine:
     return fake_engine(executor, chat_template=TEMPLATE, **options)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @asynccontextmanager
 async def serving(app, backend: str) -> AsyncIterator[str]:
     """The address of a server that ends with the block: uvicorn, or hypercorn on trio."""
-    port, ended = free_port(), anyio.Event()
+    # The socket listens before the server does. So nobody else gets the port, connections wait
+    # for the server, and none is refused. A free port that is looked for first, and connected to
+    # until something answers, may be that of another server, or of the attempt itself.
+    listening = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+    port, ended = listening.getsockname()[1], anyio.Event()
     async with anyio.create_task_group() as group:
         if backend == "trio":
-            group.start_soon(_hypercorn, app, port, ended)
+            group.start_soon(_hypercorn, app, listening.detach(), ended)
         else:
             options = uvicorn.Config(
-                app, port=port, log_level="warning", lifespan="off"
+                app, log_level="warning", lifespan="off", backlog=BACKLOG
             )
             server = uvicorn.Server(options)
-            group.start_soon(server.serve)
-        await _wait_until_up(port)
+            group.start_soon(server.serve, [listening])
         yield f"http://127.0.0.1:{port}"
         if backend != "trio":
             server.should_exit = True
         ended.set()
 
 
-async def _hypercorn(app, port: int, ended: anyio.Event) -> None:
+async def _hypercorn(app, descriptor: int, ended: anyio.Event) -> None:
     from hypercorn import config, trio
 
     options = config.Config()
-    options.bind = [f"127.0.0.1:{port}"]
+    options.bind = [f"fd://{descriptor}"]
     await trio.serve(app, options, shutdown_trigger=ended.wait, mode="asgi")
-
-
-async def _wait_until_up(port: int) -> None:
-    with anyio.fail_after(LIMIT_S):
-        while True:
-            try:
-                stream = await anyio.connect_tcp("127.0.0.1", port)
-            except OSError:
-                await anyio.sleep(0.01)
-                continue
-            await stream.aclose()
-            return

@@ -1,6 +1,7 @@
 """Bodies that are too large, too slow, or none."""
 
 import json
+from threading import Event, get_ident
 
 import anyio
 import pytest
@@ -9,7 +10,10 @@ from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.body import Body
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.keys import VARIABLE
-from pyllama_raw.serve.reading import MAX_DEPTH, check_values
+from pyllama_raw.serve.messages.body import MessagesBody
+from pyllama_raw.serve.openai.chat import ChatBody
+from pyllama_raw.serve.reading import INLINE, MAX_DEPTH, Trimmer, check_values
+from pyllama_raw.serve.responses.body import ResponsesBody
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting, serving
@@ -118,6 +122,62 @@ async def test_what_is_no_chat_is_refused(body, anyio_backend_name):
 
     assert (status, told["error"]["type"]) == (400, "invalid_request_error")
     assert other == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "model"),
+    [
+        ("/v1/chat/completions/input_tokens", "messages", ChatBody),
+        ("/v1/messages/count_tokens", "messages", MessagesBody),
+        ("/v1/responses/input_tokens", "input", ResponsesBody),
+    ],
+)
+async def test_the_parts_of_a_large_body_are_no_work_of_the_loop(
+    path, field, model, anyio_backend_name, monkeypatch
+):
+    """
+    A worker looks at each of many messages; those of a small body are not worth one.
+    """
+    own, threads = model.chat, []
+
+    def chat_of(body):
+        threads.append(get_ident())
+        return own(body)
+
+    monkeypatch.setattr(model, "chat", chat_of)
+    message = {"role": "user", "content": "a"}
+    bodies = [
+        json.dumps({field: [message] * n}).encode() for n in (1, INLINE // 30, 90_000)
+    ]
+    with anyio.fail_after(LIMIT_S):
+        async with chatting() as engine:
+            async with serving(make_app({"a": engine}), anyio_backend_name) as url:
+                async with wire(url) as client:
+                    answers = []
+                    for body in bodies:
+                        await client.post(body, path)
+                        answers.append(await client.answer())
+
+    assert [thread == get_ident() for thread in threads] == [True, False, False]
+    (small, *_), (large, *_), (status, _, told) = answers
+    assert (small, large, status) == (200, 200, 400)
+    assert told["error"]["message"].endswith("give at most 8192 messages")
+
+
+def test_memory_is_given_back_once_it_is_quiet():
+    """
+    By a thread that is there until then, and once for all that was used before.
+    """
+    trimmed, threads = Event(), []
+    trimmer = Trimmer(trimmed.set, quiet_s=1e-3)
+
+    for _ in range(2):
+        trimmed.clear()
+        trimmer.used()
+        trimmer.used()
+        threads.append(trimmed.wait(LIMIT_S))
+
+    assert threads == [True, True]
 
 
 def models_of(model):

@@ -11,7 +11,7 @@ import anyio
 import httpx
 import pytest
 
-from tests.serve.support import LIMIT_S, free_port
+from tests.serve.support import LIMIT_S
 from tests.serve.wire import PATH, chat, wire
 from tests.tiny import tiny_model
 
@@ -23,12 +23,15 @@ N_STREAMS = 32
 
 @contextmanager
 def process():
-    """The command, and its address."""
-    port = free_port()
+    """The command, and its address, which it says once it listens."""
     command = [sys.executable, "-m", "pyllama_raw", "serve", tiny_model("llama")]
-    with subprocess.Popen([*command, "--port", str(port)], cwd=ROOT) as running:
+    command += ["--port", "0", "--drain-s", str(LIMIT_S)]
+    options = {"cwd": ROOT, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **options) as running:
         try:
-            yield running, f"http://127.0.0.1:{port}"
+            lines = iter(running.stderr.readline, "")
+            line = next(line for line in lines if "serving at" in line)
+            yield running, line.split()[-1]
         finally:
             running.kill()
 
@@ -40,21 +43,12 @@ async def streaming(url, texts, **fields):
     body = chat(ignore_eos=True, stream_options=usage, **fields)
     with anyio.fail_after(LIMIT_S):
         async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
-            while not await is_up(client):
-                await anyio.lowlevel.checkpoint()
             async with anyio.create_task_group() as group:
                 for _ in range(N_STREAMS):
                     group.start_soon(read, url, body, texts)
                 while (await stats(client))["submitted"] < N_STREAMS:
                     pass
                 yield client
-
-
-async def is_up(client):
-    try:
-        return (await client.get("/readyz")).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 async def stats(client):

@@ -220,6 +220,23 @@ async def test_a_refusal_and_an_absent_input_are_understood(path, body):
     assert refused == []
 
 
+async def test_clients_of_functions_are_served():
+    """
+    As OpenAI's API had them before tools; a result that names none is told what to give.
+    """
+    call = {"role": "assistant", "content": None, "function_call": {"name": "shell"}}
+    result = {"role": "function", "name": "shell", "content": "done"}
+    nameless = {"role": "function", "content": "done"}
+    bodies = [
+        {"messages": [USER, call, m], "max_tokens": 2} for m in (result, nameless)
+    ]
+
+    (failure,), _ = await statuses("/v1/chat/completions", bodies)
+
+    assert failure["error"]["param"] == "messages[2].name"
+    assert "role 'tool'" in failure["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -87,7 +87,7 @@ async def test_templates_know_the_day():
     """
     Under the names that llama.cpp's server gives; a client's own win.
     """
-    template = "{{ date_string }}, {{ datetime }}{% if messages %}{% endif %}"
+    template = "{{ date_string }}, {{ datetime }}: {{ messages[0].content }}"
     own = {"chat_template_kwargs": {"datetime": "now"}}
     async with fake_engine(chat_template=template) as engine:
         async with client_of(make_app(engine)) as client:
@@ -95,8 +95,9 @@ async def test_templates_know_the_day():
             given = await client.post("/apply-template", json=CHAT | own)
 
     today = datetime.now().astimezone()
-    assert told.json()["prompt"] == f"{today:%d %b %Y}, {today:%b %d %Y}"
-    assert given.json()["prompt"] == f"{today:%d %b %Y}, now"
+    text = CHAT["messages"][0]["content"]
+    assert told.json()["prompt"] == f"{today:%d %b %Y}, {today:%b %d %Y}: {text}"
+    assert given.json()["prompt"] == f"{today:%d %b %Y}, now: {text}"
 
 
 async def test_metrics_have_the_names_that_are_asked_for():

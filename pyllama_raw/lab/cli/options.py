@@ -45,7 +45,10 @@ def add_tune(parser: ArgumentParser) -> None:
     add(parser, "--output-tokens", count, "N", "of each request", default=16)
     text = "how long a step of a fixed token budget may stall running streams"
     add(parser, "--max-step-s", positive, "S", text, default=0.3)
-    text = "begin to try no further option after so many minutes (try all)"
+    text = (
+        "begin to try no further option after so many minutes; defaults, result and each "
+        "requantised model are measured in any case (try all)"
+    )
     add(parser, "--minutes", positive, "M", text)
 
 

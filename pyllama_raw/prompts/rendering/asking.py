@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from pyllama_raw.replies.spec import ReplySpec
 
 MAX_KNOWN = 64  # templates
+BLIND = (
+    "the chat template prints nothing of what the messages say, so all chats would have the "
+    "same prompt"
+)
+SEEING = (  # what to do about it
+    "print the `content` of each of `messages` in it, or give another template, such as "
+    "'chatml', by chat_template= or ModelConfig.chat_template"
+)
 NO_TOKENS = {"bos_token": "", "eos_token": ""}
 
 
@@ -54,7 +62,7 @@ def are_printed(template: str | None, is_apart: bool = True) -> bool:
 @lru_cache(MAX_KNOWN)
 def check_reads(source: str, is_apart: bool = True) -> None:
     """
-    Check that the template *source* reads the messages of a chat; takes a tenth of a second.
+    Check that the template *source* prints what a user says; takes a tenth of a second.
 
     Raises:
         Unreadable: it does not, or it cannot be compiled.
@@ -65,7 +73,7 @@ def check_reads(source: str, is_apart: bool = True) -> None:
         with suppress(Exceeded):
             runner.takes_tools()
         if not runner.reads_messages:
-            raise Unreadable("it reads no variable `messages`, which has the chat")
+            raise Unreadable(f"{BLIND}: {SEEING}")
 
 
 @lru_cache(MAX_KNOWN)

@@ -42,7 +42,7 @@ class TemplateHere:
         self._lock = Lock()
         self._closed = False
         self.n_mended = 0
-        self.reads_messages = True  # whether its prompts can say anything of a chat
+        self.reads_messages = True  # whether its prompts say anything of a chat
 
     def render(
         self, messages: list[Any], chat: dict[str, Any] | None = None

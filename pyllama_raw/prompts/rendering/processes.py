@@ -68,7 +68,7 @@ class TemplateProcesses:
 
     Attributes:
         n_mended: chats that were rendered only changed (`mending.py`).
-        reads_messages: whether its prompts can say anything of a chat; known once it has
+        reads_messages: whether its prompts say anything of a chat; known once it has
             rendered one.
     """
 

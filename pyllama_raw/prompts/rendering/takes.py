@@ -6,7 +6,7 @@ Its source does not tell, because a template may name what it does not print.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, cached_property
 from typing import Any
 
@@ -51,6 +51,32 @@ class Takes:
     def __init__(self, render: Render) -> None:
         self._render = render
         self.parts = cache(self._takes_parts)
+
+    def content(self, roles: Iterable[str]) -> bool:
+        """
+        Whether what a user says changes the prompt; also if it takes no chat of those tried.
+
+        Args:
+            roles: others than the standard ones, which may be its users.
+        """
+
+        def chats(word: str) -> Iterator[tuple[list[Any], list[Any]]]:
+            user = {"role": "user", "content": word}
+            yield [user], []
+            yield [{"role": "user", "content": [{"type": "text", "text": word}]}], []
+            yield [SYSTEM, user], []
+            yield [SYSTEM, user], [TOOL]
+            # Roles of its own together: nothing says which of its words are any.
+            yield [{"role": role, "content": word} for role in roles], []
+
+        # Two texts rather than one that is looked for: a template may spell a text otherwise.
+        is_taken = False
+        for chat, other in zip(chats("firstwish"), chats("another"), strict=True):
+            printed = self._printed(chat[0], *chat[1])
+            if printed != self._printed(other[0], *other[1]):
+                return True
+            is_taken |= printed is not None
+        return not is_taken
 
     def _takes_parts(self, role: str) -> bool:
         """Whether to give it parts: it prints them all, or nothing of a text."""

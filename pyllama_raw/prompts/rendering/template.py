@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from jinja2.meta import find_undeclared_variables
@@ -24,7 +24,7 @@ from pyllama_raw.prompts.rendering.mending import (
     systems_as_users,
     systems_in_front,
 )
-from pyllama_raw.prompts.rendering.roles import quoted_words
+from pyllama_raw.prompts.rendering.roles import STANDARD, quoted_words
 from pyllama_raw.prompts.rendering.takes import Takes
 from pyllama_raw.prompts.rendering.text import from_message, from_template, origins
 
@@ -44,7 +44,7 @@ class CompiledTemplate:
 
     Attributes:
         takes: what it does with parts, tools, calls, systems and developers.
-        reads_messages: whether its prompts can say anything of a chat.
+        reads_messages: whether its prompts say anything of a chat; rendered for that once.
         mended: names of the changes without which it would not have taken the last chat.
 
     Raises:
@@ -54,12 +54,17 @@ class CompiledTemplate:
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         environment = TextEnvironment()
         variables = find_undeclared_variables(environment.parse(source))
-        self.reads_messages = "messages" in variables
+        self._names_messages = "messages" in variables
         self._template = environment.from_string(source)
-        self._knows_developers = "developer" in quoted_words(source)
+        self._words = quoted_words(source)
+        self._knows_developers = "developer" in self._words
         self._tokens = {name: from_template(text) for name, text in tokens.items()}
         self.takes = Takes(partial(self._rendered, kwargs={}, asks=True))
         self.mended: list[str] = []
+
+    @cached_property
+    def reads_messages(self) -> bool:
+        return self._names_messages and self.takes.content(self._words - {*STANDARD})
 
     def render(
         self,

@@ -37,6 +37,9 @@ def main() -> None:
         max_cpu_s = setup.pop("max_cpu_s")
         _start_clock(max_cpu_s)
         template = _compile(**setup)
+        if template is not None:
+            _start_clock(max_cpu_s)
+            _answer({"compiled": True, "reads_messages": template.reads_messages})
         while template is not None:
             chat, *messages = frames.read(source)
             _start_clock(max_cpu_s)
@@ -62,12 +65,10 @@ def _compile(source: str, tokens: dict[str, str]) -> CompiledTemplate | None:
     try:
         from pyllama_raw.prompts.rendering.template import CompiledTemplate
 
-        template = CompiledTemplate(source, tokens)
+        return CompiledTemplate(source, tokens)
     except Exception as error:  # noqa: BLE001 - Jinja and Python raise many kinds
         _answer({"unreadable": _reason(error)})
         return None
-    _answer({"compiled": True, "reads_messages": template.reads_messages})
-    return template
 
 
 def _render(

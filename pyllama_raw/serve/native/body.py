@@ -8,7 +8,7 @@ the context.
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
@@ -129,8 +129,9 @@ class NativeBody(TextBody):
         found = service.find(self.model, Operation.GENERATE)
         service.check_outputs(found, self.n_prompts, self.n_cmpl or self.n)
         prompts = tuple(await self.tokens(service, found.engine))
-        given = self._params(found, service.config) | await self._biases(found)
-        params = checked_params(given, self.names)
+        biases = await self._biases(found, service)
+        read = partial(self._read, found, service.config, biases)
+        params = await service.bodies.walk(read)
         options = self.options(found, service.config)
         if self.lora is not None:
             options["adapters"] = self._scales(found)
@@ -138,6 +139,12 @@ class NativeBody(TextBody):
             options["cache_salt"] = f"{options.get('cache_salt') or ''}{uuid4().hex}"
         names = self.names
         return Asked(found, prompts, params, options, bool(self.stream), names)
+
+    def _read(
+        self, found: Found, config: ServeConfig, biases: dict[str, Any]
+    ) -> SamplingParams:
+        """The parameters of the outputs. Raises Failure."""
+        return checked_params(self._params(found, config) | biases, self.names)
 
     def _params(self, found: Found, config: ServeConfig) -> dict[str, Any]:
         included = {*NAMES} | SAME | SAMPLED
@@ -156,30 +163,39 @@ class NativeBody(TextBody):
             del given["logprobs"]
         return given
 
-    async def _biases(self, found: Found) -> dict[str, Any]:
+    async def _biases(self, found: Found, service: Service) -> dict[str, Any]:
         given = self.logit_bias
         if given is None:
             return {}
         by_id = isinstance(given, dict)  # its names may be token ids
-        biases: dict[int, float] = {}
-        never: set[int] = set()
-        n_named = 0  # by a text
-        for key, bias in given.items() if isinstance(given, dict) else given:
-            if isinstance(key, int) or (by_id and key.isdecimal() and len(key) < 11):
-                tokens = [int(key)]
-            else:
-                n_named += 1
-                if n_named > MAX_TEXT_BIASES:
-                    reason = (
-                        f"at most {MAX_TEXT_BIASES} names are texts: give token ids"
-                    )
-                    raise refused("logit_bias", reason)
-                tokens = await found.engine.tokenize(key, add_special=False)
-            if bias is False:
-                never.update(tokens)
-            else:
-                biases |= dict.fromkeys(tokens, bias)
-        return {"logit_bias": biases} | ({"suppress_tokens": [*never]} if never else {})
+        pairs = given.items() if isinstance(given, dict) else given
+
+        def is_id(key: int | str) -> bool:
+            return isinstance(key, int) or (by_id and key.isdecimal() and len(key) < 11)
+
+        def texts() -> list[str]:
+            return [str(key) for key, _ in pairs if not is_id(key)]
+
+        def all_biases() -> dict[str, Any]:
+            biases: dict[int, float] = {}
+            never: set[int] = set()
+            for key, bias in pairs:
+                named = [int(key)] if is_id(key) else tokens[str(key)]
+                if bias is False:
+                    never.update(named)
+                else:
+                    biases |= dict.fromkeys(named, bias)
+            return {"logit_bias": biases} | (
+                {"suppress_tokens": [*never]} if never else {}
+            )
+
+        names = await service.bodies.walk(texts)
+        if len(names) > MAX_TEXT_BIASES:
+            reason = f"at most {MAX_TEXT_BIASES} names are texts: give token ids"
+            raise refused("logit_bias", reason)
+        tokenize = found.engine.tokenize
+        tokens = {name: await tokenize(name, add_special=False) for name in names}
+        return await service.bodies.walk(all_biases)
 
     def _scales(self, found: Found) -> dict[str, float]:
         """By name; raises Failure if there is no such adapter."""

@@ -3,20 +3,22 @@ Messages of a chat, and the images and sounds in them.
 
 Rules:
 1. Data is decoded here, so an engine gets bytes and each mistake has its place in the body.
+   Of many parts each few let others go on.
 2. Nothing is fetched unless the service is told to.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Required
+from typing import Annotated, Any, Required
 from urllib.parse import unquote
 
 from anyio import CancelScope, current_time, to_thread
+from anyio.lowlevel import checkpoint
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
@@ -25,11 +27,9 @@ from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.fetch import fetch
 
-if TYPE_CHECKING:
-    from pyllama_raw.serve.chats import ChatTurns
-
 REFUSAL = "refusal"  # a text in a field of its own; templates print texts only
 TEXTS = ("text", REFUSAL)
+MANY_PARTS = 64  # that are taken in one go: an event loop waits for it
 MEDIA = {  # the engine's name of a part, and where its data is
     "image_url": ("image", "url"),
     "input_audio": ("audio", "data"),
@@ -54,12 +54,20 @@ class ChatMessage(TypedDict, total=False):
 
 
 async def take_media(
-    chat: ChatTurns, engine: AsyncEngine, config: ServeConfig
+    messages: Sequence[ChatMessage],
+    places: Mapping[tuple[int, int], str],
+    stand_in: Callable[[object, Any], str],
+    engine: AsyncEngine,
+    config: ServeConfig,
 ) -> tuple[list[str], list[dict[str, Any] | None]]:
     """
     Put bytes in place of addresses and of data in base64, and texts in place of refusals.
 
     A part of the history that is not known or cannot be read becomes a short text.
+
+    Args:
+        places: of parts in the body, by message and part; that in *messages* if it is not there.
+        stand_in: makes the short text of the kind of a part, and the part.
 
     Returns:
         The places of what was taken, and for each its part, if it is of the history.
@@ -70,7 +78,9 @@ async def take_media(
     taken: list[str] = []
     old: list[dict[str, Any] | None] = []
     deadline = current_time() + config.fetch_s
-    for place, part, is_new in _parts_of(chat):
+    for n_parts, (place, part, is_new) in enumerate(_parts_of(messages, places), 1):
+        if n_parts % MANY_PARTS == 0:
+            await checkpoint()
         if part["type"] == REFUSAL and isinstance(text := part.get(REFUSAL), str):
             part.clear()
             part |= {"type": "text", "text": text}
@@ -84,7 +94,7 @@ async def take_media(
         except Failure:
             if is_new:
                 raise
-            text = chat.stand_in(kind or part["type"], part)
+            text = stand_in(kind or part["type"], part)
             part.clear()
             part |= {"type": "text", "text": text}
             continue
@@ -95,16 +105,18 @@ async def take_media(
     return taken, old
 
 
-def _parts_of(chat: ChatTurns) -> Iterator[tuple[str, Any, bool]]:
+def _parts_of(
+    messages: Sequence[ChatMessage], places: Mapping[tuple[int, int], str]
+) -> Iterator[tuple[str, Any, bool]]:
     """Parts that are no text, each with its place, and whether the user says it now."""
-    roles = [message["role"] for message in chat.messages]
+    roles = [message["role"] for message in messages]
     n_old = len(roles) - roles[::-1].index("assistant") if "assistant" in roles else 0
-    for i, message in enumerate(chat.messages):
+    for i, message in enumerate(messages):
         content = message.get("content")
         is_new = i >= n_old and message["role"] == "user"
         for j, part in enumerate(content if isinstance(content, list) else ()):
             if part["type"] != "text":
-                place = chat.places.get((i, j), f"messages[{i}].content[{j}]")
+                place = places.get((i, j), f"messages[{i}].content[{j}]")
                 yield place, part, is_new
 
 

@@ -52,16 +52,17 @@ def conversation_of(instructions: str | None, given: str | ItemList) -> ChatTurn
         at_end = at_end and given[i].get("role") != "assistant"
         if at_end and given[i].get("role") == "user":
             new.add(i)
-    failures: list[Failure] = []
+    first: Failure | None = None
+    n_failed = 0
     for i, item in enumerate(given):
         try:
             _add(chat, item, f"input[{i}]", is_new=i in new)
         except Failure as failure:
-            failures.append(failure)
+            first, n_failed = first or failure, n_failed + 1
             if i in new:
                 raise
-            if len(failures) == len(given):  # nothing else is said
-                raise failures[0] from None
+            if n_failed == len(given):  # nothing else is said
+                raise first from None
             _stand_in(chat, item, f"input[{i}]")
     if not any(message["role"] != "system" for message in chat.messages):
         chat.say("user", _parts("", "input"), "input")
