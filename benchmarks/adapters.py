@@ -57,10 +57,10 @@ async def arrive(
     engine: AsyncEngine, rate: float, prompts: list[list[int]]
 ) -> dict[str, list[Result]]:
     """Results of *prompts*, by set, which come at random, *rate* a second."""
-    rng, found = generator("arrivals"), {name: list[Result]() for name in WEIGHTS}
+    rng, results = generator("arrivals"), {name: list[Result]() for name in WEIGHTS}
 
     async def one(name: str, prompt: list[int]) -> None:
-        found[name].append(await ask(engine, name, prompt))
+        results[name].append(await ask(engine, name, prompt))
 
     names = rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=len(prompts))
     due = perf_counter()
@@ -69,7 +69,7 @@ async def arrive(
             due += rng.expovariate(rate)
             await anyio.sleep(max(due - perf_counter(), 0))
             group.start_soon(one, name, prompt)
-    return found
+    return results
 
 
 async def measure(report: Report) -> None:
@@ -86,9 +86,9 @@ async def measure(report: Report) -> None:
             ]
             fair_s = len(WEIGHTS) * median(alone[1:])
             before, started = engine._parts.executor.times, perf_counter()
-            found = await arrive(engine, options.rate, prompts)
+            results_of_round = await arrive(engine, options.rate, prompts)
             wall_s, after = perf_counter() - started, engine._parts.executor.times
-    for name, results in found.items():
+    for name, results in results_of_round.items():
         waits = [wait_s(result) for result in results]
         gaps = [gap for result in results for gap in result.timings.itl_s]
         report.add(
@@ -109,7 +109,7 @@ async def measure(report: Report) -> None:
         "switch_ms": 1000 * switch_s / n_switches,
     }
     print(report.details)
-    worst = percentile([wait_s(result) for result in found[rarest]], 99)
+    worst = percentile([wait_s(result) for result in results_of_round[rarest]], 99)
     report.claim("p99 wait of the rarest to its fair share", worst / fair_s, "<=", 2)
     report.claim("switches, share of decodes", switch_s / decode_s, "<=", 0.05)
 

@@ -106,9 +106,9 @@ def alternatives(count: int) -> str:
 
 
 def properties(count: int) -> dict[str, Any]:
-    one = {"type": "string", "pattern": "^[a-z]{1,30}$"}
+    word = {"type": "string", "pattern": "^[a-z]{1,30}$"}
     names = [f"property{index}" for index in range(count)]
-    return {"type": "object", "properties": dict.fromkeys(names, one)}
+    return {"type": "object", "properties": dict.fromkeys(names, word)}
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -192,7 +192,7 @@ CASES: dict[str, Call] = {
 
 
 @dataclass
-class Found:
+class Beats:
     """Of one round of one case."""
 
     late_ms: float = 0.0  # of the beat
@@ -227,13 +227,13 @@ class Watch:
         return result
 
 
-async def beat(found: Found) -> None:
+async def beat(beats: Beats) -> None:
     """Until cancelled."""
     last = perf_counter()
     while True:
         await anyio.sleep(BEAT_S)
         now = perf_counter()
-        found.late_ms = max(found.late_ms, (now - last - BEAT_S) * 1e3)
+        beats.late_ms = max(beats.late_ms, (now - last - BEAT_S) * 1e3)
         last = now
 
 
@@ -258,9 +258,9 @@ async def answer_of(call: Call, engine: AsyncEngine) -> str:
     return "left" if scope.cancelled_caught else "done"
 
 
-async def beside(options: Namespace, call: Call) -> Found:
+async def beside(options: Namespace, call: Call) -> Beats:
     """One round of *call*."""
-    found = Found()
+    beats = Beats()
     async with (
         open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX) as engine,
         anyio.create_task_group() as group,
@@ -268,33 +268,33 @@ async def beside(options: Namespace, call: Call) -> Found:
         watch = Watch(engine)
         group.start_soon(stream, engine)
         await anyio.sleep(SETTLE_S)
-        group.start_soon(beat, found)
+        group.start_soon(beat, beats)
         await anyio.sleep(SETTLE_S)
-        found.late_ms = watch.host_s = 0.0
+        beats.late_ms = watch.host_s = 0.0
         began = perf_counter()
-        found.answer = await answer_of(call, engine)
-        found.took_s = perf_counter() - began
+        beats.answer = await answer_of(call, engine)
+        beats.took_s = perf_counter() - began
         await anyio.sleep(2 * BEAT_S)
-        found.host_ms = watch.host_s * 1e3
+        beats.host_ms = watch.host_s * 1e3
         group.cancel_scope.cancel()
-    return found
+    return beats
 
 
-async def closed_on(options: Namespace, call: Call) -> Found:
+async def closed_on(options: Namespace, call: Call) -> Beats:
     """One round of *call* in which the engine is closed."""
-    found = Found()
+    beats = Beats()
     async with (
         open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX) as engine,
         anyio.create_task_group() as group,
     ):
         group.start_soon(answer_of, call, engine)
-        group.start_soon(beat, found)
+        group.start_soon(beat, beats)
         await anyio.sleep(SETTLE_S)
         began = perf_counter()
         await engine.aclose()
-        found.took_s = perf_counter() - began
+        beats.took_s = perf_counter() - began
         group.cancel_scope.cancel()
-    return found
+    return beats
 
 
 async def measure(options: Namespace, report: Report) -> None:
@@ -303,9 +303,9 @@ async def measure(options: Namespace, report: Report) -> None:
     for name in options.cases or CASES:
         say(name)
         rounds = [await one_round(options, CASES[name]) for _ in range(options.rounds)]
-        late_ms = min(found.late_ms for found in rounds)
-        host_ms = min(found.host_ms for found in rounds)
-        took_s = min(found.took_s for found in rounds)
+        late_ms = min(beats.late_ms for beats in rounds)
+        host_ms = min(beats.host_ms for beats in rounds)
+        took_s = min(beats.took_s for beats in rounds)
         report.add(
             case=name, late_ms=late_ms, host_ms=host_ms, took_s=took_s,
             answer=rounds[0].answer,

@@ -70,9 +70,9 @@ async def measure(options: Namespace, report: Report, urls: dict[str, str]) -> N
         if _name(PEER, mib) in urls:
             targets[_name(PEER, mib)] = partial(http_target, urls[_name(PEER, mib)])
     for index in range(options.rounds):
-        for name, opened in targets.items():
+        for name, open_target in targets.items():
             say(f"round {index + 1} of {options.rounds}: {name}")
-            async with opened() as target:
+            async with open_target() as target:
                 await ask(target, Call("warm up", N_OUTPUT))
                 run = await workload(target, index, options.chats, options.turns)
             runs.setdefault(name, []).append(run)

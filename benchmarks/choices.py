@@ -36,14 +36,14 @@ async def measure(options: Namespace, report: Report) -> None:
     """Every prompt is new; the first round warms up."""
     lengths = [N_PROMPT] * 4 * (options.rounds + 1)
     prompts = iter(token_prompts(options.model, 1, lengths))
-    one = fixed_length(1)
-    eight = one.model_copy(update={"n": N_OUTPUTS})
+    single = fixed_length(1)
+    eight = single.model_copy(update={"n": N_OUTPUTS})
     plain = eight.model_copy(update={"max_tokens": N_STREAMED})
     asking = plain.model_copy(update={"logprobs": 5})
     runs: dict[str, list[tuple[float, int, float]]] = {}
     async with open_engine(options, n_slots=N_OUTPUTS, n_ctx=8192) as engine:
         for turn in range(options.rounds + 1):
-            kinds = {"n=1": one, "n=8": eight, "plain": plain, "logprobs": asking}
+            kinds = {"n=1": single, "n=8": eight, "plain": plain, "logprobs": asking}
             for name, params in kinds.items():
                 run = await complete(engine, next(prompts), params)
                 if turn:
@@ -58,8 +58,8 @@ async def measure(options: Namespace, report: Report) -> None:
     report.add(run="logprobs, a row", sample_s=extra_s / n_rows)
     ratio = median_ratio([r[0] for r in runs["n=8"]], [r[0] for r in runs["n=1"]])
     report.claim("n8_to_n1", ratio, "<=", 1.1)
-    most = max(r[1] for r in runs["n=8"])
-    report.claim("computed_tokens_n8", most, "<=", N_PROMPT + 2 * N_OUTPUTS)
+    n_most = max(r[1] for r in runs["n=8"])
+    report.claim("computed_tokens_n8", n_most, "<=", N_PROMPT + 2 * N_OUTPUTS)
 
 
 if __name__ == "__main__":

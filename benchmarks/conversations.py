@@ -34,7 +34,7 @@ LAYOUTS = {
 }
 
 
-def run(recipe: Recipe, layout: str, given: argparse.Namespace) -> int:
+def run(recipe: Recipe, layout: str, flags: argparse.Namespace) -> int:
     """Print what came of the chats, and return how many turns were wrong."""
     options = LAYOUTS[layout]
     is_exact = options.get("deterministic", True)
@@ -42,10 +42,10 @@ def run(recipe: Recipe, layout: str, given: argparse.Namespace) -> int:
     started = perf_counter()
     report = converse(
         tiny_model(recipe.name),
-        max(given.n // len(LAYOUTS), 1),
-        given.seed,
+        max(flags.n // len(LAYOUTS), 1),
+        flags.seed,
         TOLERANCE,
-        n_at_once=given.at_once,
+        n_at_once=flags.at_once,
         hears_routers=has_experts and not is_exact,
         **options,
     )
@@ -69,9 +69,9 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--models", nargs="*", default=[r.name for r in GENERATING])
-    given = parser.parse_args()
-    runs = [(RECIPES[name], layout) for name in given.models for layout in LAYOUTS]
-    return sum(run(*one, given) for one in runs) != 0
+    options = parser.parse_args()
+    runs = [(RECIPES[name], layout) for name in options.models for layout in LAYOUTS]
+    return sum(run(*case, options) for case in runs) != 0
 
 
 if __name__ == "__main__":

@@ -98,9 +98,9 @@ def look(directory: Path, max_disk_bytes: int) -> dict[str, int]:
     n_found = n_whole = 0
     for name in fingerprints(directory):
         store = DiskStore(directory, name, max_disk_bytes)
-        known = store.scan(SpanKeys())
-        n_found += len(known)
-        n_whole += sum(store.read(state.payload) is not None for state in known)
+        entries = store.scan(SpanKeys())
+        n_found += len(entries)
+        n_whole += sum(store.read(state.payload) is not None for state in entries)
         store.close()
     n_files = len(newest(directory))
     return {
@@ -115,20 +115,20 @@ def look(directory: Path, max_disk_bytes: int) -> dict[str, int]:
 def check_output(model: str, directory: Path, max_disk_bytes: int) -> dict[str, int]:
     """Restore what is left, and compare with slots that computed the same prompts."""
     (name,) = fingerprints(directory)
-    known = DiskStore(directory, name, max_disk_bytes).scan(SpanKeys())
+    entries = DiskStore(directory, name, max_disk_bytes).scan(SpanKeys())
     n_cached = n_wrong = 0
-    for state in known[-5:]:
+    for state in entries[-5:]:
         tokens = state.tokens.tolist()
         live = [tokens, tokens]
         with Engine.open(model, config(None, 0)) as engine:
-            _, wanted = engine.complete_many(live, GREEDY)
+            _, expected = engine.complete_many(live, GREEDY)
         options = config(directory, max_disk_bytes)
         with Engine.open(model, options) as engine:
             got = engine.complete(tokens, GREEDY)
         n_cached += got.usage.cached_tokens
-        n_wrong += got.token_ids != wanted.token_ids
+        n_wrong += got.token_ids != expected.token_ids
     return {
-        "restored": len(known[-5:]),
+        "restored": len(entries[-5:]),
         "restored_tokens": n_cached,
         "wrong_outputs": n_wrong,
     }

@@ -117,8 +117,8 @@ async def read(
     within = [stream.gaps(start, end) for stream in streams]
     longest = max(gap for gaps in within for gap in gaps[:-1])
     last = max(gaps[-1] for gaps in within)
-    found = (median(before), max(before), longest, last)
-    return Gaps(*(1e3 * seconds for seconds in found)), end - start
+    figures = (median(before), max(before), longest, last)
+    return Gaps(*(1e3 * seconds for seconds in figures)), end - start
 
 
 async def measure(options: Namespace, report: Report) -> None:

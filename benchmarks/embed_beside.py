@@ -31,7 +31,7 @@ PARAMS = SamplingParams(max_tokens=3000, ignore_eos=True)
 
 
 async def gaps_beside(
-    streams: AsyncEngine, embedder: AsyncEngine, given: list[str]
+    streams: AsyncEngine, embedder: AsyncEngine, batch: list[str]
 ) -> tuple[list[float], float]:
     """Gaps between tokens in milliseconds, and how many texts a second had a vector."""
     gaps: list[float] = []
@@ -41,7 +41,7 @@ async def gaps_beside(
     async def embed() -> None:
         await started.wait()
         pooling = None if embedder is not streams else "mean"
-        await embedder.embed(given, pooling=pooling)
+        await embedder.embed(batch, pooling=pooling)
         ended.append(time.perf_counter())
 
     async with anyio.create_task_group() as group:
@@ -58,7 +58,7 @@ async def gaps_beside(
                 last = now
                 if ended:
                     break
-    return gaps, len(given) / (ended[0] - began)
+    return gaps, len(batch) / (ended[0] - began)
 
 
 async def measure(report: Report) -> None:
@@ -74,9 +74,9 @@ async def measure(report: Report) -> None:
                 AsyncEngine.open(report.options.embedder, config)
             )
         for name in report.options.sizes:
-            given = texts(SIZES[name], 0, report.options.texts)
-            await embedder.embed(given[:1], pooling="mean")
-            gaps, speed = await gaps_beside(streams, embedder, given)
+            batch = texts(SIZES[name], 0, report.options.texts)
+            await embedder.embed(batch[:1], pooling="mean")
+            gaps, speed = await gaps_beside(streams, embedder, batch)
             worst, p99 = max(gaps), percentile(gaps, 99)
             report.add(
                 texts=name,

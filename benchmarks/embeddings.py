@@ -52,14 +52,14 @@ def texts(n_words: int, seed: int, n_texts: int = 1000) -> list[str]:
     return [text(rng, size) for size in sizes]
 
 
-def asked(url: str, given: list[str]) -> Vectors:
+def asked(url: str, batch: list[str]) -> Vectors:
     """What the server at *url* answers."""
-    body = json.dumps({"input": given, "model": "x"}).encode()
+    body = json.dumps({"input": batch, "model": "x"}).encode()
     kind = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/embeddings", body, kind)  # noqa: S310
     with urllib.request.urlopen(request) as answer:  # noqa: S310
         data = json.load(answer)["data"]
-    return np.array([one["embedding"] for one in data], np.float32)
+    return np.array([row["embedding"] for row in data], np.float32)
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def server(n_threads: int, setting: Setting) -> Iterator[Embed]:
     flags += ("--threads-batch", str(n_threads))
     sizes = {"n_slots": n_slots, "n_ctx": n_slots * 512, "threads": n_threads}
     with llama_server(model, flags=flags, **sizes) as url:
-        yield lambda given: asked(url, given)
+        yield lambda batch: asked(url, batch)
 
 
 PEERS = {"onnxruntime": onnxruntime, "llama-server": server}
@@ -92,33 +92,33 @@ def named(setting: Setting) -> str:
     return str(n) if file is None else f"{file.name} {n}"
 
 
-def timed(embed: Embed, given: list[str]) -> tuple[Vectors, float]:
+def timed(embed: Embed, batch: list[str]) -> tuple[Vectors, float]:
     """Vectors, and how many texts a second."""
     start = time.perf_counter()
-    vectors = embed(given)
-    return vectors, len(given) / (time.perf_counter() - start)
+    vectors = embed(batch)
+    return vectors, len(batch) / (time.perf_counter() - start)
 
 
 async def compare(
     engine: AsyncEngine, name: str, options: argparse.Namespace, report: Report
 ) -> None:
-    given = texts(SIZES[name], 0, options.texts)
+    batch = texts(SIZES[name], 0, options.texts)
     open_peer = PEERS[options.peer]
     n_threads = engine.info.n_threads
     speeds = {}
     for setting in settings(options):
         with open_peer(n_threads, setting) as embed:
-            timed(embed, given[:8])
-            speeds[setting] = timed(embed, given[: options.tried])[1]
+            timed(embed, batch[:8])
+            speeds[setting] = timed(embed, batch[: options.tried])[1]
             say(f"{options.peer}, {named(setting)}: {speeds[setting]:.1f} texts/s")
     best = max(speeds, key=speeds.__getitem__)
     mine, other = [], []
     with open_peer(n_threads, best) as embed:
         for _ in range(options.rounds):
             start = time.perf_counter()
-            vectors = await engine.embed(given)
-            mine.append(len(given) / (time.perf_counter() - start))
-            expected, speed = await anyio.to_thread.run_sync(timed, embed, given)
+            vectors = await engine.embed(batch)
+            mine.append(len(batch) / (time.perf_counter() - start))
+            expected, speed = await anyio.to_thread.run_sync(timed, embed, batch)
             other.append(speed)
             cosine = float((vectors * expected).sum(1).min())
             row = {"ours, texts/s": mine[-1], f"{options.peer}, texts/s": speed}

@@ -34,11 +34,13 @@ def openers(options: Namespace) -> dict[str, Opener]:
         context=ContextConfig(n_ctx=N_CTX, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=N_SLOTS),
     )
-    found: dict[str, Opener] = {OURS: partial(open_engine, options.model, config)}
+    openers_by_name: dict[str, Opener] = {
+        OURS: partial(open_engine, options.model, config)
+    }
     if not options.no_peers:
         sizes = {"n_slots": N_SLOTS, "n_ctx": N_CTX, "threads": options.threads}
-        found[PEER] = peer_opener(PEER, options.model, **sizes)
-    return found
+        openers_by_name[PEER] = peer_opener(PEER, options.model, **sizes)
+    return openers_by_name
 
 
 async def measure(options: Namespace, report: Report) -> None:
@@ -62,13 +64,15 @@ def figures(result: Result) -> dict[str, float]:
 
 def conclude(report: Report, runs: Mapping[str, list[Result]]) -> None:
     """Medians of the rounds; ratios are ours to theirs, by round."""
-    found = {name: [figures(run) for run in theirs] for name, theirs in runs.items()}
-    for name, theirs in found.items():
+    figures_by_name = {
+        name: [figures(run) for run in theirs] for name, theirs in runs.items()
+    }
+    for name, theirs in figures_by_name.items():
         report.add(
             system=name, **{key: median(f[key] for f in theirs) for key in theirs[0]}
         )
         report.details[name] = theirs
-    if PEER not in found:
+    if PEER not in figures_by_name:
         return
     limits = (
         ("itl_max_s", "<=", 0.10),
@@ -76,7 +80,9 @@ def conclude(report: Report, runs: Mapping[str, list[Result]]) -> None:
         ("output_tok_per_s", ">=", 0.97),
     )
     for key, relation, limit in limits:
-        ours, theirs = ([f[key] for f in found[name]] for name in (OURS, PEER))
+        ours, theirs = (
+            [f[key] for f in figures_by_name[name]] for name in (OURS, PEER)
+        )
         ratio = median_ratio(ours, theirs)
         report.claim(f"{key} to {PEER}", ratio, relation, limit)  # type: ignore[arg-type]
 

@@ -41,8 +41,10 @@ class Difference(NamedTuple):
 def lengths(count: int) -> list[int]:
     """1 to 900 tokens: around every budget and micro-batch, and some others."""
     rng = generator("lengths")
-    others = [int(900 ** rng.random()) for _ in range(max(count - len(EDGES), 0))]
-    return sorted([*EDGES, *others][:count])
+    drawn_lengths = [
+        int(900 ** rng.random()) for _ in range(max(count - len(EDGES), 0))
+    ]
+    return sorted([*EDGES, *drawn_lengths][:count])
 
 
 def ours(options: Namespace, prompts: Outputs, n_slots: int, budget: int) -> Outputs:
@@ -85,14 +87,14 @@ def theirs(options: Namespace, prompts: Outputs) -> Outputs:
 
 def differences(mine: Outputs, other: Outputs) -> list[Difference]:
     """Where outputs part, for each prompt that has such a place."""
-    found = []
+    places = []
     for prompt, (a, b) in enumerate(zip(mine, other, strict=True)):
         if a != b:
             pairs = zip(a, b, strict=False)
             common = next((i for i, (x, y) in enumerate(pairs) if x != y), None)
             at = min(len(a), len(b)) if common is None else common
-            found.append(Difference(prompt, at, *(_at(a, at), _at(b, at))))
-    return found
+            places.append(Difference(prompt, at, *(_at(a, at), _at(b, at))))
+    return places
 
 
 def _at(tokens: list[int], index: int) -> int | None:
@@ -129,16 +131,16 @@ def compare(options: Namespace, report: Report) -> None:
             outputs = ours(options, prompts, n_slots, budget)
             wall_s = perf_counter() - started
             reference = reference or outputs
-            found = differences(outputs, reference)
+            places = differences(outputs, reference)
             row: dict[str, object] = {"slots": n_slots, "token_budget": budget}
-            row |= {"wall_s": wall_s, "prompts": len(prompts), "differ": len(found)}
-            if found:
-                first = found[0]
+            row |= {"wall_s": wall_s, "prompts": len(prompts), "differ": len(places)}
+            if places:
+                first = places[0]
                 before = prompts[first.prompt] + reference[first.prompt][: first.at]
                 margin = top1_margin(options, before)
                 row |= {"first": str(tuple(first)), "top1_margin": margin}
             report.add(**row)
-            report.claim(f"differ_{n_slots}_{budget}", len(found), "<=", 0)
+            report.claim(f"differ_{n_slots}_{budget}", len(places), "<=", 0)
     report.details |= {"lengths": list(map(len, prompts)), "reference": reference}
 
 

@@ -132,10 +132,10 @@ def figures(log: Sequence[RequestRecord]) -> dict[str, float]:
     }
 
 
-def same_order(live: Sequence[RequestRecord], found: Sequence[RequestRecord]) -> float:
+def same_order(live: Sequence[RequestRecord], logged: Sequence[RequestRecord]) -> float:
     """Share of pairs that ended in the same order; ties live count as right."""
     ends = [r.finished_s for r in sorted(live, key=_came)]
-    then = [r.finished_s for r in sorted(found, key=_came)]
+    then = [r.finished_s for r in sorted(logged, key=_came)]
     pairs = list(combinations(range(len(ends)), 2))
     right = [(ends[a] - ends[b]) * (then[a] - then[b]) >= 0 for a, b in pairs]
     return sum(right) / len(right)
@@ -165,14 +165,14 @@ def judge(report: Report, name: str, runs: Sequence[Live]) -> None:
     orders = []
     for fitted, live in product(runs, runs):
         log = list(predicted(live.load, fitted.fit.cost, live.requests))
-        was, said = figures(live.requests), figures(log)
+        was, simulated = figures(live.requests), figures(log)
         if fitted is live:
             for key, misses in own.items():
-                misses.append(abs(said[key] / was[key] - 1))
+                misses.append(abs(simulated[key] / was[key] - 1))
             continue
         for key, found in ratios.items():
-            found.append(said[key] / was[key])
-            predictions[key].append(said[key])
+            found.append(simulated[key] / was[key])
+            predictions[key].append(simulated[key])
         orders.append(same_order(live.requests, log))
     for key, limit in LIMITS.items():
         live_median = median(figures(live.requests)[key] for live in runs)
@@ -185,8 +185,8 @@ def judge(report: Report, name: str, runs: Sequence[Live]) -> None:
             "own": median(own[key]),
         }
         report.add(load=name, figure=key, live=live_median, **errors, **spreads)
-        for what, error in errors.items():
-            report.claim(f"{name}: {key}, {what}", abs(error), "<=", limit)
+        for figure, error in errors.items():
+            report.claim(f"{name}: {key}, {figure}", abs(error), "<=", limit)
     report.claim(f"{name}: pairs in the same order", median(orders), ">=", 0.95)
     report.details[name] = {
         "runs": [

@@ -45,11 +45,11 @@ def offline(n_slots: int) -> Script:
 
     def lines(rows: Named) -> Iterator[Cells]:
         ours = rows.pop("ours")["tok_per_s"]
-        others = [f"{name} {number(row['tok_per_s'])}" for name, row in rows.items()]
+        peers = [f"{name} {number(row['tok_per_s'])}" for name, row in rows.items()]
         n_calls = max(2 * n_slots, 8)
         slots = "1 slot" if n_slots == 1 else f"{n_slots} slots"
-        what = f"{n_calls} requests over {slots}, tokens/s"
-        yield what, number(ours), ", ".join(others)
+        title = f"{n_calls} requests over {slots}, tokens/s"
+        yield title, number(ours), ", ".join(peers)
 
     return Script(f"offline.py --slots {n_slots} --rounds 3 {PEERS}", lines)
 
@@ -59,8 +59,8 @@ def kernels(rows: Named) -> Iterator[Cells]:
     for work in ("prefill", "8 streams"):
         row = rows[work]
         ours, theirs = row["ours_tok_per_s"], row["libllama_tok_per_s"]
-        what = f"{work}, tokens/s, our kernels and libllama's"
-        yield what, number(ours), number(theirs)
+        title = f"{work}, tokens/s, our kernels and libllama's"
+        yield title, number(ours), number(theirs)
 
 
 def start_up(rows: Named) -> Iterator[Cells]:
@@ -68,8 +68,8 @@ def start_up(rows: Named) -> Iterator[Cells]:
     ours, theirs = (
         rows[name]["until_first_token_s"] for name in ("ours", "llama-server")
     )
-    what = "start of a process to its first token, 8 slots of 2,048"
-    yield what, f"{ours:.2f} s", f"llama-server {theirs:.2f} s"
+    title = "start of a process to its first token, 8 slots of 2,048"
+    yield title, f"{ours:.2f} s", f"llama-server {theirs:.2f} s"
 
 
 def over_http(rows: Named) -> Iterator[Cells]:
@@ -78,21 +78,23 @@ def over_http(rows: Named) -> Iterator[Cells]:
         unit = row["unit"]
         if unit == "texts/s":  # only with --embedder
             continue
-        what = f"{work} from `pyllama-raw serve`, {unit}"
-        yield what, number(row["HTTP"]), f"in process {number(row['in process'])}"
+        title = f"{work} from `pyllama-raw serve`, {unit}"
+        yield title, number(row["HTTP"]), f"in process {number(row['in process'])}"
 
 
 def served(rows: Named) -> Iterator[Cells]:
     """Our server and another."""
-    shown = {
+    loads = {
         "short requests": ("output_throughput", "output tokens/s"),
         "shared prefix": ("output_throughput", "output tokens/s"),
         "long prompts": ("max_itl_ms", "longest gap in a stream, ms"),
     }
-    for load, (key, told) in shown.items():
-        ours, theirs = (rows[f"{load}, {who}"][key] for who in ("ours", "llama-server"))
-        what = f"{load} over HTTP, {told}"
-        yield what, number(ours), f"llama-server {number(theirs)}"
+    for load, (key, unit) in loads.items():
+        ours, theirs = (
+            rows[f"{load}, {system}"][key] for system in ("ours", "llama-server")
+        )
+        title = f"{load} over HTTP, {unit}"
+        yield title, number(ours), f"llama-server {number(theirs)}"
 
 
 def shared_prefix(rows: Named) -> Iterator[Cells]:
@@ -100,17 +102,17 @@ def shared_prefix(rows: Named) -> Iterator[Cells]:
     ours, theirs = rows["ours"], rows["llama_server"]
     speeds = [row["output_tok_per_s"] for row in (ours, theirs)]
     waits = [row["ttft_p99_s"] for row in (ours, theirs)]
-    what = "32 prompts that share 512 words, output tokens/s"
-    yield what, f"{speeds[0]:.3g}", f"llama-server {speeds[1]:.3g}"
-    what = "their time to first token, p99"
-    yield what, f"{waits[0]:.3g} s", f"llama-server {waits[1]:.3g} s"
+    title = "32 prompts that share 512 words, output tokens/s"
+    yield title, f"{speeds[0]:.3g}", f"llama-server {speeds[1]:.3g}"
+    title = "their time to first token, p99"
+    yield title, f"{waits[0]:.3g} s", f"llama-server {waits[1]:.3g} s"
 
 
 def equal_arrivals(rows: Named) -> Iterator[Cells]:
     """Long prompts among short ones."""
     ours, theirs = (rows[name]["itl_max_s"] for name in ("ours", "llama-server"))
-    what = "longest gap in a stream of short calls among long ones"
-    yield what, f"{ours:.3g} s", f"llama-server {theirs:.3g} s"
+    title = "longest gap in a stream of short calls among long ones"
+    yield title, f"{ours:.3g} s", f"llama-server {theirs:.3g} s"
 
 
 SCRIPTS = {
@@ -143,17 +145,21 @@ def run() -> int:
 
 def usable() -> dict[str, Found]:
     """By name: the files of the newest one's machine and commit."""
-    found = {
+    reports = {
         name: json.loads((RESULTS / f"{name}.json").read_text())
         for name in SCRIPTS
         if (RESULTS / f"{name}.json").is_file()
     }
-    proofs = {name: one for name, one in found.items() if not one["disturbed"]}
-    newest = max((one["machine"] for one in proofs.values()), key=lambda m: m["date"])
+    proofs = {
+        name: report for name, report in reports.items() if not report["disturbed"]
+    }
+    newest = max(
+        (report["machine"] for report in proofs.values()), key=lambda m: m["date"]
+    )
     return {
-        name: one
-        for name, one in proofs.items()
-        if all(one["machine"][key] == newest[key] for key in ("cpu", "commit"))
+        name: report
+        for name, report in proofs.items()
+        if all(report["machine"][key] == newest[key] for key in ("cpu", "commit"))
     }
 
 
@@ -164,7 +170,7 @@ def table() -> str:
     facts, options = first["machine"], first["options"]
     devices = ", ".join(facts["devices"]) or "no GPU"
     library = f"llama.cpp {facts['llama_cpp']}, " if "llama_cpp" in facts else ""
-    dates = sorted({one["machine"]["date"][:10] for one in files.values()})
+    dates = sorted({report["machine"]["date"][:10] for report in files.values()})
     lines = [
         f"{facts['cpu']}, {facts['n_cpus']} CPUs, {devices}; {options['model']}, "
         f"{options['threads']} threads everywhere;",
@@ -173,11 +179,11 @@ def table() -> str:
         "| what | here | others | command in `benchmarks/` |",
         "| --- | --- | --- | --- |",
     ]
-    for name, one in files.items():
-        script, rows = SCRIPTS[name], one["rows"]
+    for name, report in files.items():
+        script, rows = SCRIPTS[name], report["rows"]
         key = "work" if "work" in rows[0] else "system"
-        made = script.lines({row[key]: row for row in rows})
-        lines += [f"| {' | '.join(cells)} | `{script.command}` |" for cells in made]
+        texts = script.lines({row[key]: row for row in rows})
+        lines += [f"| {' | '.join(cells)} | `{script.command}` |" for cells in texts]
     return "\n".join(lines) + "\n"
 
 
@@ -186,8 +192,8 @@ def main() -> int:
     parser = ArgumentParser(description=(__doc__ or "").strip().split("\n")[0])
     parser.add_argument("--run", action="store_true", help="measure first")
     status = run() if parser.parse_args().run else 0
-    before, _, rest = README.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
+    before, _, tail = README.read_text().partition(BEGIN)
+    after = tail.partition(END)[2]
     README.write_text(f"{before}{BEGIN}{table()}{END}{after}")
     return status
 

@@ -123,14 +123,14 @@ def measure(options: Namespace, report: Report) -> None:
         for n in SEQUENCES:
             say(f"round {index + 1} of {options.rounds}: {n} sequences")
             run = partial(_run, options.model, n)
-            found = {
+            figures = {
                 "schedule_apply_us": schedule_apply_us(n, 0),
                 "with_10000_waiting_us": schedule_apply_us(n, N_WAITING),
                 "engine_us": engine_us(n),
                 "native_us": run(streams=False),
                 "native_streams_us": run(streams=True),
             }
-            for name, value in found.items():
+            for name, value in figures.items():
                 rows.setdefault(n, {}).setdefault(name, []).append(value)
     for n, columns in rows.items():
         row = {name: median(values) for name, values in columns.items()}

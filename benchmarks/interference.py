@@ -87,8 +87,8 @@ async def measure(options: Namespace, report: Report, url: str | None) -> None:
         say(f"round {index + 1} of {options.rounds}")
         warm_up = token_prompts(options.model, -1 - index, lengths)
         prompts = token_prompts(options.model, index, lengths)
-        for name, opened in targets.items():
-            async with opened() as target:
+        for name, engine in targets.items():
+            async with engine() as target:
                 await workload(target, warm_up)
                 outcomes[name].append(await workload(target, prompts))
     conclude(report, outcomes)

@@ -42,19 +42,19 @@ async def measure(options: Namespace, report: Report, url: str | None) -> None:
         targets: dict[str, Target] = {"ours": EngineTarget(engine)}
         if url is not None:
             targets["llama-server"] = await stack.enter_async_context(http_target(url))
-        found: dict[str, list[float]] = {name: [] for name in targets}
+        figures: dict[str, list[float]] = {name: [] for name in targets}
         for index in range(-1, options.rounds):
             say(f"round {index + 1} of {options.rounds}")
             for name, target in targets.items():
                 ttft_s = await next_ttft_s(target, index)
                 if index >= 0:
-                    found[name].append(ttft_s)
-    for name, values in found.items():
+                    figures[name].append(ttft_s)
+    for name, values in figures.items():
         report.add(
             system=name, next_ttft_s=median(values), worst_s=percentile(values, 100)
         )
-    report.details |= found
-    report.claim("next_ttft_s", median(found["ours"]), "<=", 0.35)
+    report.details |= figures
+    report.claim("next_ttft_s", median(figures["ours"]), "<=", 0.35)
 
 
 def main() -> int:

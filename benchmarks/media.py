@@ -270,17 +270,17 @@ async def rounds(
     wait_s = min(alone_s, MAX_ALONE_S)
     for index in range(n_rounds):
         say(f"{name}, round {index + 1} of {n_rounds}")
-        found = await load(system, options, index, wait_s)
-        assert found.n_running == N_STREAMS, "a stream came to its end"
+        figures = await load(system, options, index, wait_s)
+        assert figures.n_running == N_STREAMS, "a stream came to its end"
         before, gaps = (
-            [gap.seconds for gap in some] for some in (found.before, found.gaps)
+            [gap.seconds for gap in some] for some in (figures.before, figures.gaps)
         )
-        stolen = [gap.stolen_s for gap in found.gaps]
-        speeds = len(found.gaps) / found.wall_s, len(found.before) / wait_s
+        stolen = [gap.stolen_s for gap in figures.gaps]
+        speeds = len(figures.gaps) / figures.wall_s, len(figures.before) / wait_s
         report.add(
             system=name,
             round=index,
-            wall_s=round(found.wall_s, 3),
+            wall_s=round(figures.wall_s, 3),
             gap_before_p50_s=round(percentile(before, 50), 4),
             gap_p50_s=round(percentile(gaps, 50), 4),
             gap_p99_s=round(percentile(gaps, 99), 4),

@@ -71,7 +71,7 @@ def busy_loops(number: int) -> Iterator[None]:
 
 async def window(engine: AsyncEngine, streams: int, busy: int, wall_s: float) -> Window:
     """Let *streams* go on for *wall_s* beside *busy* loops."""
-    seen: list[list[tuple[float, int]]] = [[] for _ in range(streams)]
+    marks_by_stream: list[list[tuple[float, int]]] = [[] for _ in range(streams)]
     all_ready = anyio.Event()
     params = SamplingParams(max_tokens=N_CTX_SLOT - 64, ignore_eos=True)
 
@@ -79,8 +79,8 @@ async def window(engine: AsyncEngine, streams: int, busy: int, wall_s: float) ->
         prompt = f"{number} {busy} streams beside loops count on:"
         async with engine.generate(prompt, params) as stream:
             async for delta in stream:
-                seen[number].append((perf_counter(), len(delta.token_ids)))
-                if min(map(len, seen)) >= N_BEFORE:
+                marks_by_stream[number].append((perf_counter(), len(delta.token_ids)))
+                if min(map(len, marks_by_stream)) >= N_BEFORE:
                     all_ready.set()
         raise RuntimeError("a stream has ended within its window: lower --seconds")
 
@@ -94,7 +94,9 @@ async def window(engine: AsyncEngine, streams: int, busy: int, wall_s: float) ->
             await anyio.sleep(wall_s)
             end, after = perf_counter(), engine.stats()
         group.cancel_scope.cancel()
-    within = [[one for one in marks if start < one[0] <= end] for marks in seen]
+    within = [
+        [mark for mark in marks if start < mark[0] <= end] for marks in marks_by_stream
+    ]
     times = [[start, *(at for at, _ in marks), end] for marks in within]
     gap_s = max(later - at for marks in times for at, later in pairwise(marks))
     n_tokens = sum(n for marks in within for _, n in marks)
@@ -105,15 +107,15 @@ async def window(engine: AsyncEngine, streams: int, busy: int, wall_s: float) ->
 
 async def measure_here(options: Namespace) -> list[tuple[Case, Window]]:
     """All cases in this process, with the variables that it was started with."""
-    found = []
+    windows = []
     for streams in options.streams:
         n_ctx = streams * N_CTX_SLOT
         async with open_engine(options, n_slots=streams, n_ctx=n_ctx) as engine:
             await window(engine, streams, 0, 0.5)
             for busy in options.busy:
-                seen = await window(engine, streams, busy, options.seconds)
-                found.append(((streams, busy), seen))
-    return found
+                window_of_case = await window(engine, streams, busy, options.seconds)
+                windows.append(((streams, busy), window_of_case))
+    return windows
 
 
 def environment(setting: str) -> dict[str, str]:
@@ -136,7 +138,7 @@ def measure_setting(options: Namespace, setting: str) -> dict[Case, Window]:
         command, env=environment(setting), stdout=subprocess.PIPE, check=True
     )
     return {
-        (case[0], case[1]): Window(**seen) for case, seen in json.loads(done.stdout)
+        (case[0], case[1]): Window(**fields) for case, fields in json.loads(done.stdout)
     }
 
 
@@ -150,7 +152,10 @@ def measure(options: Namespace, report: Report) -> None:
             say(f"round {index + 1} of {options.rounds}: {setting}")
             runs[setting].append(measure_setting(options, setting))
     report.details |= {
-        setting: [[(case, asdict(seen)) for case, seen in run.items()] for run in done]
+        setting: [
+            [(case, asdict(window_of_case)) for case, window_of_case in run.items()]
+            for run in done
+        ]
         for setting, done in runs.items()
     }
     conclude(report, runs)
@@ -201,8 +206,12 @@ def main() -> int:
     parser.add_argument("--here", action="store_true", help="one setting; prints JSON")
     options = parse(parser)
     if options.here:
-        found = anyio.run(measure_here, options)
-        print(json.dumps([(case, asdict(seen)) for case, seen in found]))
+        windows = anyio.run(measure_here, options)
+        print(
+            json.dumps(
+                [(case, asdict(window_of_case)) for case, window_of_case in windows]
+            )
+        )
         return 0
     report = Report("neighbour", options)
     measure(options, report)

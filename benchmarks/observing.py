@@ -93,8 +93,8 @@ def log_config(kind: str, folder: Path) -> LogConfig:
     """Logs in memory or in files, or none."""
     if kind == "files":
         return LogConfig(step_log=folder / "steps", request_log=folder / "requests")
-    kept = 4096 if kind in ("logs", "all") else 0
-    return LogConfig(max_steps=kept, max_requests=kept)
+    n_records = 4096 if kind in ("logs", "all") else 0
+    return LogConfig(max_steps=n_records, max_requests=n_records)
 
 
 class Fake:
@@ -122,10 +122,10 @@ class Fake:
             )
         for number in range(2 * N_SLOTS):
             stream = Stream()
-            opened = OpenRequest(request(number, N_TOKENS), time.monotonic(), stream)
+            record = OpenRequest(request(number, N_TOKENS), time.monotonic(), stream)
             readers.start_soon(self._read, stream)
-            self.driver.opened.add([opened])
-            self.driver.take_on([opened])
+            self.driver.opened.add([record])
+            self.driver.take_on([record])
 
     async def _read(self, stream: Stream) -> None:
         event: object = None
@@ -146,9 +146,9 @@ class Fake:
 async def fake_ratio(kind: str, folder: Path) -> float:
     """CPU seconds of what is plain by those of what is observed."""
     runs = [await fake_run(kind, folder, index % 2) for index in range(N_REPEATS)]
-    plain, observed, others = zip(*runs, strict=True)
+    plain, observed, other_s = zip(*runs, strict=True)
     seconds = [sum(map(min, *steps)) for steps in (plain, observed)]
-    return seconds[0] / (seconds[1] + min(others))
+    return seconds[0] / (seconds[1] + min(other_s))
 
 
 async def fake_run(
@@ -161,13 +161,13 @@ async def fake_run(
         first: which of the two is made and does a step first; each is in half of the runs.
     """
     logs = open_logs(log_config(kind, folder))
-    made = [("plain", NO_LOGS), (kind, logs)]
+    kinds = [("plain", NO_LOGS), (kind, logs)]
     seconds: tuple[list[float], list[float]] = [], []
     gc.collect()
     gc.disable()  # it would take the time of one for what both have left
-    others = time.process_time() - time.thread_time()
+    other_s = time.process_time() - time.thread_time()
     async with anyio.create_task_group() as readers:
-        fakes = {index: Fake(*made[index], readers) for index in (first, 1 - first)}
+        fakes = {index: Fake(*kinds[index], readers) for index in (first, 1 - first)}
         await checkpoint()
         while fakes[0].driver.scheduler.has_work:
             for index in (first, 1 - first):
@@ -175,7 +175,7 @@ async def fake_run(
             first = 1 - first
     gc.enable()
     logs.close()
-    return *seconds, time.process_time() - time.thread_time() - others
+    return *seconds, time.process_time() - time.thread_time() - other_s
 
 
 def opened(options: Namespace, kind: str) -> AsyncEngine:
@@ -215,8 +215,8 @@ async def measure(options: Namespace, report: Report) -> None:
         with TemporaryDirectory() as name:
             for index in range(options.rounds):
                 say(f"round {index + 1} of {options.rounds}")
-                for kind, found in ratios.items():
-                    found.append(await fake_ratio(kind, Path(name)))
+                for kind, values in ratios.items():
+                    values.append(await fake_ratio(kind, Path(name)))
         judge(report, "fake", ratios)
     if options.part != "fake":
         ratios = {kind: [] for kind in OF_MODEL}
@@ -235,8 +235,8 @@ async def measure(options: Namespace, report: Report) -> None:
 
 def judge(report: Report, where: str, ratios: dict[str, list[float]]) -> None:
     """The medians of the rounds."""
-    for kind, found in ratios.items():
-        figures = {"ratio": median(found), "least": min(found), "most": max(found)}
+    for kind, values in ratios.items():
+        figures = {"ratio": median(values), "least": min(values), "most": max(values)}
         report.add(where=where, kind=kind, **figures)
     report.claim(f"{where}_ratio", median(ratios["all"]), ">=", 0.98)
     report.details[where] = ratios

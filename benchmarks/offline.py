@@ -69,11 +69,11 @@ def _openers(options: Namespace, n_slots: int) -> dict[str, Opener]:
         if n_slots < MAX_SEQUENCES
         else CacheConfig(mode="live"),
     )
-    found: dict[str, Opener] = {"ours": partial(open_engine, options.model, config)}
+    openers: dict[str, Opener] = {"ours": partial(open_engine, options.model, config)}
     sizes = {"n_slots": n_slots, "n_ctx": n_ctx, "threads": options.threads}
     for name in () if options.no_peers else options.peers:
-        found[name] = peer_opener(name, options.model, **sizes)
-    return found
+        openers[name] = peer_opener(name, options.model, **sizes)
+    return openers
 
 
 async def _round(
@@ -100,11 +100,11 @@ async def _speed(
     options: Namespace, n_slots: int, n_calls: int, seed: int, opener: Opener
 ) -> float:
     """Tokens a second, prompt and output; a first batch does not count."""
-    async with opener() as opened:
+    async with opener() as target:
         for count in (n_slots, n_calls):
             prompts = token_prompts(options.model, seed, [N_PROMPT] * count)
             calls = [Call(prompt, N_OUTPUT) for prompt in prompts]
-            run = await closed_loop(opened.target, calls, count)
+            run = await closed_loop(target.target, calls, count)
             run.checked()
             seed += 1
     if run.n_cached > MAX_CACHED * n_calls:

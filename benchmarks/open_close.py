@@ -75,8 +75,8 @@ def measure(options: Namespace, report: Report) -> None:
     report.details |= {"rss_bytes": rss, "threads": threads}
     report.claim("rss_end_to_settled", rss[-1] / rss[settle - 1], "<=", 1.02)
     # OpenMP keeps its workers for the next engine of the process: one set of them.
-    kept = at_start + options.threads - 1
-    report.claim("threads_at_end", threads[-1], "<=", kept)
+    n_left = at_start + options.threads - 1
+    report.claim("threads_at_end", threads[-1], "<=", n_left)
     report.claim("status_never_closed", status, "<=", 0)
 
 

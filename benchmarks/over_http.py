@@ -61,14 +61,14 @@ async def both(model: Path, config: EngineConfig) -> AsyncIterator[Both]:
 
 async def in_turn(options: Namespace, works: Mapping[str, Work]) -> dict[str, Any]:
     """Figures by name and round; each does the same in a round, and the first one counts not."""
-    found: dict[str, list[float]] = {name: [] for name in works}
+    figures: dict[str, list[float]] = {name: [] for name in works}
     for index in range(options.rounds + 1):
         names = list(works) if index % 2 else list(works)[::-1]
         for name in names:
             figure = await works[name](index)
             if index:
-                found[name].append(figure)
-    return found
+                figures[name].append(figure)
+    return figures
 
 
 async def measure(options: Namespace, report: Report) -> None:
@@ -84,18 +84,18 @@ async def measure(options: Namespace, report: Report) -> None:
             ),
         )
         async with (
-            both(options.model, config) as opened,
-            http_target(opened.url, "openai") as http,
+            both(options.model, config) as pair,
+            http_target(pair.url, "openai") as http,
         ):
-            await streams(options, report, n_slots, EngineTarget(opened.engine), http)
+            await streams(options, report, n_slots, EngineTarget(pair.engine), http)
             if n_slots == options.streams[0]:
                 say("single requests")
-                await alone(options, report, EngineTarget(opened.engine), http)
+                await alone(options, report, EngineTarget(pair.engine), http)
     if options.embedder is not None:
         say("vectors")
         config = EngineConfig(context=ContextConfig(n_threads=options.threads))
-        async with both(options.embedder, config) as opened:
-            await vectors(options, report, opened)
+        async with both(options.embedder, config) as pair:
+            await vectors(options, report, pair)
 
 
 async def streams(
@@ -112,8 +112,8 @@ async def streams(
         return speed
 
     works = {"in process": speed_of(inside), "HTTP": speed_of(http)}
-    found = await in_turn(options, works)
-    conclude(report, f"{n} streams", "tokens/s", found, MIN_SPEED)
+    figures = await in_turn(options, works)
+    conclude(report, f"{n} streams", "tokens/s", figures, MIN_SPEED)
 
 
 async def alone(
@@ -131,23 +131,23 @@ async def alone(
         return first_ms
 
     works = {"in process": first_of(inside), "HTTP": first_of(http)}
-    found = await in_turn(options, works)
-    added = median(b - a for a, b in zip(*found.values(), strict=True))
-    report.details["first token"] = found
-    medians = {name: median(figures) for name, figures in found.items()}
+    times = await in_turn(options, works)
+    added = median(b - a for a, b in zip(*times.values(), strict=True))
+    report.details["first token"] = times
+    medians = {name: median(figures) for name, figures in times.items()}
     report.add(work="first token", unit="ms", **medians, ratio=None, added=added)
     report.claim("first token, ms that HTTP adds, p50", added, "<=", MAX_FIRST_MS)
 
 
-async def vectors(options: Namespace, report: Report, opened: Both) -> None:
+async def vectors(options: Namespace, report: Report, pair: Both) -> None:
     """Texts a second, as lists of 64."""
-    client = RawClient(opened.url, {})
+    client = RawClient(pair.url, {})
 
     async def inside(seed: int) -> float:
-        given = texts(seed, N_TEXTS, N_WORDS)
+        batch = texts(seed, N_TEXTS, N_WORDS)
         began = perf_counter()
         for _ in range(options.lists):
-            await opened.engine.embed(given)
+            await pair.engine.embed(batch)
         return options.lists * N_TEXTS / (perf_counter() - began)
 
     def asked(encoding: str) -> Work:
@@ -170,18 +170,18 @@ async def vectors(options: Namespace, report: Report, opened: Both) -> None:
 
     for encoding in ("float", "base64"):
         works = {"in process": inside, "HTTP": asked(encoding)}
-        found = await in_turn(options, works)
-        conclude(report, f"vectors, {encoding}", "texts/s", found, MIN_VECTORS)
+        figures = await in_turn(options, works)
+        conclude(report, f"vectors, {encoding}", "texts/s", figures, MIN_VECTORS)
 
 
 def conclude(
-    report: Report, work: str, unit: str, found: dict[str, Any], limit: float
+    report: Report, work: str, unit: str, times: dict[str, Any], limit: float
 ) -> None:
     """The ratio is HTTP to in process, by round."""
-    ratio = median_ratio(found["HTTP"], found["in process"])
-    medians = {name: median(figures) for name, figures in found.items()}
+    ratio = median_ratio(times["HTTP"], times["in process"])
+    medians = {name: median(figures) for name, figures in times.items()}
     report.add(work=work, unit=unit, **medians, ratio=ratio, added=None)
-    report.details[work] = found
+    report.details[work] = times
     report.claim(f"{work}, {unit}, HTTP to in process", ratio, ">=", limit)
 
 

@@ -83,7 +83,7 @@ def server(options: Namespace) -> AbstractContextManager[Url]:
 
 
 @dataclass
-class Found:
+class Answers:
     """What clients saw."""
 
     gaps_s: list[float] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Clients:
         self._idle: list[anyio.abc.SocketStream] = []
         self._number = 0
 
-    async def ask(self, found: Found) -> None:
+    async def ask(self, answers: Answers) -> None:
         """One request to its end."""
         wire = self._idle.pop() if self._idle else await self._connected()
         began = time.perf_counter()
@@ -115,17 +115,17 @@ class Clients:
             data += await wire.receive()
         head, _, data = data.partition(b"\r\n\r\n")
         status = int(head.split(b" ", 2)[1])
-        found.statuses[status] += 1
+        answers.statuses[status] += 1
         if status == 200:
-            await self._read(wire, data, found)
+            await self._read(wire, data, answers)
         else:
-            found.refused_s.append(time.perf_counter() - began)
+            answers.refused_s.append(time.perf_counter() - began)
             lines = [line.partition(b": ") for line in head.lower().split(b"\r\n")]
             headers = {name: value for name, _, value in lines}
             n_bytes = int(headers[b"content-length"])
             while len(data) < n_bytes:
                 data += await wire.receive()
-            found.n_wrong += status != 503 or b"retry-after" not in headers
+            answers.n_wrong += status != 503 or b"retry-after" not in headers
         self._idle.append(wire)
 
     async def _connected(self) -> anyio.abc.SocketStream:
@@ -144,7 +144,7 @@ class Clients:
         return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
 
     async def _read(
-        self, wire: anyio.abc.SocketStream, data: bytes, found: Found
+        self, wire: anyio.abc.SocketStream, data: bytes, answers: Answers
     ) -> None:
         """A stream; the gaps are between arrivals of text."""
         last: float | None = None
@@ -153,28 +153,28 @@ class Clients:
             part = await wire.receive()
             now = time.perf_counter()
             if b'"content":"' in part:
-                if last is not None and found.counts_gaps:
-                    found.gaps_s.append(now - last)
+                if last is not None and answers.counts_gaps:
+                    answers.gaps_s.append(now - last)
                 last = now
             tail = (tail + part)[-4096:]
         usage = [line for line in tail.split(b"\n") if b'"completion_tokens"' in line]
-        told = from_json(usage[-1].removeprefix(b"data: ")) if usage else {}
-        n_tokens = told.get("usage", {}).get("completion_tokens")
-        found.n_lost += n_tokens != N_TOKENS or b"data: [DONE]" not in tail
+        usage_fields = from_json(usage[-1].removeprefix(b"data: ")) if usage else {}
+        n_tokens = usage_fields.get("usage", {}).get("completion_tokens")
+        answers.n_lost += n_tokens != N_TOKENS or b"data: [DONE]" not in tail
 
 
-async def baseline(clients: Clients, n: int) -> Found:
+async def baseline(clients: Clients, n: int) -> Answers:
     """Streams alone: a slot each, one after the other."""
-    found = Found()
+    answers = Answers()
 
     async def go_on() -> None:
         for _ in range(n):
-            await clients.ask(found)
+            await clients.ask(answers)
 
     async with anyio.create_task_group() as group:
         for _ in range(N_SLOTS):
             group.start_soon(go_on)
-    return found
+    return answers
 
 
 def cpu_times(server: psutil.Process) -> tuple[float, float]:
@@ -183,9 +183,9 @@ def cpu_times(server: psutil.Process) -> tuple[float, float]:
     return time.process_time(), spent.user + spent.system
 
 
-async def flood(clients: Clients, options: Namespace, pid: int) -> Found:
+async def flood(clients: Clients, options: Namespace, pid: int) -> Answers:
     """Requests at a fixed rate; then the end of those that were taken."""
-    found, process = Found(), psutil.Process(pid)
+    answers, process = Answers(), psutil.Process(pid)
     began = time.perf_counter()
     cpu_s = cpu_times(process)
     async with anyio.create_task_group() as group:
@@ -193,15 +193,15 @@ async def flood(clients: Clients, options: Namespace, pid: int) -> Found:
             due = began + number / options.rate
             ahead_s = due - time.perf_counter()
             await anyio.sleep(max(ahead_s, 0))  # answers are read even if it is late
-            found.late_s = max(found.late_s, -ahead_s)
-            group.start_soon(clients.ask, found)
+            answers.late_s = max(answers.late_s, -ahead_s)
+            group.start_soon(clients.ask, answers)
             if number % options.rate == 0:
-                found.rss_bytes.append(process.memory_info().rss)
-        found.counts_gaps = False
+                answers.rss_bytes.append(process.memory_info().rss)
+        answers.counts_gaps = False
         after_s = cpu_times(process)
-        found.cpu_s = [b - a for a, b in zip(cpu_s, after_s, strict=True)]
-    found.rss_bytes.append(process.memory_info().rss)
-    return found
+        answers.cpu_s = [b - a for a, b in zip(cpu_s, after_s, strict=True)]
+    answers.rss_bytes.append(process.memory_info().rss)
+    return answers
 
 
 async def measure(options: Namespace, report: Report, url: str, pid: int) -> None:
@@ -210,41 +210,45 @@ async def measure(options: Namespace, report: Report, url: str, pid: int) -> Non
     await baseline(clients, 1)
     before = await baseline(clients, options.streams)
     say("the flood")
-    found = await flood(clients, options, pid)
+    during = await flood(clients, options, pid)
     after = await baseline(clients, options.streams)
     alone_s = percentile(before.gaps_s + after.gaps_s, 99)
-    for name, each in (("alone", before), ("flood", found), ("after", after)):
+    for name, answers in (("alone", before), ("flood", during), ("after", after)):
         report.add(
             load=name,
-            taken=each.statuses[200],
-            refused=each.statuses[503],
-            refused_p50_ms=percentile(each.refused_s, 50) * 1e3,
-            refused_p99_ms=percentile(each.refused_s, 99) * 1e3,
-            gap_p50_ms=percentile(each.gaps_s, 50) * 1e3,
-            gap_p99_ms=percentile(each.gaps_s, 99) * 1e3,
-            late_ms=each.late_s * 1e3,
+            taken=answers.statuses[200],
+            refused=answers.statuses[503],
+            refused_p50_ms=percentile(answers.refused_s, 50) * 1e3,
+            refused_p99_ms=percentile(answers.refused_s, 99) * 1e3,
+            gap_p50_ms=percentile(answers.gaps_s, 50) * 1e3,
+            gap_p99_ms=percentile(answers.gaps_s, 99) * 1e3,
+            late_ms=answers.late_s * 1e3,
         )
-    rss = found.rss_bytes
+    rss = during.rss_bytes
     report.details["rss_bytes"] = rss
-    report.details["cpu_s"] = dict(zip(("client", "server"), found.cpu_s, strict=True))
+    report.details["cpu_s"] = dict(zip(("client", "server"), during.cpu_s, strict=True))
     say(f"CPU s while requests came: {report.details['cpu_s']}")
-    report.claim("refusals that are no 503 with Retry-After", found.n_wrong, "<=", 0)
-    n_lost = before.n_lost + found.n_lost + after.n_lost
+    report.claim("refusals that are no 503 with Retry-After", during.n_wrong, "<=", 0)
+    n_lost = before.n_lost + during.n_lost + after.n_lost
     report.claim("streams that lost a token", n_lost, "<=", 0)
-    report.claim("refused_p99_s", percentile(found.refused_s, 99), "<=", 0.05)
-    report.claim("gap_p99_ratio", percentile(found.gaps_s, 99) / alone_s, "<=", 1.1)
+    report.claim("refused_p99_s", percentile(during.refused_s, 99), "<=", 0.05)
+    report.claim("gap_p99_ratio", percentile(during.gaps_s, 99) / alone_s, "<=", 1.1)
     report.claim("rss_growth_mb", (max(rss) - rss[0]) / 1e6, "<=", 64)
 
 
 def parser() -> ArgumentParser:
     """The options."""
-    made = arguments(__doc__)
-    made.add_argument("--requests", type=int, default=10_000)
-    made.add_argument("--rate", type=int, default=1_000, help="requests a second")
-    made.add_argument("--streams", type=int, default=4, help="of the baseline, in turn")
-    made.add_argument("--step-ms", type=float, default=0.0, help="a fake engine's step")
-    made.add_argument("--serve", type=int, metavar="PORT", help="be the server")
-    return made
+    result = arguments(__doc__)
+    result.add_argument("--requests", type=int, default=10_000)
+    result.add_argument("--rate", type=int, default=1_000, help="requests a second")
+    result.add_argument(
+        "--streams", type=int, default=4, help="of the baseline, in turn"
+    )
+    result.add_argument(
+        "--step-ms", type=float, default=0.0, help="a fake engine's step"
+    )
+    result.add_argument("--serve", type=int, metavar="PORT", help="be the server")
+    return result
 
 
 def main() -> int:

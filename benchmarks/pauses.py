@@ -101,7 +101,7 @@ async def measure(options: Namespace, report: Report) -> None:
     gc.disable()
     on: list[Run] = []
     off: list[Run] = []
-    found: list[Pauses] = []
+    all_pauses: list[Pauses] = []
     async with open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX) as engine:
         for index in range(-1, options.rounds):
             say(f"round {index + 1} of {options.rounds}")
@@ -116,9 +116,9 @@ async def measure(options: Namespace, report: Report) -> None:
             if index >= 0:
                 on.append(run)
                 off.append(without)
-                found.append(pauses)
+                all_pauses.append(pauses)
     del host_program
-    conclude(report, on, off, found)
+    conclude(report, on, off, all_pauses)
 
 
 async def _streams(engine: AsyncEngine, options: Namespace, seed: int) -> Run:
@@ -128,20 +128,20 @@ async def _streams(engine: AsyncEngine, options: Namespace, seed: int) -> Run:
 
 
 def conclude(
-    report: Report, on: list[Run], off: list[Run], found: list[Pauses]
+    report: Report, on: list[Run], off: list[Run], all_pauses: list[Pauses]
 ) -> None:
     """Shares are of the wall time of the runs with everything on."""
     wall_s = sum(run.wall_s for run in on)
     step_s = median(g for run in on for record in run.records for g in record.itl_s)
     for name in ("collection", "logging", "metrics"):
-        values = [value for pauses in found for value in getattr(pauses, name)]
+        values = [value for pauses in all_pauses for value in getattr(pauses, name)]
         report.add(
             what=name,
             times=len(values),
             longest_ms=max(values, default=0.0) * 1e3,
             share=sum(values) / wall_s,
         )
-    every = [value for pauses in found for value in pauses.all_s]
+    every = [value for pauses in all_pauses for value in pauses.all_s]
     speeds = [[run.output_tok_per_s for run in runs] for runs in (on, off)]
     report.add(what="tok/s on / off", share=median_ratio(*speeds))
     report.details |= {"on": speeds[0], "off": speeds[1], "median_step_s": step_s}

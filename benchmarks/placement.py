@@ -77,7 +77,7 @@ async def outputs(
     engine: AsyncEngine, prompts: Sequence[list[int]], cases: Sequence[dict[str, Any]]
 ) -> Outputs:
     """prompts[i] with cases[i] and the seed i, all at once."""
-    found: dict[int, tuple[int, ...]] = {}
+    tokens_by_index: dict[int, tuple[int, ...]] = {}
     placements: list[str] = []
     limiter = anyio.CapacityLimiter(2 * N_SLOTS)
 
@@ -86,13 +86,13 @@ async def outputs(
             params = SamplingParams(**(cases[index] | {"seed": index}))
             result = await engine.complete(prompts[index], params)
         assert result.sampler is not None
-        found[index] = result.token_ids
+        tokens_by_index[index] = result.token_ids
         placements.append(result.sampler.placement)
 
     async with anyio.create_task_group() as group:
         for index in range(len(prompts)):
             group.start_soon(one, index)
-    tokens = [found[index] for index in range(len(prompts))]
+    tokens = [tokens_by_index[index] for index in range(len(prompts))]
     n_fallbacks = engine.stats().lane_fallbacks
     return Outputs(tokens, placements.count("backend"), n_fallbacks)
 
@@ -112,7 +112,7 @@ async def compare(options: Namespace, report: Report) -> None:
                 both.append(await outputs(engine, prompts, cases))
         backend, host = both
         pairs = zip(backend.tokens, host.tokens, strict=True)
-        n_differ = sum(one != other for one, other in pairs)
+        n_differ = sum(first != other for first, other in pairs)
         n_missed = len(prompts) - backend.n_on_backend
         report.add(
             case=name,
@@ -133,9 +133,11 @@ async def switch(options: Namespace, report: Report) -> None:
     prompts = token_prompts(options.model, 2, [8] * len(cases))
     settings = config(options, "backend")
     async with AsyncEngine.open(options.model, settings) as engine:
-        found = await outputs(engine, prompts, cases)
-    report.add(case=f"{len(kinds)} kinds in turn", fallbacks=found.n_fallbacks)
-    n_told = found.n_on_backend + found.n_fallbacks
+        tokens_by_index = await outputs(engine, prompts, cases)
+    report.add(
+        case=f"{len(kinds)} kinds in turn", fallbacks=tokens_by_index.n_fallbacks
+    )
+    n_told = tokens_by_index.n_on_backend + tokens_by_index.n_fallbacks
     report.claim("told: kinds in turn", n_told, ">=", len(cases))
 
 
@@ -166,9 +168,9 @@ async def speed(
     async with AsyncEngine.open(options.model, config(options, placement)) as engine:
         await outputs(engine, prompts, [fixed | {"max_tokens": 8}] * N_SLOTS)
         started = perf_counter()
-        found = await outputs(engine, prompts, [fixed] * N_SLOTS)
+        tokens_by_index = await outputs(engine, prompts, [fixed] * N_SLOTS)
         wall_s = perf_counter() - started
-    return sum(map(len, found.tokens)) / wall_s
+    return sum(map(len, tokens_by_index.tokens)) / wall_s
 
 
 def main() -> int:

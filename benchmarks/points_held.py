@@ -46,8 +46,8 @@ def alike() -> list[list[int]]:
 def chats() -> list[list[int]]:
     """The turns of some chats, one chat after the other."""
     n_turns = N_PROMPT // N_TURN
-    said = [tokens(i, N_PROMPT) for i in range(N_PROMPTS // 4)]
-    return [text[: (i + 1) * N_TURN] for text in said for i in range(n_turns)]
+    texts = [tokens(i, N_PROMPT) for i in range(N_PROMPTS // 4)]
+    return [text[: (i + 1) * N_TURN] for text in texts for i in range(n_turns)]
 
 
 LOADS = {"apart": apart, "alike": alike, "chats": chats}
@@ -66,8 +66,8 @@ async def play(model: Path, prompts: list[list[int]]) -> tuple[int, int]:
             await engine.complete(prompt, params)
         n_held, n_reused = (await engine.cache_stats()).n_entries, 0
         for prompt in reversed(prompts):
-            asked = prompt[:-N_END] + tokens(99, N_END)
-            result = await engine.complete(asked, params)
+            question = prompt[:-N_END] + tokens(99, N_END)
+            result = await engine.complete(question, params)
             n_reused += result.usage.cached_tokens
     return n_held, n_reused
 

@@ -55,9 +55,9 @@ def sjf(ax: Axes, machine: Machine) -> str:
     """E2E in the order of arrival, and the shortest first."""
     medians = {}
     for index, policy in enumerate(("fcfs", "sjf")):
-        found = simulate(LOAD, replace(machine, policy=policy))
-        medians[policy] = found.row()["e2e p50"]
-        cdf(ax, found.e2e_s, index, policy)
+        figures = simulate(LOAD, replace(machine, policy=policy))
+        medians[policy] = figures.row()["e2e p50"]
+        cdf(ax, figures.e2e_s, index, policy)
     ax.set(title="sjf: most end soon", xlabel="E2E (s)", ylabel="% of requests")
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter("{x:g}")
@@ -68,9 +68,9 @@ def gaps(
     steps: Iterable[StepRecord], requests: Iterable[RequestRecord]
 ) -> tuple[list[float], list[float]]:
     """How much more others were served than LIGHT, while that had requests waiting."""
-    known = {request.request_id: request for request in requests}
-    came = sorted(r.submitted_s for r in known.values() if r.client == LIGHT)
-    times, served, seen = [], [], set[int]()
+    by_id = {request.request_id: request for request in requests}
+    came = sorted(r.submitted_s for r in by_id.values() if r.client == LIGHT)
+    times, served, ids = [], [], set[int]()
     n_started = 0  # of the light client
     for step in steps:
         waits = bisect_right(came, step.at_s) > n_started
@@ -79,10 +79,10 @@ def gaps(
         gained = 0.0
         works = [(i, 0) for i, _ in step.decodes] + [(i, n) for i, _, n in step.chunks]
         for request_id, n_tokens in works:
-            request = known[request_id]
+            request = by_id[request_id]
             sign = -1 if request.client == LIGHT else 1
-            if request_id not in seen:
-                seen.add(request_id)
+            if request_id not in ids:
+                ids.add(request_id)
                 n_started += request.client == LIGHT
                 gained += sign * request.n_prompt
             gained += sign * OUTPUT_COST * (n_tokens == 0)
@@ -98,12 +98,12 @@ def vtc(ax: Axes, machine: Machine) -> str:
         machine.n_ctx_slot, OUTPUT_COST * machine.n_slots * machine.n_ctx_slot
     )
     load = replace(LOAD, rate=40.0, n_requests=1100, n_clients=2, heavy=10.0)
-    most = {}
+    largest = {}
     for index, policy in enumerate(("fcfs", "vtc")):
         steps, requests = StepLog(), RequestLog(load.n_requests)
         simulate(load, replace(machine, policy=policy), log=steps, watchers=[requests])
         times, gap = gaps(steps, requests)
-        most[policy] = max(map(abs, gap))
+        largest[policy] = max(map(abs, gap))
         ax.plot(times, gap, label=policy, **look(index))
     ax.axhline(bound, color="0.5", lw=1, ls=":")
     place = {"ha": "right", "va": "bottom", "transform": ax.get_yaxis_transform()}
@@ -111,7 +111,7 @@ def vtc(ax: Axes, machine: Machine) -> str:
     ax.set(
         title="vtc: clients are served alike", xlabel="seconds", ylabel="gap of service"
     )
-    return f"largest gap {most['fcfs']:.0f}, with vtc {most['vtc']:.0f}; the bound is {bound:.0f}"
+    return f"largest gap {largest['fcfs']:.0f}, with vtc {largest['vtc']:.0f}; the bound is {bound:.0f}"
 
 
 def edf(ax: Axes, machine: Machine) -> str:
@@ -143,8 +143,8 @@ def lpm(ax: Axes, machine: Machine) -> str:
             load = replace(
                 LOAD, n_groups=n_groups, prefix_tokens=200, prompt=Lengths(20)
             )
-            found = simulate(load, replace(machine, policy=policy)).row()["cached %"]
-            cached.setdefault(policy, []).append(found)
+            hit_rate = simulate(load, replace(machine, policy=policy)).row()["cached %"]
+            cached.setdefault(policy, []).append(hit_rate)
         ax.plot(GROUPS, cached[policy], marker="os"[index], label=policy, **look(index))
     ax.set(
         title="lpm: more is cached",
@@ -155,8 +155,8 @@ def lpm(ax: Axes, machine: Machine) -> str:
     ax.set_xticks(GROUPS, map(str, GROUPS))
     ax.set_ylim(0, 100)
     shares = " ".join(
-        f"{n}: {one:.0f} and {two:.0f} %,"
-        for n, one, two in zip(GROUPS, cached["fcfs"], cached["lpm"], strict=True)
+        f"{n}: {first:.0f} and {two:.0f} %,"
+        for n, first, two in zip(GROUPS, cached["fcfs"], cached["lpm"], strict=True)
     )
     return f"cached by prefixes, fcfs and lpm, {shares[:-1]}"
 
@@ -171,10 +171,10 @@ def say_guesses(machine: Machine) -> None:
     )
     for policy, load, figure in cases:
         loads = [load, *(Guessed(load, sigma) for sigma in SIGMAS)]
-        found = [simulate(each, replace(machine, policy=policy)) for each in loads]
-        said = ", ".join(f"{each.row()[figure]:.3g}" for each in found)
+        results = [simulate(guess, replace(machine, policy=policy)) for guess in loads]
+        words = ", ".join(f"{guess.row()[figure]:.3g}" for guess in results)
         sys.stdout.write(
-            f"{policy}: {figure}, known, then guessed by {SIGMAS}: {said}\n"
+            f"{policy}: {figure}, known, then guessed by {SIGMAS}: {words}\n"
         )
 
 
@@ -205,8 +205,8 @@ def say_live(model: Path) -> None:
     """The same on a real model, all requests at once."""
     for policy in ("fcfs", "sjf", "vtc", "fcfs"):
         e2e, gap, bound = anyio.run(live, model, policy)
-        said = f"median E2E {e2e:.3g} s, largest gap {gap:.0f}, bound {bound:.0f}"
-        sys.stdout.write(f"live, {policy}: {said}\n")
+        words = f"median E2E {e2e:.3g} s, largest gap {gap:.0f}, bound {bound:.0f}"
+        sys.stdout.write(f"live, {policy}: {words}\n")
 
 
 def main() -> None:
@@ -219,9 +219,9 @@ def main() -> None:
     with rc_context(STYLE):
         figure, axes = canvas(2, 2, height=6.6)
         for ax, draw in zip(axes, (sjf, vtc, edf, lpm), strict=True):
-            said = draw(ax, replace(MACHINE, cost=cost))
+            words = draw(ax, replace(MACHINE, cost=cost))
             ax.legend()
-            sys.stdout.write(f"{draw.__name__}: {said}\n")
+            sys.stdout.write(f"{draw.__name__}: {words}\n")
         Pictures({options.out.name: figure}).save(options.out.parent)
     say_guesses(replace(MACHINE, cost=cost))
     if options.live is not None:

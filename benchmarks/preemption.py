@@ -94,9 +94,9 @@ def opened(options: Namespace, max_bytes: int) -> Iterator[Bench]:
     )
     parts, events = build(options.model, config), list[Event]()
 
-    def take(found: list[Event], _: bool) -> None:
-        events.extend(found)
-        errors = [e.error for e in found if isinstance(e, Finished) and e.error]
+    def take(batch: list[Event], _: bool) -> None:
+        events.extend(batch)
+        errors = [e.error for e in batch if isinstance(e, Finished) and e.error]
         assert not errors
 
     try:
@@ -112,18 +112,18 @@ def measure(options: Namespace, report: Report) -> None:
     ]
     histories = iter(token_prompts(options.model, 1, lengths))
     urgents = iter(token_prompts(options.model, 2, [N_URGENT] * len(lengths)))
-    found: dict[tuple[int, str], list[tuple[float, bool]]] = {}
+    figures: dict[tuple[int, str], list[tuple[float, bool]]] = {}
     with opened(options, 0) as without, opened(options, 2**30) as chooses:
         for round_ in range(options.rounds + 1):
             for n in HISTORIES:
                 for name, bench in (("computed", without), ("chosen", chooses)):
-                    one = bench.preempt(next(histories), next(urgents))
+                    sample = bench.preempt(next(histories), next(urgents))
                     if round_:
-                        found.setdefault((n, name), []).append(one)
+                        figures.setdefault((n, name), []).append(sample)
     for n in HISTORIES:
-        computed_s = median(seconds for seconds, _ in found[n, "computed"])
-        chosen_s = median(seconds for seconds, _ in found[n, "chosen"])
-        n_swapped = sum(swapped for _, swapped in found[n, "chosen"])
+        computed_s = median(seconds for seconds, _ in figures[n, "computed"])
+        chosen_s = median(seconds for seconds, _ in figures[n, "chosen"])
+        n_swapped = sum(swapped for _, swapped in figures[n, "chosen"])
         report.add(
             history=n,
             computed_s=computed_s,

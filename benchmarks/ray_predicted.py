@@ -33,7 +33,7 @@ from scaling import BLOCK, chats
 from pyllama_raw import ContextConfig, EngineConfig, LogConfig, SchedulerConfig
 from pyllama_raw.engine.records import read_records
 from pyllama_raw.engine.watcher import StepRecord
-from pyllama_raw.lab.bench.trace_formats import Arrival
+from pyllama_raw.lab.bench.traces import Arrival
 from pyllama_raw.lab.sim import (
     CostModel,
     Machine,
@@ -79,14 +79,14 @@ async def play(urls: Sequence[str], trace: Trace) -> dict[str, float]:
         for arrival, url in zip(trace.arrivals, cycle(urls), strict=False):
             await anyio.sleep(max(started + arrival.at_s - perf_counter(), 0))
             group.start_soon(partial(_ask, http, url, arrival, started, played))
-    n_prompt = sum(each.n_prompt for each in played)
-    ttft_s = [each.first_s for each in played]
-    n_output = sum(each.n_output for each in played)
+    n_prompt = sum(call.n_prompt for call in played)
+    ttft_s = [call.first_s for call in played]
+    n_output = sum(call.n_output for call in played)
     return {
-        "tok/s": n_output / max(each.end_s for each in played),
+        "tok/s": n_output / max(call.end_s for call in played),
         "ttft p50": median(ttft_s),
         "ttft p99": percentile(ttft_s, 99),
-        "cached %": 100 * sum(each.n_cached for each in played) / n_prompt,
+        "cached %": 100 * sum(call.n_cached for call in played) / n_prompt,
     }
 
 
@@ -102,7 +102,7 @@ async def transport_s(url: str, cost: CostModel) -> float:
             await _ask(http, url, arrival, perf_counter(), played)
     n_cells = n_tokens * (n_tokens + 1) // 2
     step_s = cost.seconds((n_tokens, 0, n_cells, 0, 0))
-    return max(median(each.first_s for each in played) - step_s, 0.0)
+    return max(median(call.first_s for call in played) - step_s, 0.0)
 
 
 async def _ask(
@@ -146,11 +146,11 @@ def cost_of(options: Namespace, config: EngineConfig, url: str) -> CostModel:
         for prefix in files:
             end(prefix)
         logs = [until_next(read_records(file, StepRecord)) for file in files.values()]
-        found = fit([step for log in logs for step in log])
+        result = fit([step for log in logs for step in log])
     say(
-        f"{found.n_steps} steps, R2 {found.r2:.3f}, of the total {found.total_error:.1%}"
+        f"{result.n_steps} steps, R2 {result.r2:.3f}, of the total {result.total_error:.1%}"
     )
-    return found.cost
+    return result.cost
 
 
 def measure(options: Namespace, report: Report) -> None:
@@ -170,12 +170,12 @@ def measure(options: Namespace, report: Report) -> None:
             live = anyio.run(play, [url], trace)
             end("/")
             rule: RouterName = "prefix_affinity"
-            found = simulate(trace, machine, n_replicas=2, router=rule).row()
-            found |= {name: found[name] + added_s for name in NAMES[1:3]}
+            row = simulate(trace, machine, n_replicas=2, router=rule).row()
+            row |= {name: row[name] + added_s for name in NAMES[1:3]}
             for name in NAMES:
-                ratios[name].append(found[name] / live[name])
+                ratios[name].append(row[name] / live[name])
             report.add(round=index, of="live", **live, added_ms=1e3 * added_s)
-            report.add(round=index, of="predicted", **{n: found[n] for n in NAMES})
+            report.add(round=index, of="predicted", **{n: row[n] for n in NAMES})
     for name in NAMES[:3]:
         off = abs(median(ratios[name]) - 1)
         report.claim(f"{name}: predicted is off by", off, "<=", 0.1)

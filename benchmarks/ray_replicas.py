@@ -143,18 +143,25 @@ def measure(options: Namespace, report: Report) -> None:
                 with system(
                     name, deployment, None if name == ALONE else cluster
                 ) as url:
-                    found = anyio.run(chats, url, options, index)
-                runs.setdefault(name, []).append(found)
-    for name, each in runs.items():
+                    figures = anyio.run(chats, url, options, index)
+                runs.setdefault(name, []).append(figures)
+    for name, runs_of_rule in runs.items():
         report.add(
             system=name,
-            turns_s=median(ran.turns_s for ran in each),
-            hits=median(ran.hits for ran in each),
-            ttft_p50_ms=1e3 * median(median(ran.ttft_s) for ran in each),
-            ttft_p99_ms=1e3 * median(percentile(ran.ttft_s, 99) for ran in each),
+            turns_s=median(ran.turns_s for ran in runs_of_rule),
+            hits=median(ran.hits for ran in runs_of_rule),
+            ttft_p50_ms=1e3 * median(median(ran.ttft_s) for ran in runs_of_rule),
+            ttft_p99_ms=1e3
+            * median(percentile(ran.ttft_s, 99) for ran in runs_of_rule),
         )
-    hits = {name: median(ran.hits for ran in each) for name, each in runs.items()}
-    speed = {name: median(r.turns_s for r in each) for name, each in runs.items()}
+    hits = {
+        name: median(ran.hits for ran in runs_of_rule)
+        for name, runs_of_rule in runs.items()
+    }
+    speed = {
+        name: median(r.turns_s for r in runs_of_rule)
+        for name, runs_of_rule in runs.items()
+    }
     report.claim("hits to one engine's", hits[OURS] / hits[ALONE], ">=", 0.9)
     report.claim("hits to round robin's", hits[OURS] / hits[TURNS], ">=", 1.0)
     report.claim("throughput through Ray", speed[ONE] / speed[ALONE], ">=", 0.9)

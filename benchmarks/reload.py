@@ -118,7 +118,7 @@ async def _sleeps(engine: AsyncEngine, options: Namespace, report: Report) -> No
     turn = CHAT + first.text
     await engine.complete(turn, params)
     for level in (1, 2):
-        rss_awake, rss_asleep, found, wake_s = [], [], set(), []
+        rss_awake, rss_asleep, outputs, wake_s = [], [], set(), []
         for _ in range(options.sleeps):
             await engine.sleep(level)
             rss_asleep.append(settled_rss_bytes())
@@ -126,7 +126,7 @@ async def _sleeps(engine: AsyncEngine, options: Namespace, report: Report) -> No
             await engine.wake()
             wake_s.append(perf_counter() - began)
             result = await engine.complete(turn, params)
-            found.add((result.token_ids, result.usage.cached_tokens))
+            outputs.add((result.token_ids, result.usage.cached_tokens))
             rss_awake.append(settled_rss_bytes())
         settled = options.sleeps // 5
         report.add(
@@ -138,7 +138,7 @@ async def _sleeps(engine: AsyncEngine, options: Namespace, report: Report) -> No
             rss_asleep_mib=percentile(rss_asleep, 50) / 2**20,
         )
         name = f"sleep {level}"
-        report.claim(f"{name}: different next turns", len(found), "<=", 1)
+        report.claim(f"{name}: different next turns", len(outputs), "<=", 1)
         growth = rss_awake[-1] / rss_awake[settled]
         report.claim(f"{name}: memory at the end to settled", growth, "<=", 1.02)
 

@@ -92,12 +92,12 @@ async def measure(options: Namespace, report: Report) -> None:
     with TemporaryDirectory() as folder:
         config = EngineConfig(cache=CacheConfig(directory=Path(folder)))
         async with AsyncEngine.open(options.model, config) as engine:
-            for one in passes:
-                await one.cold_and_live(engine)
-                await one.again(engine, "snapshots")
+            for repeat in passes:
+                await repeat.cold_and_live(engine)
+                await repeat.again(engine, "snapshots")
         async with AsyncEngine.open(options.model, config) as engine:
-            for one in passes:
-                await one.again(engine, "disk")
+            for repeat in passes:
+                await repeat.again(engine, "disk")
 
 
 def main() -> int:

@@ -23,13 +23,13 @@ CASES = ("hermes", "harmony", "qwen3_coder", "gemma4", "lfm2", "minimax_m3")
 def pieces(spec: ReplySpec, kind: str, n: int) -> list[str]:
     """A reply of about *n* tokens, which is nearly all reasoning, content, or one call."""
     text = "some words " * (n // 2)
-    said = {
+    texts = {
         "reasoning": written(spec, reasoning=text),
         "content": written(spec, content=text),
     }
-    said["text"] = written(spec, calls=[("look_up", {"text": text})])
-    said["tags"] = written(spec, calls=[("look_up", {"tags": ["word"] * (n // 5)})])
-    reply = said[kind]
+    texts["text"] = written(spec, calls=[("look_up", {"text": text})])
+    texts["tags"] = written(spec, calls=[("look_up", {"tags": ["word"] * (n // 5)})])
+    reply = texts[kind]
     step = max(1, len(reply) // n)
     return split(spec, reply, range(0, len(reply), step))
 
@@ -58,8 +58,10 @@ def main() -> None:
                 [microseconds(spec, tokens) for tokens in replies] for _ in range(9)
             ]
             costs = [min(costs) for costs in zip(*runs, strict=True)]
-            shown = "".join(f"{cost:10.1f}" for cost in costs)
-            print(f"{family:14}{kind:28}{shown}{costs[1] / costs[0]:7.2f}", flush=True)
+            columns = "".join(f"{cost:10.1f}" for cost in costs)
+            print(
+                f"{family:14}{kind:28}{columns}{costs[1] / costs[0]:7.2f}", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def theirs(url: str, query: str, documents: list[str]) -> list[float]:
     kind = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/rerank", body, kind)  # noqa: S310
     with urllib.request.urlopen(request) as answer:  # noqa: S310
-        found = json.load(answer)["results"]
-    scores = {one["index"]: float(one["relevance_score"]) for one in found}
+        rows = json.load(answer)["results"]
+    scores = {row["index"]: float(row["relevance_score"]) for row in rows}
     return [scores[index] for index in range(len(documents))]
 
 
@@ -52,26 +52,26 @@ async def ours(model: Path, query: str, documents: list[str]) -> list[float]:
     config = EngineConfig(context=ContextConfig(n_threads=1))
     async with AsyncEngine.open(model, config) as engine:
         ranked = await engine.rank(query, documents)
-    scores = {one.index: one.score for one in ranked}
+    scores = {document.index: document.score for document in ranked}
     return [scores[index] for index in range(len(documents))]
 
 
 def compare(model: Path, report: Report) -> list[list[float]]:
     """Claims that scores and order are the same; returns llama-server's."""
-    found = []
+    errors = []
     flags = ("--reranking", "--batch-size", "1024", "--ubatch-size", "1024")
     with llama_server(model, n_slots=2, n_ctx=2048, threads=1, flags=flags) as url:
         for query, documents in PAIRS.items():
             expected = theirs(url, query, documents)
             scores = anyio.run(ours, model, query, documents)
-            most = max(abs(a - b) for a, b in zip(scores, expected, strict=True))
+            largest = max(abs(a - b) for a, b in zip(scores, expected, strict=True))
             same = order(scores) == order(expected)
             row = {"model": model.stem, "query": query}
-            report.add(**row, difference=f"{most:.1e}", same_order=same)
-            report.claim(f"difference, {model.stem}", most, "<=", MAX_DIFFERENCE)
+            report.add(**row, difference=f"{largest:.1e}", same_order=same)
+            report.claim(f"difference, {model.stem}", largest, "<=", MAX_DIFFERENCE)
             report.claim(f"same order, {model.stem}", float(same), ">=", 1)
-            found.append(expected)
-    return found
+            errors.append(expected)
+    return errors
 
 
 def order(scores: list[float]) -> list[int]:
@@ -92,9 +92,9 @@ def main() -> int:
         if not models:
             make(Path(folder), list(NAMES))
             models = [Path(folder, f"{name}.gguf") for name in NAMES]
-        found = {path.stem: compare(path, report) for path in models}
+        results = {path.stem: compare(path, report) for path in models}
     if options.write:
-        record = {"pairs": PAIRS, "scores": found}
+        record = {"pairs": PAIRS, "scores": results}
         options.write.write_text(json.dumps(record, indent=1) + "\n")
     return report.finish()
 

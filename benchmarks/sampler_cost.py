@@ -101,10 +101,10 @@ def in_graph(model: Model, options: Namespace, report: Report) -> None:
     fields = {"n_ctx": 256 * N_SLOTS, "n_threads": options.threads}
     with Context(model, n_seq_max=N_SLOTS, **fields) as context:
         for _ in range(options.rounds):
-            for name, wanted in GRAPHS.items():
+            for name, graph in GRAPHS.items():
                 chains = [
-                    SamplerChain.build(wanted, model.vocab)
-                    for _ in range(N_SLOTS if wanted else 0)
+                    SamplerChain.build(graph, model.vocab)
+                    for _ in range(N_SLOTS if graph else 0)
                 ]
                 context.set_lanes(chains)
                 first, *times = decodes_ms(context)
@@ -150,8 +150,8 @@ def main() -> int:
         logits = np.random.default_rng(0).normal(0, 3, vocab.n_tokens)
         base = logits.astype(np.float32)
         row = base.copy()
-        for name, given in CASES.items():
-            open_one = opener(SamplingParams(seed=1, **given), vocab)
+        for name, params in CASES.items():
+            open_one = opener(SamplingParams(seed=1, **params), vocab)
             sampler = open_one()
             row_us = median_us(
                 lambda s=sampler: s.sample(row), lambda: np.copyto(row, base)

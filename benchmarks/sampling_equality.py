@@ -115,15 +115,15 @@ CASES = [
 
 def body_of(case: Case, seed: int, max_tokens: int) -> dict[str, Any]:
     """What llama-server is asked."""
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in case.params.items():
-        given[THEIRS.get(name, name)] = N_CTX if value is None else value
-    if "logit_bias" in given:
-        given["logit_bias"] = list(given["logit_bias"].items())
-    if "samplers" in given:
-        given["samplers"] = [STAGES.get(name, name) for name in given["samplers"]]
+        fields[THEIRS.get(name, name)] = N_CTX if value is None else value
+    if "logit_bias" in fields:
+        fields["logit_bias"] = list(fields["logit_bias"].items())
+    if "samplers" in fields:
+        fields["samplers"] = [STAGES.get(name, name) for name in fields["samplers"]]
     fixed = {"cache_prompt": False, "return_tokens": True, "seed": seed}
-    return given | case.extra | fixed | {"n_predict": max_tokens}
+    return fields | case.extra | fixed | {"n_predict": max_tokens}
 
 
 def theirs(options: Namespace, prompts: Outputs) -> list[Outputs]:
@@ -132,16 +132,16 @@ def theirs(options: Namespace, prompts: Outputs) -> list[Outputs]:
     server = llama_server(
         options.model, n_slots=1, n_ctx=N_CTX, threads=options.threads, flags=flags
     )
-    found = []
+    by_case = []
     with server as url:
         for case in CASES:
             outputs = []
             for seed, prompt in enumerate(prompts):
                 body = body_of(case, seed, options.max_tokens) | {"prompt": prompt}
                 outputs.append(completed(url, body))
-            found.append(outputs)
+            by_case.append(outputs)
             say(f"llama-server: {case.name}")
-    return found
+    return by_case
 
 
 async def ours(options: Namespace, prompts: Outputs) -> list[Outputs]:
@@ -152,16 +152,16 @@ async def ours(options: Namespace, prompts: Outputs) -> list[Outputs]:
         cache=CacheConfig(mode="off"),
         deterministic=True,
     )
-    found = []
+    by_case = []
     async with AsyncEngine.open(options.model, config) as engine:
         for case in CASES:
             outputs = []
             for seed, prompt in enumerate(prompts):
-                given = case.params | {"max_tokens": options.max_tokens, "seed": seed}
-                result = await engine.complete(prompt, SamplingParams(**given))
+                fields = case.params | {"max_tokens": options.max_tokens, "seed": seed}
+                result = await engine.complete(prompt, SamplingParams(**fields))
                 outputs.append(list(result.token_ids))
-            found.append(outputs)
-    return found
+            by_case.append(outputs)
+    return by_case
 
 
 def main() -> int:
@@ -177,12 +177,12 @@ def main() -> int:
     reference = theirs(options, prompts)
     outputs = anyio.run(ours, options, prompts)
     for case, mine, other in zip(CASES, outputs, reference, strict=True):
-        found = differences(mine, other)
-        first = str(tuple(found[0])) if found else ""
-        row = {"case": case.name, "prompts": len(prompts), "differ": len(found)}
+        places = differences(mine, other)
+        first = str(tuple(places[0])) if places else ""
+        row = {"case": case.name, "prompts": len(prompts), "differ": len(places)}
         report.add(**row, first=first, why_not=case.why_not)
         if not case.why_not:
-            report.claim(f"differ: {case.name}", len(found), "<=", 0)
+            report.claim(f"differ: {case.name}", len(places), "<=", 0)
     return report.finish()
 
 

@@ -18,7 +18,7 @@ from random import Random
 from statistics import fmean
 
 from pyllama_raw.engine.step_log import StepLog
-from pyllama_raw.lab.bench.trace_formats import Arrival
+from pyllama_raw.lab.bench.traces import Arrival
 from pyllama_raw.lab.sim import CostModel, Machine, RouterName, Trace, simulate
 from pyllama_raw.lab.table import table
 
@@ -43,7 +43,7 @@ def chats(n_chats: int, rate: float, seed: int = 0, think_s: float = THINK_S) ->
     the answers, because a trace does not tell which tokens those were.
     """
     arrivals = sorted(
-        _arrivals(n_chats, rate, seed, think_s), key=lambda each: each.at_s
+        _arrivals(n_chats, rate, seed, think_s), key=lambda arrival: arrival.at_s
     )
     return Trace(arrivals)
 
@@ -85,14 +85,14 @@ def alone(machine: Machine, n_chats: int) -> Iterator[dict[str, object]]:
 
 
 def together(
-    machine: Machine, n_chats: int, rate: float, most: int
+    machine: Machine, n_chats: int, rate: float, max_replicas: int
 ) -> Iterator[dict[str, object]]:
     """More and more engines under each router; load grows with their number."""
-    for n in (n for n in N_REPLICAS if n <= most):
+    for n in (n for n in N_REPLICAS if n <= max_replicas):
         trace = chats(n * n_chats, n * rate)
         for router in ROUTERS if n > 1 else ("prefix_affinity",):
-            found = simulate(trace, machine, n_replicas=n, router=router)
-            yield {"replicas": n, "router": router, **_shown(found.row())}
+            figures = simulate(trace, machine, n_replicas=n, router=router)
+            yield {"replicas": n, "router": router, **_shown(figures.row())}
 
 
 def _shown(row: dict[str, float]) -> dict[str, float]:
@@ -112,8 +112,8 @@ def main() -> int:
     cost = CostModel() if options.cost is None else CostModel.load(options.cost)
     machine = replace(MACHINE, cost=cost)
     rows = together(machine, options.chats, options.rate, options.replicas)
-    for each in (alone(machine, 3 * options.chats), rows):
-        print("\n".join(table(list(each))), end="\n\n", flush=True)
+    for rows_of_part in (alone(machine, 3 * options.chats), rows):
+        print("\n".join(table(list(rows_of_part))), end="\n\n", flush=True)
     return 0
 
 

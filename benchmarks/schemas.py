@@ -45,16 +45,16 @@ Work = list[tuple[str, Schema, SamplingParams]]
 
 async def run(engine: AsyncEngine, work: Work) -> tuple[list[Result], float]:
     """Results in order, and seconds."""
-    found: dict[int, Result] = {}
+    results: dict[int, Result] = {}
 
     async def complete(index: int) -> None:
-        found[index] = await engine.complete(work[index][0], work[index][2])
+        results[index] = await engine.complete(work[index][0], work[index][2])
 
     started = perf_counter()
     async with anyio.create_task_group() as group:
         for index in range(len(work)):
             group.start_soon(complete, index)
-    return [found[index] for index in range(len(work))], perf_counter() - started
+    return [results[index] for index in range(len(work))], perf_counter() - started
 
 
 def make_work(n_schemas: int, max_tokens: int) -> Work:
@@ -113,9 +113,9 @@ async def measure(options: Namespace, report: Report) -> None:
         ratios = []
         for round_ in range(options.rounds):
             results, with_s = await run(engine, work)
-            others, without_s = await run(engine, free(work, results))
+            unconstrained, without_s = await run(engine, free(work, results))
             n_tokens = sum(len(r.token_ids) for r in results)
-            n_free = sum(len(r.token_ids) for r in others)
+            n_free = sum(len(r.token_ids) for r in unconstrained)
             ratio = (with_s / n_tokens) / (without_s / n_free)
             ratios.append(ratio)
             ended = sum(r.finish_reason is FinishReason.STOP for r in results)

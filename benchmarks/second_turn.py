@@ -43,9 +43,9 @@ def tokens(seed: int, n: int) -> list[int]:
     return [rng.randrange(3, 250) for _ in range(n)]
 
 
-def come_back(chat: str, first: list[int], said: list[int]) -> list[list[int]]:
+def come_back(chat: str, first: list[int], output: list[int]) -> list[list[int]]:
     """What is asked after the first turn."""
-    history = first[:-N_CUT] if chat == "end changed" else first + said
+    history = first[:-N_CUT] if chat == "end changed" else first + output
     between = [] if chat == "at once" else [tokens(3, N_OTHER)]
     return [*between, history + tokens(4, N_NEW)]
 

@@ -60,12 +60,12 @@ def openers(options: Namespace) -> dict[str, Opener]:
         context=ContextConfig(n_ctx=N_CTX, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=N_SLOTS),
     )
-    found = {OURS: served_opener(options.model, config)}
+    openers_by_name = {OURS: served_opener(options.model, config)}
     if not options.no_peers:
         sizes: dict[str, Any] = {"n_slots": N_SLOTS, "n_ctx": N_CTX}
         sizes |= {"threads": options.threads, "protocol": "openai"}
-        found[PEER] = peer_opener(PEER, options.model, **sizes)
-    return found
+        openers_by_name[PEER] = peer_opener(PEER, options.model, **sizes)
+    return openers_by_name
 
 
 async def measure(options: Namespace, report: Report) -> None:
@@ -77,9 +77,9 @@ async def measure(options: Namespace, report: Report) -> None:
             "requests": options.requests or load.requests,
             "rounds": options.rounds,
         }
-        asked = Namespace(model=options.model, **sizes)
+        sized = Namespace(model=options.model, **sizes)
         runs = await results(
-            load.workload, openers(options), load.point, asked, **load.shape
+            load.workload, openers(options), load.point, sized, **load.shape
         )
         conclude(report, name, runs)
 
@@ -87,16 +87,17 @@ async def measure(options: Namespace, report: Report) -> None:
 def conclude(report: Report, name: str, runs: Mapping[str, list[Result]]) -> None:
     """Medians of the rounds; the ratio is ours to theirs, by round."""
     load = LOADS[name]
-    found = {
-        system: [run[load.figure] for run in each] for system, each in runs.items()
+    values = {
+        system: [run[load.figure] for run in runs_of_system]
+        for system, runs_of_system in runs.items()
     }
-    ratio = median_ratio(found[OURS], found[PEER]) if PEER in found else None
-    for system, each in runs.items():
-        figures = {key: median(run[key] for run in each) for key in SHOWN}
+    ratio = median_ratio(values[OURS], values[PEER]) if PEER in values else None
+    for system, runs_of_system in runs.items():
+        figures = {key: median(run[key] for run in runs_of_system) for key in SHOWN}
         report.add(work=f"{name}, {system}", **figures)
     report.details[name] = {
-        system: [{key: run[key] for key in SHOWN} for run in each]
-        for system, each in runs.items()
+        system: [{key: run[key] for key in SHOWN} for run in runs_of_system]
+        for system, runs_of_system in runs.items()
     }
     if ratio is not None:
         claim = f"{name}, {load.figure} {TO_IT}"

@@ -120,7 +120,7 @@ async def stream(engine: AsyncEngine, n_tokens: int) -> int:
 
 
 async def half(
-    engine: AsyncEngine, work: Iterator[Fate], seen: Counter[str], n_long: int
+    engine: AsyncEngine, work: Iterator[Fate], counts: Counter[str], n_long: int
 ) -> tuple[int, int]:
     """
     Live all fates, wait until the engine is idle, and read the memory.
@@ -136,9 +136,9 @@ async def half(
     async def client() -> None:
         for fate in work:
             try:
-                seen[await live(engine, fate)] += 1
+                counts[await live(engine, fate)] += 1
             except PyllamaError as error:
-                seen[type(error).__name__] += 1
+                counts[type(error).__name__] += 1
 
     async with anyio.create_task_group() as group:
         if n_long:
@@ -154,7 +154,7 @@ async def soak(options: Namespace, report: Report) -> None:
     """Two halves on one engine."""
     build.Scheduler = CheckedScheduler  # type: ignore[attr-defined]
     sizes = (TINY_PROMPT, TINY_OUTPUT) if options.tiny else (MAX_PROMPT, MAX_OUTPUT)
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     rss: list[int] = []
     opening = open_engine(
         options,
@@ -170,10 +170,10 @@ async def soak(options: Namespace, report: Report) -> None:
             started = perf_counter()
             work = fates(part, options.requests // 2, n_vocab, *sizes)
             want = options.long if part == 0 else 0
-            n_bytes, n_told = await half(engine, work, seen, want)
+            n_bytes, n_told = await half(engine, work, counts, want)
             rss.append(n_bytes)
             n_long += n_told
-            say(f"half {part + 1}: {perf_counter() - started:.0f} s, {dict(seen)}")
+            say(f"half {part + 1}: {perf_counter() - started:.0f} s, {dict(counts)}")
         stats = engine.stats()
     ends = CheckedScheduler.ends
     report.add(
@@ -186,15 +186,15 @@ async def soak(options: Namespace, report: Report) -> None:
         failed=stats.failed,
         rss_mib=rss[1] / 2**20,
     )
-    unhappy = seen.total() - seen["left"] - sum(seen[r] for r in FinishReason)
+    unhappy = counts.total() - counts["left"] - sum(counts[r] for r in FinishReason)
     more_than_once = sum(count != 1 for count in ends.values())
     report.claim("ended_not_once", more_than_once, "<=", 0)
     report.claim("never_ended", stats.submitted - len(ends), "<=", 0)
     report.claim("errors", unhappy + stats.failed, "<=", 0)
-    report.claim("cancelled_of_all", seen["left"] / seen.total(), ">=", 0.3)
+    report.claim("cancelled_of_all", counts["left"] / counts.total(), ">=", 0.3)
     report.claim("tokens_of_one_stream", n_long, ">=", options.long)
     report.claim("rss_second_half_to_first", rss[1] / rss[0], "<=", 1.02)
-    report.details |= {"seen": dict(seen), "rss_bytes": rss}
+    report.details |= {"seen": dict(counts), "rss_bytes": rss}
 
 
 def _n_vocab(model: Path) -> int:

@@ -92,9 +92,9 @@ def ours(
     python: Path, options: Namespace, prompt: list[int], sizes: dict[str, int]
 ) -> tuple[float, list[float]]:
     """Seconds until the first token, and of import, open and first step."""
-    given = json.dumps([str(options.model), prompt, sizes])
+    arguments = json.dumps([str(options.model), prompt, sizes])
     started = perf_counter()
-    command = [str(python), "-c", OURS_CODE, given]
+    command = [str(python), "-c", OURS_CODE, arguments]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=KEEPS_BYTECODE
     ) as process:
@@ -134,13 +134,13 @@ def measure(options: Namespace, report: Report, python: Path) -> None:
         say(f"round {index + 1} of {options.rounds}")
         (prompt,) = token_prompts(options.model, index, [N_PROMPT])
         own_s, own_parts = ours(python, options, prompt, sizes)
-        found = {OURS: own_s}
+        times = {OURS: own_s}
         if not options.no_peers:
-            found[PEER] = theirs(options, prompt, sizes)
-            found[PEER_COLD] = theirs(options, prompt, sizes, "--no-warmup")
+            times[PEER] = theirs(options, prompt, sizes)
+            times[PEER_COLD] = theirs(options, prompt, sizes, "--no-warmup")
         if index >= 0:
             parts.append(own_parts)
-            for name, wall_s in found.items():
+            for name, wall_s in times.items():
                 walls.setdefault(name, []).append(wall_s)
     conclude(report, walls, parts)
 

@@ -62,9 +62,9 @@ class Runs:
         long_texts = texts(4 * seed + 3, 2, options.words)
         long, alone = [list(await engine.tokenize(text)) for text in long_texts]
         short = token_prompts(options.model, 4 * seed + 2, [N_PROMPT] * N_STREAMS)
-        seen = await workload(target, [*short, long])
-        self.ttft_s.append(seen.long_ttft_s)
-        self.gap_s.append(max(seen.itl_s))
+        times = await workload(target, [*short, long])
+        self.ttft_s.append(times.long_ttft_s)
+        self.gap_s.append(max(times.itl_s))
         self.alone_ttft_s.append((await ask(target, Call(alone, N_LONG_OUTPUT))).ttft_s)
 
 
@@ -87,19 +87,19 @@ async def measure(options: Namespace, report: Report) -> None:
 def conclude(report: Report, runs: dict[float, Runs]) -> None:
     """Medians of the rounds; throughput of each value is compared with the first one's."""
     before = next(iter(runs.values()))
-    for value, found in runs.items():
-        figures = {name: getattr(found, name) for name in Runs.__slots__}
+    for value, values_of_run in runs.items():
+        figures = {name: getattr(values_of_run, name) for name in Runs.__slots__}
         to_first = {
             f"{name}_to_first": median_ratio(
-                getattr(found, name), getattr(before, name)
+                getattr(values_of_run, name), getattr(before, name)
             )
             for name in ("list_tok_per_s", "streams_tok_per_s", "ttft_s")
         }
-        worst = {"worst_gap_s": max(found.gap_s)}
-        row = {name: median(seen) for name, seen in figures.items()} | worst
+        worst = {"worst_gap_s": max(values_of_run.gap_s)}
+        row = {name: median(times) for name, times in figures.items()} | worst
         report.details[str(value)] = figures
         report.add(target_step_s=value, **row, **to_first)
-        if found is not before:
+        if values_of_run is not before:
             for name in ("list_tok_per_s", "streams_tok_per_s"):
                 ratio = to_first[f"{name}_to_first"]
                 report.claim(f"{name} of {value} to the first", ratio, ">=", 0.98)

@@ -18,8 +18,8 @@ from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.rounds import Opener
 from pyllama_raw.lab.bench.targets import opener
 from pyllama_raw.lab.cli import bench
+from pyllama_raw.lab.cli.bench import bench_config
 from pyllama_raw.lab.cli.bench_options import add_run
-from pyllama_raw.lab.cli.bench_plan import bench_config
 from pyllama_raw.options.models import resolve_model
 
 CELLS_A_SLOT = 2048  # unless --n-ctx says otherwise
@@ -33,19 +33,19 @@ def openers(options: Namespace) -> dict[str, Opener]:
         options.n_ctx = CELLS_A_SLOT * options.n_slots
         config = bench_config(options)
     threads = config.context.threads
-    found = {
+    openers_by_name = {
         spec: opener(spec, options.model, config)
         for spec in options.targets or ["engine"]
     }
     for name in options.peers:
-        found[name] = peer_opener(
+        openers_by_name[name] = peer_opener(
             name,
             options.model,
             n_slots=options.n_slots,
             n_ctx=options.n_ctx,
             threads=threads,
         )
-    return found
+    return openers_by_name
 
 
 def main() -> int:

@@ -19,8 +19,7 @@ from statistics import median
 from load.measure import Report, arguments, parse, say
 
 from pyllama_raw.lab.tune import Work, tune
-from pyllama_raw.lab.tune.knobs import settings_of
-from pyllama_raw.lab.tune.space import Space
+from pyllama_raw.lab.tune.space import Space, settings_of
 from pyllama_raw.lab.tune.tuning import make_spaces
 from pyllama_raw.native.quantize import quantize
 from pyllama_raw.options.profile import Measured, Settings
@@ -39,7 +38,7 @@ def exhaustive(spaces: dict[Path, Space]) -> list[Setting]:
             if settings is not None:
                 costs.append((space.cost(point), file, settings))
                 say(f"{file.name}: {point}, {costs[-1][0]:.2f} s")
-    costs.sort(key=lambda found: found[0])
+    costs.sort(key=lambda pair: pair[0])
     return [(file, settings) for _, file, settings in costs[:N_FINALISTS]]
 
 
@@ -47,24 +46,24 @@ def compare(
     spaces: dict[Path, Space], settings: dict[str, Setting], rounds: int
 ) -> dict[str, list[Measured]]:
     """All *settings* in turn, *rounds* times."""
-    found: dict[str, list[Measured]] = {name: [] for name in settings}
+    speeds: dict[str, list[Measured]] = {name: [] for name in settings}
     for index in range(rounds):
         say(f"round {index + 1} of {rounds}")
-        for name, (file, given) in settings.items():
-            found[name].append(spaces[file].speed(given))
-    return found
+        for name, (file, changes) in settings.items():
+            speeds[name].append(spaces[file].speed(changes))
+    return speeds
 
 
 def measure(options: Namespace, report: Report, scratch: Path) -> None:
     """Tune, search the grid, compare."""
     work = Work()
-    kept = scratch / "kept.gguf"
+    copy = scratch / "kept.gguf"
     profile = tune(
-        options.model, work, keep=kept, progress=lambda what: say(f"tune: {what}")
+        options.model, work, keep=copy, progress=lambda text: say(f"tune: {text}")
     ).profile
     assert profile.path is not None
-    named = {"path": profile.path.name}  # it lies in a folder that will be gone
-    report.details["profile"] = profile.model_dump(mode="json") | named
+    facts = {"path": profile.path.name}  # it lies in a folder that will be gone
+    report.details["profile"] = profile.model_dump(mode="json") | facts
     settings: dict[str, Setting] = {
         "defaults": (options.model, Settings()),
         "tune": (profile.path, profile.settings),
@@ -75,7 +74,7 @@ def measure(options: Namespace, report: Report, scratch: Path) -> None:
     spaces = make_spaces([*files, profile.path], work)
     if not options.no_grid:
         finalists = exhaustive(make_spaces(files, GRID_WORK))
-        settings |= {f"grid {i + 1}": found for i, found in enumerate(finalists)}
+        settings |= {f"grid {i + 1}": choice for i, choice in enumerate(finalists)}
     _conclude(report, work, settings, compare(spaces, settings, options.rounds))
 
 
@@ -83,26 +82,30 @@ def _conclude(
     report: Report,
     work: Work,
     settings: dict[str, Setting],
-    found: dict[str, list[Measured]],
+    speeds: dict[str, list[Measured]],
 ) -> None:
-    seconds = {name: [work.seconds(m) for m in runs] for name, runs in found.items()}
+    seconds = {name: [work.seconds(m) for m in runs] for name, runs in speeds.items()}
     prefill = {
         name: median(
             mine.prefill_tok_per_s / theirs.prefill_tok_per_s
-            for mine, theirs in zip(runs, found["defaults"], strict=True)
+            for mine, theirs in zip(runs, speeds["defaults"], strict=True)
         )
-        for name, runs in found.items()
+        for name, runs in speeds.items()
     }
-    grid = [name for name in found if name.startswith("grid")]
+    grid = [name for name in speeds if name.startswith("grid")]
     best = min(grid, key=lambda name: median(seconds[name]), default="tune")
-    for name, (file, given) in settings.items():
+    for name, (file, changes) in settings.items():
         report.add(
             setting=name,
             seconds=median(seconds[name]),
             prefill=prefill[name],
             file=file.name,
             options=str(
-                {k: v for part in given.model_dump().values() for k, v in part.items()}
+                {
+                    k: v
+                    for part in changes.model_dump().values()
+                    for k, v in part.items()
+                }
             ),
         )
     report.details["seconds"] = seconds

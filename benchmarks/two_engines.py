@@ -102,10 +102,10 @@ async def measure(options: Namespace, report: Report) -> None:
             say(f"round {index + 1} of {options.rounds}")
             prompts = token_prompts(options.model, index, [N_PROMPT] * options.requests)
             calls = [Call(prompt, N_OUTPUT) for prompt in prompts]
-            found, share = await _round(model, first, calls, options, index)
+            figures, share = await _round(model, first, calls, options, index)
             if index >= 0:
                 grown.append(share)
-                for case, speed in found.items():
+                for case, speed in figures.items():
                     speeds[case].append(speed)
     alone = speeds["alone"]
     for case, values in speeds.items():
@@ -126,10 +126,10 @@ async def _round(
     index: int,
 ) -> tuple[dict[str, float], float]:
     """Tokens a second by case, and what the second engine takes to its context."""
-    found = {}
+    figures = {}
     cases = CASES[1:] if index % 2 else CASES[:0:-1]
     if index % 2:
-        found["alone"] = await run([first], calls)
+        figures["alone"] = await run([first], calls)
     async with AsyncExitStack() as stack:
         before = settled_rss_bytes()
         opening = AsyncEngine.open(model, config(options))
@@ -138,11 +138,11 @@ async def _round(
         await run([second], calls[:N_SLOTS])
         for case in cases:
             engines = [first, second] if case == "both" else [first]
-            found[case] = await run(engines, calls)
+            figures[case] = await run(engines, calls)
         share = (settled_rss_bytes() - before) / lines.context_bytes
     if not index % 2:
-        found["alone"] = await run([first], calls)
-    return found, share
+        figures["alone"] = await run([first], calls)
+    return figures, share
 
 
 def main() -> int:

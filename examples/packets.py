@@ -19,8 +19,8 @@ async def main(model: str | None = None) -> None:
     async with LocalRunner(model) as runner:
         packet = TensorPacket.read(json.loads(body))  # InvalidRequest if it is none
         async with aclosing(infer(runner, packet, metadata)) as pieces:
-            whole = b"".join([piece.data async for piece in pieces])
-    print(len(whole), "bytes:", whole.decode())
+            data = b"".join([piece.data async for piece in pieces])
+    print(len(data), "bytes:", data.decode())
 
 
 if __name__ == "__main__":

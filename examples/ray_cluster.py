@@ -32,8 +32,8 @@ def main() -> None:
     )
     serve.start(http_options={"host": "127.0.0.1", "port": options.port})
     # While requests wait, Ray adds replicas, up to two more.
-    most = options.replicas + 2
-    replicas = cluster(deployment, options.replicas, most, n_cpus=threads)
+    max_replicas = options.replicas + 2
+    replicas = cluster(deployment, options.replicas, max_replicas, n_cpus=threads)
     serve.run(replicas, blocking=True)
 
 

@@ -51,11 +51,11 @@ class Replica(Protocol):
 class Router(Protocol):
     """Chooses."""
 
-    def rank(self, asked: RoutedRequest, replicas: Sequence[Replica]) -> list[int]:
-        """Indices of *replicas*, the best for *asked* first."""
+    def rank(self, request: RoutedRequest, replicas: Sequence[Replica]) -> list[int]:
+        """Indices of *replicas*, the best for *request* first."""
 
-    def sent(self, asked: RoutedRequest, name: str) -> None:
-        """The replica *name* has got *asked*."""
+    def sent(self, request: RoutedRequest, name: str) -> None:
+        """The replica *name* has got *request*."""
 
 
 class RoundRobin:
@@ -64,22 +64,22 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def rank(self, asked: RoutedRequest, replicas: Sequence[Replica]) -> list[int]:  # noqa: ARG002
+    def rank(self, request: RoutedRequest, replicas: Sequence[Replica]) -> list[int]:  # noqa: ARG002
         n = len(replicas)
         return [(self._next + offset) % n for offset in range(n)]
 
-    def sent(self, asked: RoutedRequest, name: str) -> None:  # noqa: ARG002
+    def sent(self, request: RoutedRequest, name: str) -> None:  # noqa: ARG002
         self._next += 1
 
 
 class LeastLoad:
     """The engine that has the fewest open tokens."""
 
-    def rank(self, asked: RoutedRequest, replicas: Sequence[Replica]) -> list[int]:  # noqa: ARG002
+    def rank(self, request: RoutedRequest, replicas: Sequence[Replica]) -> list[int]:  # noqa: ARG002
         loads = [replica.n_open_tokens for replica in replicas]
         return sorted(range(len(replicas)), key=loads.__getitem__)
 
-    def sent(self, asked: RoutedRequest, name: str) -> None:
+    def sent(self, request: RoutedRequest, name: str) -> None:
         """Loads come with the replicas."""
 
 
@@ -98,38 +98,41 @@ class PrefixAffinity:
     def __init__(self) -> None:
         self._sent = OrderedDict[int, set[str]]()  # names of replicas, by key
 
-    def rank(self, asked: RoutedRequest, replicas: Sequence[Replica]) -> list[int]:
-        n_blocks, known = len(asked.blocks), self._known(asked.blocks)
-        if asked.session:
-            homes = self._sent.get(_key_of(asked.session), ())
-            known |= dict.fromkeys(homes, n_blocks + 1)  # more than any other
-        start = _start(asked)
+    def rank(self, request: RoutedRequest, replicas: Sequence[Replica]) -> list[int]:
+        n_blocks, blocks = len(request.blocks), self._shared_blocks(request.blocks)
+        if request.session:
+            homes = self._sent.get(_key_of(request.session), ())
+            blocks |= dict.fromkeys(homes, n_blocks + 1)  # more than any other
+        start = _start(request)
 
         def key(index: int) -> tuple[int, int, int, int]:
             replica = replicas[index]
-            n_open, n_known = replica.n_open_tokens, known.get(replica.name, 0)
+            n_open, n_known = replica.n_open_tokens, blocks.get(replica.name, 0)
             tier = sum(n_open >= limit * replica.n_cells for limit in TIERS)
-            n_new = asked.n_tokens * max(1 - n_known / max(n_blocks, 1), 0)
+            n_new = request.n_tokens * max(1 - n_known / max(n_blocks, 1), 0)
             n_to_do = int(n_new + n_open * OPEN_SHARE) // GRAIN
             return tier, n_to_do, -n_known, key_of(replica.name.encode(), start)
 
         return sorted(range(len(replicas)), key=key)
 
-    def sent(self, asked: RoutedRequest, name: str) -> None:
-        keys = (*asked.blocks, *([_key_of(asked.session)] if asked.session else ()))
+    def sent(self, request: RoutedRequest, name: str) -> None:
+        keys = (
+            *request.blocks,
+            *([_key_of(request.session)] if request.session else ()),
+        )
         for key in keys:
             self._sent.setdefault(key, set()).add(name)
             self._sent.move_to_end(key)
         while len(self._sent) > MAX_KEYS:
             self._sent.popitem(last=False)
 
-    def _known(self, blocks: Iterable[int]) -> dict[str, int]:
+    def _shared_blocks(self, blocks: Iterable[int]) -> dict[str, int]:
         """Blocks that each replica has of the prompt."""
-        known = dict[str, int]()
+        counts = dict[str, int]()
         for n_blocks, key in enumerate(blocks, 1):
             for name in self._sent.get(key, ()):
-                known[name] = n_blocks
-        return known
+                counts[name] = n_blocks
+        return counts
 
 
 def prefixes(data: bytes, n_block_bytes: int, space: bytes = b"") -> tuple[int, ...]:
@@ -157,10 +160,10 @@ def _key_of(session: str) -> int:
     return key_of(session.encode("utf-8", "surrogatepass"), 1)
 
 
-def _start(asked: RoutedRequest) -> int:
-    if asked.session:
-        return _key_of(asked.session)
-    return asked.blocks[0] if asked.blocks else 0
+def _start(request: RoutedRequest) -> int:
+    if request.session:
+        return _key_of(request.session)
+    return request.blocks[0] if request.blocks else 0
 
 
 ROUTERS: dict[RouterName, type[Router]] = {

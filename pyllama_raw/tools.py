@@ -76,11 +76,11 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     if not NAME.fullmatch(name):
         allowed = "a function with a name of at most 64 letters, digits, _ and -"
         raise InvalidRequest("function", name, allowed)
-    described: dict[str, Any] = {"name": name, "description": getdoc(function)}
-    if described["description"] is None:
-        del described["description"]
-    described["parameters"] = _parameters(function, name)
-    return {"type": "function", "function": described}
+    description: dict[str, Any] = {"name": name, "description": getdoc(function)}
+    if description["description"] is None:
+        del description["description"]
+    description["parameters"] = _parameters(function, name)
+    return {"type": "function", "function": description}
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
@@ -104,10 +104,10 @@ class _Schema(GenerateJsonSchema):
     """Parameters without the titles that pydantic makes of their names."""
 
     def arguments_schema(self, schema: ArgumentsSchema) -> JsonSchemaValue:
-        made = super().arguments_schema(schema)
-        for parameter in made["properties"].values():
+        json_schema = super().arguments_schema(schema)
+        for parameter in json_schema["properties"].values():
             parameter.pop("title", None)
-        return made
+        return json_schema
 
 
 def _parameters(function: Callable[..., Any], name: str) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def _parameters(function: Callable[..., Any], name: str) -> dict[str, Any]:
     try:
         for parameter in signature(function).parameters.values():
             if parameter.kind in NAMELESS:
-                given = f"{name}({NAMELESS[parameter.kind].format(parameter.name)})"
+                value = f"{name}({NAMELESS[parameter.kind].format(parameter.name)})"
                 allowed = "a function whose parameters all have names, as `city: str`"
-                raise InvalidRequest("function", given, allowed)
+                raise InvalidRequest("function", value, allowed)
         adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, function))
         return adapter.json_schema(schema_generator=_Schema)
     except PydanticUserError as error:  # of types

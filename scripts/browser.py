@@ -73,10 +73,10 @@ class Page:
             message["sessionId"] = self._session
         self._to.write(json.dumps(message).encode() + b"\0")
         self._to.flush()
-        while (told := self._read()).get("id") != number:
-            self._note(told)
-        assert "error" not in told, (method, told["error"])
-        return told["result"]
+        while (reply := self._read()).get("id") != number:
+            self._note(reply)
+        assert "error" not in reply, (method, reply["error"])
+        return reply["result"]
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
@@ -86,9 +86,9 @@ class Page:
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)
 
-    def _note(self, told: dict[str, Any]) -> None:
-        params = told.get("params", {})
-        match told.get("method"):
+    def _note(self, message: dict[str, Any]) -> None:
+        params = message.get("params", {})
+        match message.get("method"):
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"])
             case "Runtime.exceptionThrown":
@@ -101,15 +101,15 @@ class Page:
     def value(self, expression: str) -> Any:
         """What *expression* comes to in the page; of a promise, its value."""
         options = {"returnByValue": True, "awaitPromise": True, "userGesture": True}
-        told = self.call("Runtime.evaluate", expression=expression, **options)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        answer = self.call("Runtime.evaluate", expression=expression, **options)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
     def until(self, expression: str, limit_s: float = LIMIT_S) -> Any:
         """The value of *expression* once it is true."""
-        told = json.dumps(expression)
+        text = json.dumps(expression)
         return self.value(
-            UNTIL.format(limit_s=limit_s, expression=expression, told=told)
+            UNTIL.format(limit_s=limit_s, expression=expression, told=text)
         )
 
     def text(self, selector: str) -> str:
@@ -125,8 +125,8 @@ class Page:
     def fill(self, selector: str, text: str) -> None:
         """Type *text* in place of what is in a field."""
         self.value(f"document.querySelector({selector!r}).select()")
-        found = f"document.activeElement === document.querySelector({selector!r})"
-        assert self.value(found), f"{selector} is hidden"
+        is_focused = f"document.activeElement === document.querySelector({selector!r})"
+        assert self.value(is_focused), f"{selector} is hidden"
         self.call("Input.insertText", text=text)
 
     def press(self, key: str, code: int, text: str = "", shift: bool = False) -> None:
@@ -152,8 +152,8 @@ class Page:
 
     def picture(self) -> bytes:
         """What is seen, as PNG."""
-        told = self.call("Page.captureScreenshot", format="png")
-        return base64.b64decode(told["data"])
+        answer = self.call("Page.captureScreenshot", format="png")
+        return base64.b64decode(answer["data"])
 
     def posted(self, path: str) -> list[Any]:
         """Bodies of requests to *path*."""

@@ -39,38 +39,40 @@ ORDER = ("constant", "enum", "typedef", "struct", "function")  # before they are
 
 def parse(source: str) -> Declarations:
     """Read the declarations of C *source*, in its order."""
-    found: Declarations = {}
+    declarations: Declarations = {}
     text = COMMENT.sub(" ", source).replace("\\\n", " ")
     body = []
     for line in c_lines(text):
         if not line.startswith("#"):
             body.append(line)
         elif match := CONSTANT.match(line):
-            found["constant", match[1]] = ()
+            declarations["constant", match[1]] = ()
     for statement in split("\n".join(body), ";"):
-        found.update(declaration(MARKS.sub("", statement).strip()))
-    return found
+        declarations.update(declaration(MARKS.sub("", statement).strip()))
+    return declarations
 
 
-def needed(names: Iterable[str], known: Declarations) -> Declarations:
-    """What *known* says of *names*, and of all that these declarations name, in its order."""
+def needed(names: Iterable[str], declarations: Declarations) -> Declarations:
+    """What *declarations* says of *names*, and of all that these declarations name, in its order."""
     leads = defaultdict[str, set[str]](set)
-    for (kind, name), parts in known.items():
+    for (kind, name), parts in declarations.items():
         leads[name] |= set(TOKEN.findall(" ".join(parts)))
         if kind == "enum":
             for value in parts:
                 leads[value].add(name)
-    todo, seen = set(names), set[str]()
+    todo, names_done = set(names), set[str]()
     while todo:
-        seen |= todo
-        todo = set().union(*(leads[name] for name in todo if name in leads)) - seen
-    return {key: parts for key, parts in known.items() if key[1] in seen}
+        names_done |= todo
+        todo = (
+            set().union(*(leads[name] for name in todo if name in leads)) - names_done
+        )
+    return {key: parts for key, parts in declarations.items() if key[1] in names_done}
 
 
-def render(found: Declarations) -> str:
-    """*found* as C for cffi, which asks the compiler for what stands as `...`."""
-    chosen = sorted(found.items(), key=lambda item: ORDER.index(item[0][0]))
-    return "".join(rendered(*key, parts) + "\n" for key, parts in chosen)
+def render(declarations: Declarations) -> str:
+    """*declarations* as C for cffi, which asks the compiler for what stands as `...`."""
+    items = sorted(declarations.items(), key=lambda item: ORDER.index(item[0][0]))
+    return "".join(rendered(*key, parts) + "\n" for key, parts in items)
 
 
 def rendered(kind: str, name: str, parts: tuple[str, ...]) -> str:
@@ -92,16 +94,16 @@ def plain(code: str) -> str:
 
 def c_lines(text: str) -> Iterator[str]:
     """The lines that a C compiler sees: without the branches of `#ifdef __cplusplus`."""
-    seen = [True]  # one entry per open #if
+    branches = [True]  # one entry per open #if
     for raw in text.splitlines():
         line = re.sub(r"^#\s+", "#", " ".join(raw.split()))
         if line.startswith("#if"):
-            seen.append(not CPLUSPLUS.search(line))
+            branches.append(not CPLUSPLUS.search(line))
         elif line.startswith(("#else", "#elif")):
-            seen[-1] = True
+            branches[-1] = True
         elif line.startswith("#endif"):
-            seen.pop()
-        elif all(seen):
+            branches.pop()
+        elif all(branches):
             yield line
 
 
@@ -143,10 +145,12 @@ def compound(match: re.Match[str]) -> Declarations:
     parts = [canonical(part) for part in split(body, "," if kind == "enum" else ";")]
     if kind == "enum":
         parts = [part.split(" ")[0] for part in parts]
-    found = {(kind, tag): tuple(part for part in parts if part not in {"", "..."})}
+    declarations = {
+        (kind, tag): tuple(part for part in parts if part not in {"", "..."})
+    }
     if typedef:
-        found["typedef", alias] = (f"typedef {kind} {tag} {alias}",)
-    return found
+        declarations["typedef", alias] = (f"typedef {kind} {tag} {alias}",)
+    return declarations
 
 
 def function_name(code: str) -> str:

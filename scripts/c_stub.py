@@ -49,18 +49,18 @@ def stub(cdef: str) -> str:
     ffi = FFI()
     ffi.cdef(cdef)
     # No public interface of cffi has what is not compiled yet.
-    found = {key: item[0] for key, item in ffi._parser._declarations.items()}
-    return "".join(line + "\n" for line in lines(found))
+    declarations = {key: item[0] for key, item in ffi._parser._declarations.items()}
+    return "".join(line + "\n" for line in lines(declarations))
 
 
-def lines(found: dict[str, Any]) -> Iterator[str]:
-    """The stub line by line; *found* is by kind and name."""
+def lines(declarations: dict[str, Any]) -> Iterator[str]:
+    """The stub line by line; *declarations* is by kind and name."""
     yield HEAD
-    for key, item in found.items():
+    for key, item in declarations.items():
         if key.startswith("struct ") and key[7] not in "$_":
             yield from struct(item)
     yield from ("", "class _Lib:")
-    for key, item in found.items():
+    for key, item in declarations.items():
         kind, name = key.split(" ")
         if kind == "function":
             yield function(name, item)
@@ -95,9 +95,11 @@ def members(c_type: Any) -> Iterator[tuple[str, Any]]:
 
 def function(name: str, c_type: Any) -> str:
     """One method of `_Lib`."""
-    parts = [f"p{n}: {argument(each)}" for n, each in enumerate(c_type.args)]
-    given = ", ".join(["self", *parts, *(["/"] if parts else [])])
-    return f"    def {name}({given}) -> {result(c_type.result)}: ..."
+    parts = [
+        f"p{n}: {argument(c_argument)}" for n, c_argument in enumerate(c_type.args)
+    ]
+    arguments = ", ".join(["self", *parts, *(["/"] if parts else [])])
+    return f"    def {name}({arguments}) -> {result(c_type.result)}: ..."
 
 
 def argument(c_type: Any) -> str:

@@ -85,11 +85,11 @@ def found_in(parts: Sequence[Part]) -> Found:
 
 def expected(case: Case) -> Found:
     """What *case* expects of the reply itself, without what the prompt has begun."""
-    begun = case.messages[-1] if case.continues else Message()
+    start = case.messages[-1] if case.continues else Message()
     message = case.expected
     return Found(
-        message.content.removeprefix(begun.content),
-        message.reasoning_content.removeprefix(begun.reasoning_content),
+        message.content.removeprefix(start.content),
+        message.reasoning_content.removeprefix(start.reasoning_content),
         tuple(message.tool_calls),
     )
 
@@ -116,19 +116,17 @@ def mistake_in(case: Case, template: Template, spec: ReplySpec, seed: int) -> st
     """How the parts of *case* differ from what it expects; empty if they do not."""
     if not case.takes_reasoning:
         spec = spec.model_copy(update={"reasoning": None})
-    wanted = expected(case)
+    expectation = expected(case)
     bound = spec.bound(lambda text: CONTROL.fullmatch(text) is not None)
     prefix = template.prefix(case, spec)
     first: Found | None = None
     draw = random.Random(f"{seed} {case.name}")  # noqa: S311 - not for secrets
     for feed in feeds(case.text, bound, draw):
         is_bound = any(special for _, special in feed)
-        found = parsed(bound if is_bound else spec, case, prefix, feed)
-        if comparable(found, wanted) != comparable(wanted, wanted):
-            return (
-                f"has {found}\n    not {wanted}\n    of {case.text!r}, after {prefix!r}"
-            )
-        first = first or found
-        if found != first:
-            return f"has {found} in the pieces {feed}, and {first} as a whole"
+        outcome = parsed(bound if is_bound else spec, case, prefix, feed)
+        if comparable(outcome, expectation) != comparable(expectation, expectation):
+            return f"has {outcome}\n    not {expectation}\n    of {case.text!r}, after {prefix!r}"
+        first = first or outcome
+        if outcome != first:
+            return f"has {outcome} in the pieces {feed}, and {first} as a whole"
     return ""

@@ -36,19 +36,21 @@ class Template:
 
     def prefix(self, case: Case, spec: ReplySpec) -> str:
         """The end of the prompt that *case* is a reply to, after its last message."""
-        given = [_plain(message) for message in case.messages] or [_plain(USER)]
-        chat = given[:-1] if case.continues else given
-        asked = self._text(case, chat, asks=True)
+        messages = [_plain(message) for message in case.messages] or [_plain(USER)]
+        chat = messages[:-1] if case.continues else messages
+        with_prompt = self._text(case, chat, asks=True)
         before = self._text(case, chat, asks=False)
         if not case.continues:
-            return asked[_n_common(asked, before) :]
-        last = given[-1]
+            return with_prompt[_n_common(with_prompt, before) :]
+        last = messages[-1]
         word = "content" if case.continues == "content" else "reasoning_content"
         text = self._text(case, [*chat, {"content": "x", **last}], asks=False)
         place = text.rfind(last[word].strip()) if last[word] else -1
         if place >= _n_common(text, before):
             return text[_n_common(text, before) : place + len(last[word].strip())]
-        return asked[_n_common(asked, before) :] + _begun(spec, last, case.continues)
+        return with_prompt[_n_common(with_prompt, before) :] + _begun(
+            spec, last, case.continues
+        )
 
     def _text(self, case: Case, chat: list[Any], asks: bool) -> str:
         variables = {"enable_thinking": case.enable_thinking}

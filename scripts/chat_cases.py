@@ -84,8 +84,8 @@ def told_of_derived(
         n_derived += is_derived
         n_tried += bool(tried)
         n_right += is_derived and bool(tried) and not wrong
-        told = "derived" if is_derived else "not derived"
-        print(f"{name}: {told}; {len(tried) - len(wrong)} of {len(tried)} runs")
+        words = "derived" if is_derived else "not derived"
+        print(f"{name}: {words}; {len(tried) - len(wrong)} of {len(tried)} runs")
         for case_name in wrong if is_derived else ():
             print(f"    {case_name}: {mistakes[case_name]}")
     print(f"{n_derived} of {len(templates)} templates have a derived specification")
@@ -107,12 +107,12 @@ def listed_of(cases: list[Case]) -> set[str]:
 def report(cases: list[Case], mistakes: dict[str, str], *, is_all: bool) -> int:
     """Tell what is otherwise than it has to be."""
     listed = listed_of(cases)
-    wrong = {name: told for name, told in mistakes.items() if name not in listed}
+    wrong = {name: mistake for name, mistake in mistakes.items() if name not in listed}
     passed = sorted(listed - mistakes.keys())
     names = [case.name for case in cases]
     idle = [p for p in patterns_of() if is_all and not fnmatch.filter(names, p)]
-    for name, told in wrong.items():
-        print(f"DIFFERS: {name}: {told}")
+    for name, mistake in wrong.items():
+        print(f"DIFFERS: {name}: {mistake}")
     for name in passed:
         print(f"PASSES, although {TABLE.name} says that it differs: {name}")
     for pattern in idle:

@@ -115,9 +115,9 @@ def drawn_tools(rng: random.Random, markers: list[str]) -> list[dict[str, Any]] 
         return drawn(rng, markers)
 
     def tool() -> dict[str, Any]:
-        described = {"type": "string", "description": text(), "enum": [text(), text()]}
+        schema = {"type": "string", "description": text(), "enum": [text(), text()]}
         items = {"type": "array", "items": {"type": "string", "default": text()}}
-        properties = {text(): described, "a": items, text(): {"type": "integer"}}
+        properties = {text(): schema, "a": items, text(): {"type": "integer"}}
         parameters = {
             "type": "object",
             "properties": properties,
@@ -153,10 +153,10 @@ def own_markers(text: str, origins: str, markers: list[str]) -> Counter[str]:
         "|".join(sorted(map(re.escape, markers), key=len, reverse=True))
     )
     special = dict.fromkeys(markers, True)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for piece, _ in Markers(special, None).parts(text, origins):
-        found.update(spelled.findall(piece))
-    return found
+        counts.update(spelled.findall(piece))
+    return counts
 
 
 def written(text: str, origins: str, markers: list[str]) -> Counter[str]:
@@ -183,16 +183,16 @@ def try_template(source: str, rng: random.Random, n_rounds: int) -> Counter[str]
             outcomes["not rendered"] += 1
             continue
         try:
-            found = own_markers(text, origins, markers)
+            counts = own_markers(text, origins, markers)
         except InvalidRequest:
             outcomes["refused"] += 1
             continue
         n_spelled = sum(text.count(marker) for marker in markers)
         outcomes["prompts"] += 1
         outcomes["prompts with tools"] += tools is not None
-        outcomes["prompts with forgeries"] += n_spelled > found.total()
-        outcomes["forged"] += found != written(text, origins, markers)
-        outcomes["unlike twin"] += found != own_markers(*other, markers)
+        outcomes["prompts with forgeries"] += n_spelled > counts.total()
+        outcomes["forged"] += counts != written(text, origins, markers)
+        outcomes["unlike twin"] += counts != own_markers(*other, markers)
     return +outcomes
 
 

@@ -56,15 +56,15 @@ class Block:
 
 def tokens_of(source: str) -> Iterator[Token]:
     line = 1
-    for found in TOKEN.finditer(source):
-        kind = found.lastgroup or "raw"
-        if found["raw"] is not None:
-            yield Token("text", found["raw"], line)
+    for match in TOKEN.finditer(source):
+        kind = match.lastgroup or "raw"
+        if match["raw"] is not None:
+            yield Token("text", match["raw"], line)
         elif kind == "text":
-            yield Token("text", ast.literal_eval(found["text"]), line)
+            yield Token("text", ast.literal_eval(match["text"]), line)
         elif kind != "space":
-            yield Token(kind, found[0], line)
-        line += found[0].count("\n")
+            yield Token(kind, match[0], line)
+        line += match[0].count("\n")
 
 
 def tree_of(source: str) -> list[Statement | Block]:
@@ -75,25 +75,25 @@ def tree_of(source: str) -> list[Statement | Block]:
     that has closed; otherwise it begins a list.
     """
     tops: list[list[Statement | Block]] = [[]]
-    begun: list[Token] = []
+    pending: list[Token] = []
     depth = 0
     for token in tokens_of(source):
         sign = token.text if token.kind == "sign" else ""
-        if sign == "{" and depth == 0 and (not begun or begun[-1].text == ")"):
-            block = Block(begun)
+        if sign == "{" and depth == 0 and (not pending or pending[-1].text == ")"):
+            block = Block(pending)
             tops[-1].append(block)
             tops.append(block.body)
-            begun = []
+            pending = []
         elif sign == "}" and depth == 0:
             tops.pop()
-            begun = []
+            pending = []
         elif sign == ";" and depth == 0:
-            if begun:
-                tops[-1].append(Statement(begun))
-            begun = []
+            if pending:
+                tops[-1].append(Statement(pending))
+            pending = []
         else:
             depth += (sign != "" and sign in OPENING) - (sign != "" and sign in CLOSING)
-            begun.append(token)
+            pending.append(token)
     return tops[0]
 
 

@@ -50,7 +50,7 @@ def main() -> None:
     report = {name: tried(name, options) for name in options.runs or runs()}
     for name, figures in report.items():
         print(name, json.dumps({k: v for k, v in figures.items() if k != "wrong"}))
-        print(*(f"  {said}" for said in figures["wrong"]), sep="\n", end="")
+        print(*(f"  {mistake}" for mistake in figures["wrong"]), sep="\n", end="")
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
     raise SystemExit(any(figures["wrong"] for figures in report.values()))
@@ -75,7 +75,9 @@ def tried(name: str, options: argparse.Namespace) -> dict[str, Any]:
                     counts["cells"] += 1
                     counts[line["came"]] += 1
                     stopped[line["call"]] += line["came"] == "engine ended"
-                    wrong += [f"{line['cell']}: {said}" for said in line["broken"]]
+                    wrong += [
+                        f"{line['cell']}: {mistake}" for mistake in line["broken"]
+                    ]
         if last is None:
             break
         counts["cells"] += 1
@@ -126,9 +128,9 @@ def play_all(name: str, start: int, options: argparse.Namespace) -> None:
     run = runs()[name]
     wholes = [play(run, faulty, None) for _ in range(3)]
     play(run, faulty, None)
-    whole = wholes[0]
+    undisturbed = wholes[0]
     for other in wholes:
-        other.compared(whole)
+        other.compared(undisturbed)
         assert not other.broken + other.errors, (other.broken, other.errors)
     faulthandler.dump_traceback_later(DEAD_S, exit=True)  # has a thread of its own
     ground = Ground(faulty)
@@ -141,10 +143,15 @@ def play_all(name: str, start: int, options: argparse.Namespace) -> None:
         _say({"is": "begin", "cell": cell})
         faulthandler.dump_traceback_later(DEAD_S, exit=True)
         outcome = play(run, faulty, fault)
-        judge(outcome, whole, fault, run)
-        outcome.broken += [f"left: {one}" for one in ground.left()]
-        said = {"is": "end", "cell": cell, "call": fault.name, "came": _came(outcome)}
-        _say(said | {"broken": outcome.broken})
+        judge(outcome, undisturbed, fault, run)
+        outcome.broken += [f"left: {remainder}" for remainder in ground.left()]
+        message = {
+            "is": "end",
+            "cell": cell,
+            "call": fault.name,
+            "came": _came(outcome),
+        }
+        _say(message | {"broken": outcome.broken})
 
 
 def _counted(run: Any, faulty: Any) -> dict[str, int]:

@@ -58,11 +58,11 @@ def table() -> str:
     lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
     for name, body, base in ROWS:
         own = _own(body) - (_own(base) if base else set())
-        known = base.rules if base else {}
+        base_rules = base.rules if base else {}
         rules = {
             field: rule
             for field, rule in body.rules.items()
-            if field not in _own(body) and known.get(field) != rule
+            if field not in _own(body) and base_rules.get(field) != rule
         }
         refused = dict.fromkeys(body.refuses, fields.Neutral())
         lines.append(_row(name, own, rules | refused))
@@ -86,8 +86,8 @@ def _row(name: str, own: Iterable[str], rules: Mapping[str, Rule]) -> str:
             case Neutral(values=values) if values in ((), EMPTY):
                 cells[4].append(f"`{field}`")
             case Neutral(values=values):
-                told = ", ".join(json.dumps(value) for value in values)
-                cells[2].append(f"`{field}` ({told})")
+                words = ", ".join(json.dumps(value) for value in values)
+                cells[2].append(f"`{field}` ({words})")
             case Ignored():
                 cells[3].append(f"`{field}`")
     return "| " + " | ".join([name, *map(", ".join, cells)]) + " |"
@@ -95,8 +95,8 @@ def _row(name: str, own: Iterable[str], rules: Mapping[str, Rule]) -> str:
 
 def written(page: str) -> str:
     """*page* with the table of today."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    before, _, tail = page.partition(BEGIN)
+    _, _, after = tail.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 
 

@@ -374,10 +374,10 @@ def _edited(
     from scripts.mutations.edits import mutated
 
     n_head = target.n_head
-    head, rest = case[:n_head], case[n_head:]
+    head, tail = case[:n_head], case[n_head:]
     if n_head and rng.random() < 0.05:
         head = rng.randbytes(n_head)
-    return (head + mutated(rng, rest, [seed[n_head:] for seed in seeds], target.words))[
+    return (head + mutated(rng, tail, [seed[n_head:] for seed in seeds], target.words))[
         : target.max_bytes
     ]
 

@@ -189,7 +189,7 @@ def _heads() -> Try:
     from pyllama_raw.serve.run import OPTIONS
 
     server, errors = _Server(), []
-    server.loop.set_exception_handler(lambda _, told: errors.append(told))
+    server.loop.set_exception_handler(lambda _, context: errors.append(context))
     connections = Connections(5.0, 5.0, 100)
     config = uvicorn.Config(server.app, http=Connection.of(connections), **OPTIONS)
     config.load()
@@ -457,8 +457,8 @@ def _chats() -> Try:
             encoder.read(chat)
             return
         kwargs = chat.get("kwargs")  # an engine takes a mapping only
-        given = kwargs if isinstance(kwargs, dict) else None
-        settings = ChatSettings(chat.get("tools"), given, None)
+        variables = kwargs if isinstance(kwargs, dict) else None
+        settings = ChatSettings(chat.get("tools"), variables, None)
         encoder.read(chat.get("messages"), settings)  # type: ignore[arg-type]
 
     return attempt
@@ -561,8 +561,8 @@ def _index() -> Try:
         (root / name).write_bytes(data[1:])
         store = DiskStore(root, "model", 2**20, wait_s=0.0)
         keys = SpanKeys()
-        for known in store.scan(keys):
-            store.read(known.payload)  # type: ignore[arg-type]
+        for entry in store.scan(keys):
+            store.read(entry.payload)  # type: ignore[arg-type]
         store.write(None, bytes(64), memoryview(bytes(100)))
         store.scan(keys)
         store.close()
@@ -670,12 +670,12 @@ def _packets() -> Try:
 
     def attempt(data: bytes) -> None:
         try:
-            told = json.loads(data)
+            value = json.loads(data)
         except (ValueError, RecursionError):
             return
-        if isinstance(told, dict) and "metadata" in told:
-            asked_by(told["metadata"])
-        packet = TensorPacket.read(told)
+        if isinstance(value, dict) and "metadata" in value:
+            asked_by(value["metadata"])
+        packet = TensorPacket.read(value)
         assert TensorPacket.read(packet.told()) == packet
         assert packet.text.encode() == packet.data
 
@@ -765,8 +765,8 @@ def _answers() -> Try:
 
 
 def _answer_seeds() -> list[bytes]:
-    def event(told: Any) -> bytes:
-        return b"data: %b\n\n" % json.dumps(told).encode()
+    def event(value: Any) -> bytes:
+        return b"data: %b\n\n" % json.dumps(value).encode()
 
     listed = {
         "content": [

@@ -50,20 +50,20 @@ def read(source: str) -> Iterator[Vector]:
         place, depth = call.end(), 1
         parts: list[list[str]] = [[]]
         while depth:
-            if found := STRING.match(source, place):
-                if found["raw"] is not None:
-                    parts[-1].append(found["raw"])
-                elif found["plain"]:
-                    parts[-1].append(ast.literal_eval(found["plain"]))
-                place = found.end()
+            if match := STRING.match(source, place):
+                if match["raw"] is not None:
+                    parts[-1].append(match["raw"])
+                elif match["plain"]:
+                    parts[-1].append(ast.literal_eval(match["plain"]))
+                place = match.end()
                 continue
             char = source[place]
             depth += (char in "({") - (char in ")}")
             if char == "," and depth == 1:
                 parts.append([])
             place += 1
-        name, text, taken, refused = parts[:4]
-        yield Vector(call[1], "".join(name).strip(), "".join(text), taken, refused)
+        name, text, accepted, refused = parts[:4]
+        yield Vector(call[1], "".join(name).strip(), "".join(text), accepted, refused)
 
 
 def mistakes(vector: Vector, constraints: Constraints, vocab: Vocab) -> Iterator[str]:
@@ -75,10 +75,10 @@ def mistakes(vector: Vector, constraints: Constraints, vocab: Vocab) -> Iterator
         refused = [text for text in refused if not is_valid_json(text, schema)]
     else:
         params = SamplingParams(grammar=vector.source)
-    for texts, wanted in ((vector.taken, True), (refused, False)):
+    for texts, is_accepted in ((vector.taken, True), (refused, False)):
         for text in texts:
-            if follows(constraints.make(params), vocab, text) != wanted:
-                yield f"{vector.name}: {text!r} should be {wanted}"
+            if follows(constraints.make(params), vocab, text) != is_accepted:
+                yield f"{vector.name}: {text!r} should be {is_accepted}"
 
 
 def is_valid_json(text: str, schema: Any) -> bool:

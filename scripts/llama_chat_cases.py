@@ -119,8 +119,8 @@ class Reader:
             names[words[at - 1]] = self._value(tokens[at + 1 :], names)
         elif "{" in words:
             at = words.index("{")
-            made = self._value(tokens[at:], names)
-            names[words[at - 1]] = _object(words[:at], made)
+            value = self._value(tokens[at:], names)
+            names[words[at - 1]] = _object(words[:at], value)
         elif words[0] == "common_chat_msg" and len(words) == 2:
             names[words[1]] = Message(role="")
 
@@ -223,19 +223,19 @@ def _with(case: Case, option: str, value: Any = True) -> Case:
     return replace(case, **OPTIONS[option](value))
 
 
-def _object(words: list[str], made: list[Any]) -> Any:
+def _object(words: list[str], values: list[Any]) -> Any:
     if "vector" in "".join(words):
-        return [_tool(value) for value in made]
+        return [_tool(value) for value in values]
     if "common_chat_tool" in words:
-        return _tool(made)
-    role, content, *_ = made
+        return _tool(values)
+    role, content, *_ = values
     return Message(role, content if isinstance(content, str) else "")
 
 
-def _tool(made: Any) -> dict[str, Any]:
-    if isinstance(made, dict):
-        return made
-    name, description, parameters = made
+def _tool(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    name, description, parameters = value
     about = {"name": name, "description": description}
     function = about | {"parameters": json.loads(parameters)}
     return {"type": "function", "function": function}

@@ -128,10 +128,10 @@ async def serve(flags: Namespace) -> None:
 def listener(host: str, port: int) -> socket.socket:
     """A socket that waits at *host*."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind((host, port))
-    return found
+    server = socket.socket(family)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind((host, port))
+    return server
 
 
 def resolved(flags: Namespace, folder: Path) -> tuple[Path, EngineConfig]:
@@ -203,10 +203,10 @@ class Front:
         path = scope.get("path", "")
         if path in self._closed:
             start = {"type": "http.response.start", "status": self._closed[path]}
-            told = {"error": {"message": "the flag is not given", "type": "off"}}
+            failure = {"error": {"message": "the flag is not given", "type": "off"}}
             await send({**start, "headers": [(b"content-type", b"application/json")]})
             await send(
-                {"type": "http.response.body", "body": json.dumps(told).encode()}
+                {"type": "http.response.body", "body": json.dumps(failure).encode()}
             )
         elif scope.get("method") == "POST" and path.endswith(CHAT_PATHS):
             await self._app(*await self._filled(scope, receive), send)
@@ -215,16 +215,16 @@ class Front:
 
     async def _filled(self, scope: Any, receive: Any) -> tuple[Any, Any]:
         """The request with the variable of its template, if it gives none."""
-        body, more = b"", True
-        while more:
+        body, has_more = b"", True
+        while has_more:
             message = await receive()
             body += message.get("body", b"")
-            more = message.get("more_body", False)
-        asked = json.loads(body)
-        if isinstance(asked, dict):
-            asked.setdefault("chat_template_kwargs", {"enable_thinking": self._thinks})
-            asked.setdefault("verbose", self._tells)
-        body = json.dumps(asked).encode()
+            has_more = message.get("more_body", False)
+        fields = json.loads(body)
+        if isinstance(fields, dict):
+            fields.setdefault("chat_template_kwargs", {"enable_thinking": self._thinks})
+            fields.setdefault("verbose", self._tells)
+        body = json.dumps(fields).encode()
         size = (b"content-length", str(len(body)).encode())
         headers = [h for h in scope["headers"] if h[0] != b"content-length"]
         parts = [{"type": "http.request", "body": body}]

@@ -20,7 +20,7 @@ def unpack(folder: Path, parts: Collection[str]) -> Path:
             if not name.is_relative_to(build_lib.SOURCE_FOLDER) or not member.isfile():
                 continue
             part = name.relative_to(build_lib.SOURCE_FOLDER)
-            if any(part.is_relative_to(wanted) for wanted in parts):
+            if any(part.is_relative_to(parent) for parent in parts):
                 path = folder / part
                 path.parent.mkdir(parents=True, exist_ok=True)
                 content = tar.extractfile(member)

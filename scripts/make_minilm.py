@@ -75,8 +75,8 @@ def encode(source: Path, kind: str) -> bytes:
     for key, value in {**shape(config), **vocabulary(words, config)}.items():
         file.values[key.encode()] = value
     number, dtype = TYPES[kind]
-    for known, weight in tensors(source / "model.safetensors"):
-        name = renamed(known)
+    for tensor_name, weight in tensors(source / "model.safetensors"):
+        name = renamed(tensor_name)
         if name is None:
             continue
         is_matrix = weight.ndim == 2 and not name.startswith(
@@ -147,12 +147,12 @@ def tensors(path: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
 
 def renamed(name: str) -> str | None:
     """None: libllama has no use for it, as for the pooler."""
-    owner, _, what = name.rpartition(".")
+    owner, _, part = name.rpartition(".")
     prefix = ""
     if owner.startswith("encoder.layer."):
         number, _, owner = owner.removeprefix("encoder.layer.").partition(".")
         prefix = f"blk.{number}."
-    return f"{prefix}{NAMES[owner]}.{what}" if owner in NAMES else None
+    return f"{prefix}{NAMES[owner]}.{part}" if owner in NAMES else None
 
 
 if __name__ == "__main__":

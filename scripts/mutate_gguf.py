@@ -30,8 +30,8 @@ def files(seed: int, first: int, count: int) -> Files:
         name = rng.choice(names)
         if name not in originals:
             originals[name] = read(tiny_model(name))
-        content, said = mutate(rng, copy.deepcopy(originals[name]))
-        yield index, content, f"{name}: {said}"
+        content, changes = mutate(rng, copy.deepcopy(originals[name]))
+        yield index, content, f"{name}: {changes}"
 
 
 if __name__ == "__main__":

@@ -114,10 +114,10 @@ def packed_png(rng: random.Random) -> bytearray:
         n_bytes += rng.randrange(4 * height)
     data = zlib.compress(rng.randbytes(n_bytes))
     palette = rng.randbytes(3 * rng.randrange(1, 257))
-    others = [(b"PLTE", palette), (b"tRNS", rng.randbytes(6))][: rng.randrange(3)]
+    chunks = [(b"PLTE", palette), (b"tRNS", rng.randbytes(6))][: rng.randrange(3)]
     return bytearray(
         files.png_of(
-            width, height, data, *others, depth=depth, colour=colour, order=order
+            width, height, data, *chunks, depth=depth, colour=colour, order=order
         )
     )
 

@@ -56,8 +56,8 @@ def files(seed: int, first: int, count: int) -> Files:
     for index in range(first, first + count):
         rng = random.Random(f"{seed}/{index}")  # noqa: S311 -- repeats
         name = NAMES[index % len(NAMES)]
-        content, said = mutate(rng, copy.deepcopy(originals[name]), MUTATIONS)
-        yield index, content, f"{name}: {said}"
+        content, changes = mutate(rng, copy.deepcopy(originals[name]), MUTATIONS)
+        yield index, content, f"{name}: {changes}"
 
 
 def attempt(path: Path) -> str:

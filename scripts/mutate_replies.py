@@ -111,12 +111,14 @@ def check(spec: ReplySpec, rng: random.Random) -> None:
     prefix = rng.choice(["", spec.reasoning.start[0]]) if spec.reasoning else ""
     cuts = rng.choices(range(len(text) + 1), k=rng.choice([1, 5, len(text)]))
     try:
-        whole = parsed(spec, split(spec, text, []), prefix=prefix)
+        at_once = parsed(spec, split(spec, text, []), prefix=prefix)
         pieces = parsed(spec, split(spec, text, cuts), prefix=prefix)
     except Exception as error:
         raise AssertionError(f"{text!r} after {prefix!r} raised {error!r}") from error
-    assert whole == pieces, f"{text!r} after {prefix!r}: {whole} is not {pieces}"
-    assert letters(said(whole)) == letters(text), f"{text!r} after {prefix!r}: {whole}"
+    assert at_once == pieces, f"{text!r} after {prefix!r}: {at_once} is not {pieces}"
+    assert letters(said(at_once)) == letters(text), (
+        f"{text!r} after {prefix!r}: {at_once}"
+    )
 
 
 def main() -> int:

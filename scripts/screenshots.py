@@ -44,8 +44,8 @@ async def load(engine: AsyncEngine) -> None:
 async def tell(engine: AsyncEngine, topic: str, place: int) -> None:
     """Have one story told after the other."""
     for chapter in count():
-        told = f"Chapter {chapter} begins by the sea. " * (20 + 45 * place)
-        text = f"{told}\nContinue this story. It is about {topic}."
+        story = f"Chapter {chapter} begins by the sea. " * (20 + 45 * place)
+        text = f"{story}\nContinue this story. It is about {topic}."
         params = SamplingParams(max_tokens=150 + 60 * place, seed=place, min_tokens=100)
         message = {"role": "user", "content": text}
         async with engine.generate([message], params) as generation:
@@ -80,8 +80,8 @@ def keep(page: Page, name: str) -> None:
 def main() -> None:
     """Write all pictures."""
     with start_blocking_portal() as portal:
-        opened = portal.wrap_async_context_manager(AsyncEngine.open(config=CONFIG))
-        with opened as engine:
+        manager = portal.wrap_async_context_manager(AsyncEngine.open(config=CONFIG))
+        with manager as engine:
             app = make_app({"assistant": engine})
             served = portal.wrap_async_context_manager(serving(app, "asyncio"))
             work = portal.start_task_soon(load, engine)

@@ -135,10 +135,10 @@ class Clients:
     async def run(self) -> None:
         """All of them, at once; the slow ones read when the others have gone."""
         async with anyio.create_task_group() as slow:
-            async with anyio.create_task_group() as others:
+            async with anyio.create_task_group() as tasks:
                 for kind, client in self.all:
                     self.outcomes.append(Outcome(kind))
-                    group = slow if kind == "slow" else others
+                    group = slow if kind == "slow" else tasks
                     group.start_soon(client, self.outcomes[-1])
             self._others_left.set()
 

@@ -105,11 +105,11 @@ async def crowd(engine: AsyncEngine, clients: Clients) -> None:
 async def leaves(engine: AsyncEngine, clients: Clients, n: int) -> None:
     before = engine.stats()
     for name, leave in (("in prefill", leave_prefill), ("midway", leave_midway)):
-        found = [
+        values = [
             await free_s(engine, partial(leave, engine, clients, i)) for i in range(n)
         ]
         print(
-            f"left {name}: free after {median(found) * 1e3:.1f} ms, worst {max(found) * 1e3:.1f} ms"
+            f"left {name}: free after {median(values) * 1e3:.1f} ms, worst {max(values) * 1e3:.1f} ms"
         )
     after = engine.stats()
     n_steps = after.steps - before.steps

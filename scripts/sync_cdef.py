@@ -37,30 +37,30 @@ def built_include() -> Path | None:
 
 def words() -> set[str]:
     """All words of the package, and the names of `lib` in tests and scripts."""
-    found: set[str] = set()
+    names: set[str] = set()
     for path in PACKAGE.rglob("*.*"):
         if path.suffix in (".py", ".cpp", ".h") and path != build_lib.USED:
-            found |= set(re.findall(r"\w+", path.read_text("utf-8")))
+            names |= set(re.findall(r"\w+", path.read_text("utf-8")))
     for folder in ("tests", "scripts"):
         for path in (build_lib.ROOT / folder).rglob("*.py"):
-            found |= set(re.findall(r"\blib\.(\w+)", path.read_text("utf-8")))
-    return {word for word in found if re.match("(?i:llama|ggml|gguf|mtmd)_", word)}
+            names |= set(re.findall(r"\blib\.(\w+)", path.read_text("utf-8")))
+    return {word for word in names if re.match("(?i:llama|ggml|gguf|mtmd)_", word)}
 
 
-def used(known: Declarations) -> Declarations:
-    """What *known* has of the names that we use."""
-    found = needed(words(), known)
-    return {key: parts for key, parts in found.items() if key[0] != "deprecated"}
+def used(declarations: Declarations) -> Declarations:
+    """What *declarations* has of the names that we use."""
+    names = needed(words(), declarations)
+    return {key: parts for key, parts in names.items() if key[0] != "deprecated"}
 
 
-def differences(ours: Declarations, known: Declarations) -> list[str]:
-    """One line for each name of *ours* that *known* lacks, deprecates or has changed."""
+def differences(ours: Declarations, declarations: Declarations) -> list[str]:
+    """One line for each name of *ours* that *declarations* lacks, deprecates or has changed."""
     deprecated = [
         f"deprecated: function {name}"
-        for kind, name in known
+        for kind, name in declarations
         if kind == "deprecated" and ("function", name) in ours
     ]
-    return sorted([*misfits(ours, known), *deprecated])
+    return sorted([*misfits(ours, declarations), *deprecated])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,17 +76,17 @@ def main(argv: list[str] | None = None) -> int:
     if lost := [n for n in build_lib.HEADERS if n not in find([n], folders)]:
         parser.error(f"{lost[0]} is in none of {', '.join(map(str, folders))}")
     if args.write_stub:
-        seen = build_lib.seen_by_python(folders)
-        STUB.write_text(stub(render(seen)), "utf-8")
+        visible = build_lib.seen_by_python(folders)
+        STUB.write_text(stub(render(visible)), "utf-8")
         return 0
-    known = build_lib.declared(build_lib.HEADERS, folders)
+    declarations = build_lib.declared(build_lib.HEADERS, folders)
     if args.write:
-        build_lib.USED.write_text(HEAD + render(used(known)), "utf-8")
+        build_lib.USED.write_text(HEAD + render(used(declarations)), "utf-8")
     ours = build_lib.read(build_lib.USED)
-    lines = differences(ours, known)
+    lines = differences(ours, declarations)
     lines += [
         f"not in used.h: {' '.join(key)} (python -m scripts.sync_cdef --write)"
-        for key in used(known)
+        for key in used(declarations)
         if key not in ours
     ]
     print("\n".join(lines) or "the headers have what we use")

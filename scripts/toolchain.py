@@ -56,20 +56,20 @@ def compiler(variable: str, default: str) -> str:
             "apt install build-essential; Fedora: dnf install gcc-c++; macOS: "
             f"xcode-select --install), or set {variable}"
         )
-    asked = [*command, "--version"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    command_line = [*command, "--version"]
+    done = subprocess.run(command_line, capture_output=True, text=True, check=False)
     return f"{command} {done.stdout.partition(chr(10))[0]}"
 
 
 def cpu() -> str:
     """The CPU, since GGML_NATIVE compiles for the one at hand."""
-    seen = {platform.machine(), platform.processor()}
+    names = {platform.machine(), platform.processor()}
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name = line.split(":")[0].strip()
             if name in ("model name", "flags", "Features", "CPU part"):
-                seen.add(line)
-    return "\n".join(sorted(seen))
+                names.add(line)
+    return "\n".join(sorted(names))
 
 
 def n_cpus() -> int:
@@ -120,9 +120,9 @@ def run(*command: str, env: dict[str, str] | None = None) -> None:
                 tenth = int(step[1]) * 10 // int(step[2])
                 say(f"compiled {step[1]} of {step[2]}")
     if process.returncode:
-        shown = "".join(_worst(lines))
+        summary = "".join(_worst(lines))
         raise BuildError(
-            f"{shlex.join(command)} failed with code {process.returncode}:\n{shown}"
+            f"{shlex.join(command)} failed with code {process.returncode}:\n{summary}"
             "Check PYLLAMA_RAW_CMAKE_ARGS, CC and CXX, and that there is memory and disk."
         )
 

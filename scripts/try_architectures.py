@@ -48,10 +48,10 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
-    def add(self, what: str, outcome: Outcome, *, right: bool) -> None:
-        self.counts[f"{what}: {outcome.kind}"] += 1
+    def add(self, case: str, outcome: Outcome, *, right: bool) -> None:
+        self.counts[f"{case}: {outcome.kind}"] += 1
         if not right:
-            self.wrong.append(f"{what}, {outcome.said}: {outcome.kind} {outcome.text}")
+            self.wrong.append(f"{case}, {outcome.said}: {outcome.kind} {outcome.text}")
 
 
 def main() -> None:
@@ -63,8 +63,8 @@ def main() -> None:
         parser.error(f"no such architecture: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as folder:
         report = run(options.names or NAMES, options.keep or Path(folder))
-    for what, count in sorted(report.counts.items()):
-        print(f"{count:4} {what}")
+    for case, count in sorted(report.counts.items()):
+        print(f"{count:4} {case}")
     print(*report.wrong, sep="\n")
     raise SystemExit(bool(report.wrong))
 
@@ -73,24 +73,24 @@ def run(names: Iterable[str], folder: Path) -> Report:
     """Make the files of *names* in *folder*, and try them."""
     report = Report()
     folder.mkdir(parents=True, exist_ok=True)
-    made = make(names, folder, report)
-    plain = {outcome.said: outcome for outcome in attempts(as_made(made))}
+    models = make(names, folder, report)
+    plain = {outcome.said: outcome for outcome in attempts(as_made(models))}
     for outcome in plain.values():
         report.add("as made", outcome, right=outcome.kind != DEFECT)
         if outcome.kind == REFUSED:
             print(f"{outcome.said}: {outcome.text}")
-    for outcome in attempts(with_unread_zeros(made)):
+    for outcome in attempts(with_unread_zeros(models)):
         same = told(outcome) == told(plain[outcome.said])
         report.add("unread keys 0", outcome, right=same)
-    for what, files in (
+    for case, files in (
         ("read keys 0", with_read_zeros),
         ("without a tensor", without_tensors),
     ):
-        for outcome in attempts(files(made)):
+        for outcome in attempts(files(models)):
             right = outcome.kind == REFUSED and outcome.said in outcome.text
-            report.add(what, outcome, right=right)
-        for outcome in attempts(files(made), try_without_rules):
-            report.add(f"{what}, rules off", outcome, right=outcome.kind != WORKS)
+            report.add(case, outcome, right=right)
+        for outcome in attempts(files(models), try_without_rules):
+            report.add(f"{case}, rules off", outcome, right=outcome.kind != WORKS)
     return report
 
 
@@ -107,7 +107,7 @@ def make(names: Iterable[str], folder: Path, report: Report) -> dict[str, Path]:
         gguf.write(learning.learn(arch), folder / f"{arch}.gguf")
         return ""
 
-    made = {}
+    files = {}
     possible = []
     for name in names:
         if name in IMPOSSIBLE:
@@ -118,8 +118,8 @@ def make(names: Iterable[str], folder: Path, report: Report) -> dict[str, Path]:
     for outcome in attempts(((name, name.encode()) for name in possible), write):
         report.add("made", outcome, right=outcome.kind == WORKS)
         if outcome.kind == WORKS:
-            made[outcome.said] = folder / f"{outcome.said}.gguf"
-    return made
+            files[outcome.said] = folder / f"{outcome.said}.gguf"
+    return files
 
 
 def attempts(files: Files, attempt: Attempt | None = None) -> Iterator[Outcome]:
@@ -127,13 +127,13 @@ def attempts(files: Files, attempt: Attempt | None = None) -> Iterator[Outcome]:
     return trial.run_all(numbered, attempt=attempt or try_file)
 
 
-def as_made(made: dict[str, Path]) -> Files:
-    return ((arch, path.read_bytes()) for arch, path in made.items())
+def as_made(models: dict[str, Path]) -> Files:
+    return ((arch, path.read_bytes()) for arch, path in models.items())
 
 
-def with_unread_zeros(made: dict[str, Path]) -> Files:
+def with_unread_zeros(models: dict[str, Path]) -> Files:
     """Files with a 0 for every key that only other architectures read."""
-    for arch, path in made.items():
+    for arch, path in models.items():
         unread = unread_keys(arch)
         file = gguf_file.read(path)
         keys = [key for key in unread if f"{arch}.{key}".encode() not in file.values]
@@ -145,24 +145,24 @@ def unread_keys(arch: str) -> list[str]:
     return [r.key for r in NOT_ZERO if arch not in r.architectures and r.default]
 
 
-def with_read_zeros(made: dict[str, Path]) -> Files:
+def with_read_zeros(models: dict[str, Path]) -> Files:
     """A file for each rule and each architecture that it is about."""
     for rule in NOT_ZERO:
         for arch in rule.architectures:
-            if arch in made:
-                file = gguf_file.read(made[arch])
+            if arch in models:
+                file = gguf_file.read(models[arch])
                 yield f"{arch}.{rule.key}=0", with_zeros(file, arch, [rule.key])
 
 
-def without_tensors(made: dict[str, Path]) -> Files:
+def without_tensors(models: dict[str, Path]) -> Files:
     """A file for each rule and tensor that it asks for, without one."""
     for rule in NEEDS:
         for arch in rule.architectures:
-            file = gguf_file.read(made[arch]) if arch in made else gguf_file.File()
+            file = gguf_file.read(models[arch]) if arch in models else gguf_file.File()
             names = {tensor.name.decode() for tensor in file.tensors}
-            given = min((n for n in names if n.endswith(rule.given)), default=None)
-            for needed in rule.needed if given else ():
-                layer = str(given).removesuffix(rule.given)
+            present = min((n for n in names if n.endswith(rule.given)), default=None)
+            for needed in rule.needed if present else ():
+                layer = str(present).removesuffix(rule.given)
                 dropped = {(layer + needed).encode(), (layer + rule.instead).encode()}
                 tensors = [t for t in file.tensors if t.name not in dropped]
                 yield layer + needed, gguf_file.File(file.values, tensors).encode()
@@ -185,10 +185,10 @@ def try_file(path: Path) -> str:
     """What an engine makes of the file; the same over slots and budgets."""
     narrow = anyio.run(outputs, path, *NARROW)
     wide = anyio.run(outputs, path, *WIDE)
-    for one, other in zip(narrow, wide, strict=True):
-        if not np.allclose(one, other, rtol=0, atol=SAME):
-            raise AssertionError(f"{one} alone, {other} beside others")
-    return str([np.round(one, 3).tolist() for one in narrow])
+    for row, other in zip(narrow, wide, strict=True):
+        if not np.allclose(row, other, rtol=0, atol=SAME):
+            raise AssertionError(f"{row} alone, {other} beside others")
+    return str([np.round(row, 3).tolist() for row in narrow])
 
 
 async def outputs(path: Path, n_slots: int, budget: int | None) -> list[list[float]]:

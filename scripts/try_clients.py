@@ -25,24 +25,24 @@ N_CALL = 400  # tokens of an answer that may have calls
 Tried = Iterator[tuple[str, str]]
 
 
-def langchain(asked: Namespace) -> Tried:
+def langchain(options: Namespace) -> Tried:
     """ChatOpenAI and OpenAIEmbeddings."""
     from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-    place = {"base_url": f"{asked.url}/v1", "api_key": "none"}
+    place = {"base_url": f"{options.url}/v1", "api_key": "none"}
     chat = ChatOpenAI(
-        model=asked.model, seed=1, temperature=0, max_tokens=N_TOKENS, **place
+        model=options.model, seed=1, temperature=0, max_tokens=N_TOKENS, **place
     )
-    whole = chat.invoke(ASKED)
-    yield "chat", str(whole.content)
-    yield "counts", str(whole.usage_metadata)
+    answer = chat.invoke(ASKED)
+    yield "chat", str(answer.content)
+    yield "counts", str(answer.usage_metadata)
     yield "stream", "".join(str(chunk.content) for chunk in chat.stream(ASKED))
-    if asked.tools:
+    if options.tools:
         yield from _langchain_loop(chat)
-    made = OpenAIEmbeddings(
-        model=asked.embedder, check_embedding_ctx_length=False, **place
+    embeddings = OpenAIEmbeddings(
+        model=options.embedder, check_embedding_ctx_length=False, **place
     )
-    yield "embedding", _size(made.embed_query(ASKED))
+    yield "embedding", _size(embeddings.embed_query(ASKED))
 
 
 def _langchain_loop(chat: Any) -> Tried:
@@ -59,26 +59,26 @@ def _langchain_loop(chat: Any) -> Tried:
     yield "call of a stream", str([(c["name"], c["args"]) for c in joined.tool_calls])
     messages.append(first)
     for call in first.tool_calls:
-        said = weather(**call["args"])
-        messages.append(ToolMessage(said, tool_call_id=call["id"]))
+        weather_text = weather(**call["args"])
+        messages.append(ToolMessage(weather_text, tool_call_id=call["id"]))
     last = chat.bind_tools([weather]).invoke(messages)
     yield "after the call", str(last.content or last.tool_calls)
 
 
-def pydantic_ai(asked: Namespace) -> Tried:
+def pydantic_ai(flags: Namespace) -> Tried:
     """An agent with a tool, in both ways; it may call it or not."""
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    place = OpenAIProvider(base_url=f"{asked.url}/v1", api_key="none")
-    model = OpenAIChatModel(asked.model, provider=place)
+    place = OpenAIProvider(base_url=f"{flags.url}/v1", api_key="none")
+    model = OpenAIChatModel(flags.model, provider=place)
     options: Any = {"temperature": 0, "seed": 1, "max_tokens": N_CALL}
-    agent = Agent(model, tools=[weather] if asked.tools else [], model_settings=options)
-    told = agent.run_sync(WEATHER)
-    yield "chat", told.output
-    yield "messages", str([_kinds(message) for message in told.all_messages()])
-    yield "counts", str(told.usage)
+    agent = Agent(model, tools=[weather] if flags.tools else [], model_settings=options)
+    result = agent.run_sync(WEATHER)
+    yield "chat", result.output
+    yield "messages", str([_kinds(message) for message in result.all_messages()])
+    yield "counts", str(result.usage)
     streamed = agent.run_stream_sync(WEATHER)
     yield "stream", list(streamed.stream_text())[-1]
 
@@ -92,45 +92,45 @@ def _kinds(message: Any) -> list[str]:
     return [part.part_kind for part in message.parts]
 
 
-def llama_index(asked: Namespace) -> Tried:
+def llama_index(flags: Namespace) -> Tried:
     """OpenAILike and OpenAILikeEmbedding, chats and completions."""
     from llama_index.core.llms import ChatMessage
     from llama_index.embeddings.openai_like import OpenAILikeEmbedding
     from llama_index.llms.openai_like import OpenAILike
 
-    place = {"api_base": f"{asked.url}/v1", "api_key": "none"}
+    place = {"api_base": f"{flags.url}/v1", "api_key": "none"}
     options = {"temperature": 0, "max_tokens": N_TOKENS, **place}
     messages = [ChatMessage(role="user", content=ASKED)]
-    chat = OpenAILike(model=asked.model, is_chat_model=True, **options)
+    chat = OpenAILike(model=flags.model, is_chat_model=True, **options)
     yield "chat", str(chat.chat(messages).message.content)
     yield "stream", "".join(part.delta or "" for part in chat.stream_chat(messages))
-    text = OpenAILike(model=asked.model, is_chat_model=False, **options)
+    text = OpenAILike(model=flags.model, is_chat_model=False, **options)
     yield "completion", text.complete(ASKED).text
     parts = [part.delta or "" for part in text.stream_complete(ASKED)]
     yield "stream of a completion", "".join(parts)
-    made = OpenAILikeEmbedding(model_name=asked.embedder, **place)
-    yield "embedding", _size(made.get_text_embedding(ASKED))
+    embeddings = OpenAILikeEmbedding(model_name=flags.embedder, **place)
+    yield "embedding", _size(embeddings.get_text_embedding(ASKED))
 
 
-def litellm(asked: Namespace) -> Tried:
+def litellm(flags: Namespace) -> Tried:
     """Functions of litellm."""
     from litellm import completion, embedding
 
-    place = {"api_base": f"{asked.url}/v1", "api_key": "none"}
+    place = {"api_base": f"{flags.url}/v1", "api_key": "none"}
     options = {
-        "model": f"openai/{asked.model}",
+        "model": f"openai/{flags.model}",
         "messages": [{"role": "user", "content": ASKED}],
         "temperature": 0,
         "max_tokens": N_TOKENS,
         **place,
     }
-    whole = completion(**options)
-    yield "chat", whole.choices[0].message.content
-    yield "counts", str(whole.usage.total_tokens)
+    answer = completion(**options)
+    yield "chat", answer.choices[0].message.content
+    yield "counts", str(answer.usage.total_tokens)
     chunks = completion(**options, stream=True)
     yield "stream", "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    made = embedding(model=f"openai/{asked.embedder}", input=[ASKED], **place)
-    yield "embedding", _size(made.data[0]["embedding"])
+    embeddings = embedding(model=f"openai/{flags.embedder}", input=[ASKED], **place)
+    yield "embedding", _size(embeddings.data[0]["embedding"])
 
 
 CLIENTS: dict[str, Callable[[Namespace], Tried]] = {
@@ -150,22 +150,22 @@ def main() -> int:
     parser.add_argument(
         "--tools", action="store_true", help="the model's chat template takes tools"
     )
-    asked = parser.parse_args()
-    asked.embedder = asked.embedder or asked.model
-    return sum(not _try(name, client, asked) for name, client in CLIENTS.items())
+    options = parser.parse_args()
+    options.embedder = options.embedder or options.model
+    return sum(not _try(name, client, options) for name, client in CLIENTS.items())
 
 
-def _try(name: str, client: Callable[[Namespace], Tried], asked: Namespace) -> bool:
+def _try(name: str, client: Callable[[Namespace], Tried], options: Namespace) -> bool:
     print(f"{name} {version(name)}")
-    told: dict[str, str] = {}
+    texts: dict[str, str] = {}
     try:
-        for what, text in client(asked):
-            told[what] = text
-            print(f"  {what:24}{text!r}")
+        for name_of_case, text in client(options):
+            texts[name_of_case] = text
+            print(f"  {name_of_case:24}{text!r}")
     except Exception as error:  # noqa: BLE001 - whatever a client raises is what is to be seen
         print(f"  {type(error).__name__}: {error}")
         return False
-    is_equal = told["chat"] == told["stream"]
+    is_equal = texts["chat"] == texts["stream"]
     if not is_equal:
         print("  the stream is not the whole answer")
     return is_equal

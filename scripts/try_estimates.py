@@ -88,10 +88,10 @@ def measured(name: str, large: Path | None) -> tuple[list[int], int]:
 
 def parts_of(memory: MemoryEstimate) -> list[int]:
     return [
-        sum(one.weights_bytes for one in memory.devices),
-        sum(one.kv_bytes for one in memory.devices),
-        sum(one.compute_bytes for one in memory.devices),
-        sum(one.projector_bytes for one in memory.devices),
+        sum(device.weights_bytes for device in memory.devices),
+        sum(device.kv_bytes for device in memory.devices),
+        sum(device.compute_bytes for device in memory.devices),
+        sum(device.projector_bytes for device in memory.devices),
     ]
 
 
@@ -99,14 +99,14 @@ def opened_as(
     name: str, n_slots: int = N_SLOTS, large: Path | None = None
 ) -> tuple[Path, EngineConfig]:
     """The file of *name*, a tiny model if *large* is None, and the options of its use."""
-    kind, _, rest = name.partition(":")
+    kind, _, tail = name.partition(":")
     projector, n_step = None, N_STEP
     if large is not None:
-        path = large_model(rest or name, large)
+        path = large_model(tail or name, large)
         n_slots, n_step = N_LARGE_SLOTS, N_LARGE_STEP
-        projector = large_projector(rest, large) if rest else None
+        projector = large_projector(tail, large) if tail else None
     elif kind == "projector":
-        projector, path = tiny_projector(rest)
+        projector, path = tiny_projector(tail)
     elif name == "default":
         path, n_slots = default_model(), 1
     else:

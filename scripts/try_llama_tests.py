@@ -64,16 +64,16 @@ def unpacked(folder: Path) -> Path:
     return folder
 
 
-def in_scope(tests: Path, others: Mapping[str, str]) -> list[str]:
+def in_scope(tests: Path, exceptions: Mapping[str, str]) -> list[str]:
     """Names of the files that have to be tried."""
     names = sorted(path.name for path in (tests / "unit").glob("test_*.py"))
-    return [name for name in names if name not in others]
+    return [name for name in names if name not in exceptions]
 
 
 def environment(tests: Path) -> Path:
     """The Python of an environment with what the tests require; it is made once."""
-    wanted = (tests / "requirements.txt").read_bytes()
-    key = hashlib.sha256(wanted + sys.version.encode()).hexdigest()[:16]
+    requirements = (tests / "requirements.txt").read_bytes()
+    key = hashlib.sha256(requirements + sys.version.encode()).hexdigest()[:16]
     folder = build_lib.fetch.cache_dir() / "llama-tests" / key
     python = folder / "bin" / "python"
     if not (folder / "done").is_file():
@@ -86,9 +86,13 @@ def environment(tests: Path) -> Path:
 
 def run(tests: Path, files: list[str], expression: str | None) -> dict[str, str]:
     """Outcomes by id: "passed", "skipped", or the line that says what failed."""
-    told = tests / "outcomes.xml"
+    report = tests / "outcomes.xml"
     command = [environment(tests), "-m", "pytest", "-p", "no:cacheprovider", "-q"]
-    command += [f"--junitxml={told}", "--tb=short", *(f"unit/{name}" for name in files)]
+    command += [
+        f"--junitxml={report}",
+        "--tb=short",
+        *(f"unit/{name}" for name in files),
+    ]
     command += ["-k", expression] if expression else []
     server = ROOT / "scripts" / "llama_server.py"
     own = {
@@ -99,7 +103,7 @@ def run(tests: Path, files: list[str], expression: str | None) -> dict[str, str]
         "no_proxy": "*",
     }
     subprocess.run(command, cwd=tests, env={**os.environ, **own}, check=False)
-    return read_outcomes(told)
+    return read_outcomes(report)
 
 
 def free_port() -> int:
@@ -108,10 +112,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def read_outcomes(told: Path) -> dict[str, str]:
+def read_outcomes(report: Path) -> dict[str, str]:
     """From a file of JUnit's form."""
     outcomes: dict[str, str] = {}
-    for case in ET.parse(told).iter("testcase"):  # noqa: S314 - pytest wrote it
+    for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest wrote it
         name = f"{case.get('classname', '').rpartition('.')[2]}.py::{case.get('name')}"
         outcome = "passed"
         for child in case:
@@ -125,12 +129,12 @@ def read_outcomes(told: Path) -> dict[str, str]:
 
 def expected(fails: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> set[str]:
     """Ids of tests that have to fail, by patterns."""
-    return {name for found in _found(fails, outcomes).values() for name in found}
+    return {name for names in _found(fails, outcomes).values() for name in names}
 
 
 def unmatched(fails: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> list[str]:
     """Patterns that stand for no test."""
-    return [pattern for pattern, found in _found(fails, outcomes).items() if not found]
+    return [pattern for pattern, names in _found(fails, outcomes).items() if not names]
 
 
 def _found(

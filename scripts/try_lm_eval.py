@@ -46,36 +46,36 @@ metric_list: [{{metric: acc}}]
 Told = list[tuple[str, str, float, bool]]  # context, its end, logprob, greedy
 
 
-def evaluate(asked: Namespace) -> None:
+def evaluate(options: Namespace) -> None:
     """Print what lm-eval made of each pair; runs where lm-eval is installed."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    folder = Path(asked.folder)
+    folder = Path(options.folder)
     data = folder / "docs.jsonl"
     data.write_text("\n".join(map(json.dumps, DOCS)))
     (folder / f"{NAME}.yaml").write_text(TASK.format(name=NAME, data=data))
-    found = simple_evaluate(
+    results = simple_evaluate(
         model="local-completions",
         model_args={
             "model": "scored",
-            "base_url": f"{asked.url}/v1/completions",
+            "base_url": f"{options.url}/v1/completions",
             "tokenizer_backend": "remote",
         },
         tasks=[NAME],
         task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-        batch_size=asked.batch,
+        batch_size=options.batch,
         log_samples=True,
         bootstrap_iters=0,
     )
-    told = [
+    rows = [
         (*request, *answer)
-        for sample in found["samples"][NAME]
+        for sample in results["samples"][NAME]
         for request, answer in zip(
             sample["arguments"], map(_pair, sample["resps"]), strict=True
         )
     ]
-    (folder / TOLD).write_text(json.dumps(told))
+    (folder / TOLD).write_text(json.dumps(rows))
 
 
 def _pair(answers: Any) -> tuple[float, bool]:
@@ -83,7 +83,7 @@ def _pair(answers: Any) -> tuple[float, bool]:
     return float(logprob), str(greedy) == "True"
 
 
-async def compare(asked: Namespace) -> int:
+async def compare(options: Namespace) -> int:
     """The number of pairs that differ."""
     import anyio
 
@@ -92,21 +92,31 @@ async def compare(asked: Namespace) -> int:
 
     listens = anyio.Event()
     with tempfile.TemporaryDirectory() as folder:
-        async with AsyncEngine.open(asked.model) as engine:
-            app, place = make_app({"scored": engine}), ListenConfig(port=asked.port)
+        async with AsyncEngine.open(options.model) as engine:
+            app, place = make_app({"scored": engine}), ListenConfig(port=options.port)
             async with anyio.create_task_group() as group:
                 group.start_soon(serve, app, place, lambda _: listens.set())
                 await listens.wait()
                 url = f"http://{place.host}:{place.port}"
-                inside = ["--url", url, "--folder", folder, "--batch", str(asked.batch)]
+                inside = [
+                    "--url",
+                    url,
+                    "--folder",
+                    folder,
+                    "--batch",
+                    str(options.batch),
+                ]
                 env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
                 await anyio.run_process(
-                    [asked.python, __file__, *inside], env=env, stdout=None, stderr=None
+                    [options.python, __file__, *inside],
+                    env=env,
+                    stdout=None,
+                    stderr=None,
                 )
                 group.cancel_scope.cancel()
             text = await anyio.Path(folder, TOLD).read_text()
-            told: Told = json.loads(text)
-            return sum([await _differs(engine, *pair) for pair in told])
+            row: Told = json.loads(text)
+            return sum([await _differs(engine, *pair) for pair in row])
 
 
 async def _differs(
@@ -135,13 +145,13 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=1, help="prompts of a request")
     parser.add_argument("--url", help="of a server; then this is lm-eval's side")
     parser.add_argument("--folder")
-    asked = parser.parse_args()
-    if asked.url:
-        evaluate(asked)
+    options = parser.parse_args()
+    if options.url:
+        evaluate(options)
         return 0
     import anyio
 
-    return anyio.run(compare, asked)
+    return anyio.run(compare, options)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def _made() -> Path:
 def outcomes(folder: Path, name: str, tie: float) -> dict[str, list[str]]:
     """Cases of the model *name* by outcome: "right", "refused: why", "wrong: how"."""
     path = folder / f"{RECIPES[name].name}.gguf"
-    found: dict[str, list[str]] = {}
+    words: dict[str, list[str]] = {}
     try:
         references = run(path, Case("host", 1, "off"), is_reference=True)
     except PyllamaError as error:
@@ -116,8 +116,8 @@ def outcomes(folder: Path, name: str, tie: float) -> dict[str, list[str]]:
             outcome = f"died: {type(error).__name__}: {error}"
         else:
             outcome = compared(references, outputs, tie)
-        found.setdefault(outcome, []).append(str(case))
-    return found
+        words.setdefault(outcome, []).append(str(case))
+    return words
 
 
 def compared(references: list[Output], outputs: list[Output], tie: float) -> str:
@@ -196,11 +196,11 @@ class _Clock:
 def prompts(n_vocab: int) -> list[array[int]]:
     """Prompts of several lengths, some of which begin alike."""
     common = [(7 * n + 3) % (n_vocab - 20) + 10 for n in range(40)]
-    made = []
+    texts = []
     for index in range(N_PROMPTS):
         own = [(11 * n + 5 * index) % (n_vocab - 20) + 10 for n in range(9 * index + 5)]
-        made.append(array("i", (common if index % 2 else []) + own))
-    return made
+        texts.append(array("i", (common if index % 2 else []) + own))
+    return texts
 
 
 if __name__ == "__main__":

@@ -71,13 +71,13 @@ def works(router: Path) -> bool:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         workers = [stack.enter_context(worker(folder)) for _ in range(2)]
-        for each in workers:
-            wait_for(each)
+        for replica in workers:
+            wait_for(replica)
         url = stack.enter_context(routed(router, workers))
         wait_for(url)
         skipped = ROUTERS[router.name][1]
-        asked = [each for each in ASKED if each[0] not in skipped]
-        done = [answers(url, path, body) for path, body in asked]
+        requests = [replica for replica in ASKED if replica[0] not in skipped]
+        done = [answers(url, path, body) for path, body in requests]
         done += [hits(url), passes_over(url, workers)]
     return all(done)
 
@@ -133,10 +133,10 @@ def passes_over(url: str, workers: list[str]) -> bool:
         passed = [httpx.post(url + path, json=TEXT, timeout=LIMIT_S) for _ in range(6)]
         stack.enter_context(occupied(workers[1] + path))
         none = httpx.post(url + path, json=TEXT, timeout=LIMIT_S)
-    found = [direct.status_code, *(each.status_code for each in passed)]
-    found.append(none.status_code)
-    print(f"  one full: it, then the router, then both full: {found}")
-    return found == [503, *[200] * 6, 503]
+    statuses = [direct.status_code, *(answer.status_code for answer in passed)]
+    statuses.append(none.status_code)
+    print(f"  one full: it, then the router, then both full: {statuses}")
+    return statuses == [503, *[200] * 6, 503]
 
 
 @contextmanager
@@ -155,8 +155,8 @@ def hits(url: str) -> bool:
     n_prompt = n_cached = 0
     for turn in range(6):
         for begin in groups:
-            asked = TEXT | {"prompt": f"{begin}{turn}"}
-            answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=LIMIT_S)
+            body = TEXT | {"prompt": f"{begin}{turn}"}
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=LIMIT_S)
             usage = answer.json()["usage"]
             n_prompt += usage["prompt_tokens"]
             n_cached += usage["prompt_tokens_details"]["cached_tokens"]

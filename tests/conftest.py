@@ -41,9 +41,9 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     """The default model, or the file that PYLLAMA_RAW_TEST_MODEL names."""
-    named = os.environ.get("PYLLAMA_RAW_TEST_MODEL")
-    if named:
-        return Path(named)
+    path = os.environ.get("PYLLAMA_RAW_TEST_MODEL")
+    if path:
+        return Path(path)
     from pyllama_raw.options.models import default_model
 
     return default_model(progress=False)

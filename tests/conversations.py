@@ -107,17 +107,17 @@ def converse(
         cold.pop(name, None)
     with playing(path, **options) as player:
         played = _talk(player, rng, n_chats, n_at_once)
-        distances = [distance_to_replay(player, one) for one in played]
+        distances = [distance_to_replay(player, turn) for turn in played]
     report = Report(worst_same_chunks=max(distances))
     with playing(path, **cold) as other:
-        for one in played:
-            alone = other.play(one.prompt, MAX_TOKENS)
+        for turn in played:
+            alone = other.play(turn.prompt, MAX_TOKENS)
             experts = None
-            if hears_routers and one.tokens:
-                n_same = min(_same_outputs(one, alone), len(one.tokens) - 1)
-                n = len(one.prompt) + n_same
-                experts = parting(player.scores(one)[:n], other.scores(alone)[:n])
-            _judge(report, one, alone, experts, tolerance)
+            if hears_routers and turn.tokens:
+                n_same = min(_same_outputs(turn, alone), len(turn.tokens) - 1)
+                n = len(turn.prompt) + n_same
+                experts = parting(player.scores(turn)[:n], other.scores(alone)[:n])
+            _judge(report, turn, alone, experts, tolerance)
     return report
 
 
@@ -136,8 +136,8 @@ def _talk(
         results = player.play_all(prompts, MAX_TOKENS, cancel_after)
         if rng.random() < 0.05:
             player.parts.scheduler.clear_cache()
-        for chat, one in zip(some, results, strict=True):
-            chat.texts.append(one.text)
+        for chat, result in zip(some, results, strict=True):
+            chat.texts.append(result.text)
             left[id(chat)] -= 1
         played += results
         chats = [chat for chat in chats if left[id(chat)]]

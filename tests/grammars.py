@@ -19,11 +19,11 @@ ws ::= | " " | "\n" [ \t]{0,20}
 """
 
 
-def make_grammar(text: str, vocab: Vocab, **more: Any) -> Grammar:
-    """At its beginning; *more* are sampling parameters."""
-    made = Constraints(vocab).make(SamplingParams(grammar=text, **more))
-    assert made is not None
-    grammar = made()
+def make_grammar(text: str, vocab: Vocab, **params: Any) -> Grammar:
+    """At its beginning; *params* are sampling parameters."""
+    constraint = Constraints(vocab).make(SamplingParams(grammar=text, **params))
+    assert constraint is not None
+    grammar = constraint()
     assert isinstance(grammar, Grammar)
     return grammar
 

@@ -26,11 +26,11 @@ def check_held(parts: Any) -> None:
     believed = [0] * context.n_seq_max  # that of snapshots is empty between two moves
     for place in slots.all:
         believed[place.slot] = _n_positions(place)
-    held = [_n_held(context, slot) for slot in range(context.n_seq_max)]
+    counts = [_n_held(context, slot) for slot in range(context.n_seq_max)]
 
     for slot in left_out:
-        believed[slot] = held[slot]
-    assert held == believed
+        believed[slot] = counts[slot]
+    assert counts == believed
 
 
 def _n_held(context: Any, slot: int) -> int:

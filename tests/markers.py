@@ -44,9 +44,9 @@ class MarkerVocab(FakeVocab):
         if isinstance(part, int):
             yield part
             return
-        first, *others = part.split(spelling)
+        first, *tails = part.split(spelling)
         yield first
-        for other in others:
+        for other in tails:
             yield self.ids[spelling]
             yield other
 
@@ -68,11 +68,11 @@ class MarkerVocab(FakeVocab):
 
 def _scraps() -> list[str]:
     """Pieces of markers, as they are, reversed, and with something to take out."""
-    found = {"*", "a", " ", "\n", "é", "ß"}
+    scraps = {"*", "a", " ", "\n", "é", "ß"}
     for marker in (*CONTROL, *DEFINED):
         for form in (marker, marker[::-1], "*".join(marker), marker.upper()):
-            found |= {form, form[: len(form) // 2], form[len(form) // 2 :]}
-    return sorted(found - {""})
+            scraps |= {form, form[: len(form) // 2], form[len(form) // 2 :]}
+    return sorted(scraps - {""})
 
 
 # texts that strangers draw

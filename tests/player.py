@@ -224,15 +224,15 @@ class Player:
             self._hear(self._routers, works)
         for work in works:
             row += len(work.tokens)
-            held = self.slots.setdefault(work.slot, [])
-            assert len(held) == work.pos
-            held += [work] * len(work.tokens)
+            rows = self.slots.setdefault(work.slot, [])
+            assert len(rows) == work.pos
+            rows += [work] * len(work.tokens)
             if work.samples:
                 played = self._alive[work.request_id]
                 played.logits.append(
                     np.asarray(self.parts.executor.context.logits(row))
                 )
-                played.history = list(held)
+                played.history = list(rows)
 
     def _hear(self, routers: Routers, works: list[Work]) -> None:
         ends = np.cumsum([len(work.tokens) for work in works])
@@ -265,8 +265,8 @@ class Player:
     def _held(self, save: Save) -> list[Work]:
         if isinstance(save.source, Snapshot):
             return self._payloads[id(save.source.payload)]
-        held = self.slots[save.source][save.start : save.stop]
-        return [None] * save.start + held
+        rows = self.slots[save.source][save.start : save.stop]
+        return [None] * save.start + rows
 
     def _do(self, move: Move, captures: dict[int, list[Work]]) -> None:
         slots = self.slots
@@ -343,7 +343,7 @@ def distance_to_replay(player: Player, played: Played) -> float:
     )
 
 
-def distance(logits: np.ndarray, others: np.ndarray) -> float:
+def distance(logits: np.ndarray, reference: np.ndarray) -> float:
     """Largest difference; tokens that a sampler has ruled out do not count."""
-    seen = np.isfinite(logits) & np.isfinite(others)
-    return float(np.abs(logits[seen] - others[seen]).max())
+    is_finite = np.isfinite(logits) & np.isfinite(reference)
+    return float(np.abs(logits[is_finite] - reference[is_finite]).max())

@@ -60,10 +60,10 @@ class ReplyVocab(FakeVocab):
     def tokenize(
         self, text: str, *, add_special: bool, parse_special: bool
     ) -> array[int]:
-        found = self.ids if parse_special else dict.fromkeys(self.defined)
+        ids = self.ids if parse_special else dict.fromkeys(self.defined)
         tokens = array("i", [256] if add_special else [])
-        for part in re.split(f"({'|'.join(map(re.escape, found))})", text):
-            tokens.extend([self.ids[part]] if part in found else part.encode())
+        for part in re.split(f"({'|'.join(map(re.escape, ids))})", text):
+            tokens.extend([self.ids[part]] if part in ids else part.encode())
         return tokens
 
     def piece(self, token: int, special: bool = False) -> bytes:
@@ -93,11 +93,11 @@ def reply_parts(*replies: str, template: str = TEMPLATE) -> EngineParts:
             for at in range(len(before))
             if tuple(before[at : at + len(asks)]) == asks
         ]
-        reply, begun = written[len(places) - 1], places[-1]
+        reply, start = written[len(places) - 1], places[-1]
         thinks = [ReplyVocab.ids["<think>"], 10]  # the template has begun it
-        if list(before[begun : begun + 2]) == thinks != reply[:2]:
-            begun += 2
-        return reply[len(before) - begun]
+        if list(before[start : start + 2]) == thinks != reply[:2]:
+            start += 2
+        return reply[len(before) - start]
 
     limits = fake_limits(n_ctx_slot=2048, n_cells=8192, n_batch=2048)
     executor = FakeExecutor(limits, next_token=next_token)

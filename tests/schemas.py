@@ -19,8 +19,8 @@ def record(*required: str, **properties: Schema) -> Schema:
     }
 
 
-def items(schema: Schema, least: int, most: int) -> Schema:
-    return {"type": "array", "items": schema, "minItems": least, "maxItems": most}
+def items(schema: Schema, least: int, max_items: int) -> Schema:
+    return {"type": "array", "items": schema, "minItems": least, "maxItems": max_items}
 
 
 BY_HAND: list[tuple[str, Schema]] = [
@@ -77,17 +77,17 @@ SIMPLE: list[tuple[str, Schema]] = [
 
 def _combined() -> list[tuple[str, Schema]]:
     """Pairs of simple ones in every kind of container."""
-    found = []
+    schemas = []
     for first, a in SIMPLE:
-        found.append((f"some {first}", items(a, 1, 3)))
+        schemas.append((f"some {first}", items(a, 1, 3)))
         for second, b in SIMPLE:
             if first < second:
-                found.append((f"{first} and {second}", record(first=a, second=b)))
+                schemas.append((f"{first} and {second}", record(first=a, second=b)))
                 either = {"anyOf": [a, b]}
-                found.append((f"{first} or {second}", record(value=either)))
+                schemas.append((f"{first} or {second}", record(value=either)))
                 inner = record("a", a=a, b=b)
-                found.append((f"{first} beside {second}", items(inner, 1, 2)))
-    return found
+                schemas.append((f"{first} beside {second}", items(inner, 1, 2)))
+    return schemas
 
 
 SCHEMAS: list[tuple[str, Schema]] = [*BY_HAND, *SIMPLE, *_combined()]

@@ -112,10 +112,10 @@ def test_every_seed_has_its_own_text():
     """
     The same seed gives the same text; others, negative ones included, do not.
     """
-    found = [texts(seed, 1, 20)[0] for seed in (-1, 0, 1, 2)]
+    first_texts = [texts(seed, 1, 20)[0] for seed in (-1, 0, 1, 2)]
 
-    assert len(set(found)) == 4
-    assert found[2] == texts(1, 1, 20)[0]
+    assert len(set(first_texts)) == 4
+    assert first_texts[2] == texts(1, 1, 20)[0]
 
 
 def test_a_turn_of_a_chat_repeats_all_before():
@@ -156,7 +156,7 @@ def test_a_peer_is_looked_for_when_it_is_started(name, monkeypatch):
     """
     Not before: --no-peers does without them, and to build them takes minutes.
     """
-    monkeypatch.setattr("benchmarks.peers._installed", lambda: pytest.fail("built"))
+    monkeypatch.setattr("benchmarks.peers._installed", lambda *_: pytest.fail("built"))
 
     PEERS[name].start(Path("model.gguf"), n_slots=1, n_ctx=64, threads=1)
 
@@ -192,15 +192,15 @@ def test_figures_of_our_server_have_a_line_a_load():
     """
     Beside in process, and beside llama-server.
     """
-    found = {"8 streams": {"unit": "tokens/s", "in process": 200.0, "HTTP": 199.0}}
+    figures = {"8 streams": {"unit": "tokens/s", "in process": 200.0, "HTTP": 199.0}}
     loads = {"short requests": 400.0, "shared prefix": 100.0, "long prompts": 50.0}
     rows = {
-        f"{load}, {who}": {"output_throughput": figure, "max_itl_ms": figure}
+        f"{load}, {system}": {"output_throughput": figure, "max_itl_ms": figure}
         for load, figure in loads.items()
-        for who in ("ours", "llama-server")
+        for system in ("ours", "llama-server")
     }
 
-    lines = [*over_http(found), *served(rows)]
+    lines = [*over_http(figures), *served(rows)]
 
     assert lines == [
         ("8 streams from `pyllama-raw serve`, tokens/s", "199", "in process 200"),

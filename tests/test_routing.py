@@ -165,5 +165,7 @@ def test_prefixes_longest_unused_are_forgotten(monkeypatch):
 
     router = sent((asked("aaaa"), "c"), (asked("bbbb"), "c"), (asked("cccc"), "c"))
 
-    known = [len(router._known(asked(text).blocks)) for text in ("aaaa", "cccc")]
-    assert known == [0, 1]
+    counts = [
+        len(router._shared_blocks(asked(text).blocks)) for text in ("aaaa", "cccc")
+    ]
+    assert counts == [0, 1]

@@ -30,9 +30,9 @@ class OthersCpu:
 
 
 def _own_s() -> float:
-    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    processes = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(
-        usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, who)
+        usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, processes)
     )
 
 

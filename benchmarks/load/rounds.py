@@ -25,17 +25,17 @@ async def results(
         shape: what differs from the workload's own, beside the number of requests.
     """
     workload = WORKLOADS[workload_name]
-    wanted = workload.shape.changed({"requests": options.requests, **shape})
-    found: dict[str, list[Result]] = {}
+    sized = workload.shape.changed({"requests": options.requests, **shape})
+    runs: dict[str, list[Result]] = {}
     with writer_for(options.model) as writer:
         plan = Plan(
             openers,
             [point],
-            lambda seed: workload.calls(wanted, writer, generator(seed)),
+            lambda seed: workload.calls(sized, writer, generator(seed)),
             rounds=options.rounds,
         )
         async for result in plan.results():
             if result["failed"]:
                 raise RuntimeError(f"failed calls: {result['errors']}")
-            found.setdefault(result["target"], []).append(result)
-    return found
+            runs.setdefault(result["target"], []).append(result)
+    return runs

@@ -36,17 +36,17 @@ class Chat:
 
     def __init__(self, rng: Random, n_turns: int) -> None:
         first = text(rng, 300)
-        self._asked = [first, *(" " + text(rng, 40) for _ in range(n_turns - 1))]
-        self._said = ""
+        self._questions = [first, *(" " + text(rng, 40) for _ in range(n_turns - 1))]
+        self._text = ""
 
     def ask(self) -> str:
         """The prompt of the next turn."""
-        self._said += self._asked.pop(0)
-        return self._said
+        self._text += self._questions.pop(0)
+        return self._text
 
     def hear(self, answer: str) -> None:
         """The model's part of the turn."""
-        self._said += answer
+        self._text += answer
 
 
 def turns(rng: Random, n_chats: int, n_turns: int) -> list[int]:

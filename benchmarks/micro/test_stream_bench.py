@@ -67,8 +67,8 @@ def test_detokenize(benchmark, piece, stop):
 
     def detokenize() -> None:
         detokenizer = Detokenizer(strings)
-        for one in pieces:
-            detokenizer.push(one)
+        for part in pieces:
+            detokenizer.push(part)
 
     benchmark(detokenize)
 

@@ -49,7 +49,7 @@ class OnnxMiniLM:
 
     def embed(self, texts: list[str]) -> NDArray[np.float32]:
         """A row of length 1 for each text."""
-        ids = [one.ids for one in self._tokenizer.encode_batch(texts)]
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
         rows = np.empty((len(ids), 384), np.float32)
         for start in range(0, len(order), self.n_batch):
@@ -58,17 +58,19 @@ class OnnxMiniLM:
         return rows
 
     def _run(self, ids: list[list[int]]) -> NDArray[np.float32]:
-        lengths = np.array([len(one) for one in ids], np.int32)
+        lengths = np.array([len(text) for text in ids], np.int32)
         tokens = np.zeros((len(ids), lengths.max()), np.int32)
-        for row, one in zip(tokens, ids, strict=True):
-            row[: len(one)] = one
+        for row, text in zip(tokens, ids, strict=True):
+            row[: len(text)] = text
         is_token = np.arange(tokens.shape[1]) < lengths[:, None]
-        given = {"ids": tokens, "types": np.zeros_like(tokens), "mask": is_token * 1}
-        given["mask"] = given["mask"].astype(np.int32)
-        (hidden,) = self._session.run(None, given)
+        inputs = {"ids": tokens, "types": np.zeros_like(tokens), "mask": is_token * 1}
+        inputs["mask"] = inputs["mask"].astype(np.int32)
+        (hidden,) = self._session.run(None, inputs)
         sums = np.einsum("bsh,bs->bh", hidden, is_token.astype(np.float32))
-        found: NDArray[np.float32] = sums / np.linalg.norm(sums, axis=1, keepdims=True)
-        return found
+        vectors: NDArray[np.float32] = sums / np.linalg.norm(
+            sums, axis=1, keepdims=True
+        )
+        return vectors
 
 
 def graph(source: Path) -> bytes:
@@ -77,10 +79,10 @@ def graph(source: Path) -> bytes:
 
     weights = dict(tensors(source / "model.safetensors"))
     nodes: list[Any] = []
-    kept: dict[str, Any] = {}
+    initializers: dict[str, Any] = {}
 
     def keep(name: str, value: NDArray[np.float32]) -> str:
-        kept[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+        initializers[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
         return name
 
     def weight(name: str) -> str:
@@ -132,7 +134,9 @@ def graph(source: Path) -> bytes:
         for name in ("ids", "types", "mask")
     ]
     outputs = [helper.make_tensor_value_info(x, TensorProto.FLOAT, ["b", "s", 384])]
-    made = helper.make_graph(nodes, "minilm", inputs, outputs, list(kept.values()))
+    onnx_graph = helper.make_graph(
+        nodes, "minilm", inputs, outputs, list(initializers.values())
+    )
     versions = [helper.make_opsetid("", 17), helper.make_opsetid(CONTRIB, 1)]
-    model = helper.make_model(made, opset_imports=versions, ir_version=9)
+    model = helper.make_model(onnx_graph, opset_imports=versions, ir_version=9)
     return bytes(model.SerializeToString())

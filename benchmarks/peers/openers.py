@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from pyllama_raw import EngineConfig
-from pyllama_raw.lab.bench.rounds import Opened, Opener
+from pyllama_raw.lab.bench.rounds import Opener, ReadyTarget
 from pyllama_raw.native.model import Model
 
 from . import Url
@@ -84,9 +84,9 @@ def eog_tokens(model: Path) -> tuple[int, ...]:
 @asynccontextmanager
 async def _open(
     start: Start, protocol: str, forbidden: tuple[int, ...]
-) -> AsyncIterator[Opened]:
+) -> AsyncIterator[ReadyTarget]:
     async with running(start()) as url, http_target(url, protocol, forbidden) as target:
-        yield Opened(target, url.pid)
+        yield ReadyTarget(target, url.pid)
 
 
 @asynccontextmanager

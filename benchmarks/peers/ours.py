@@ -28,9 +28,9 @@ def pyllama_raw_server(model: Path, config: EngineConfig) -> Iterator[Url]:
 
 def toml(config: EngineConfig) -> str:
     """What is given in *config*, as a file for `serve`."""
-    given = config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    options = config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     lines = []
-    for part, fields in given.items():
+    for part, fields in options.items():
         lines.append(f"[{part}]")
         lines += [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
     return "\n".join(lines)

@@ -17,8 +17,13 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from pyllama_raw.lab.bench.http_client import HttpClient, HttpFailed, OnLine
-from pyllama_raw.lab.bench.http_target import HttpTarget, target_of
+from pyllama_raw.lab.bench.http_target import (
+    HttpClient,
+    HttpFailed,
+    HttpTarget,
+    OnLine,
+    target_of,
+)
 
 TIMEOUT_S = 600.0  # without a byte
 
@@ -36,8 +41,8 @@ class RawClient(HttpClient):
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
         self._base = parts.path.rstrip("/")
-        given = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close"}
-        lines = [f"{name}: {value}\r\n" for name, value in (given | headers).items()]
+        fields = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close"}
+        lines = [f"{name}: {value}\r\n" for name, value in (fields | headers).items()]
         self._headers = "".join(lines)
 
     async def exchange(
@@ -77,7 +82,7 @@ class _Exchange(asyncio.Protocol):
         self._has_size = False
         self._until_closed = False  # nothing else says where the body ends
         self._is_whole = False
-        self._rest = b""  # of the body, after the last line
+        self._tail = b""  # of the body, after the last line
 
     def data_received(self, data: bytes) -> None:
         self.heard = self._loop.time()
@@ -101,7 +106,7 @@ class _Exchange(asyncio.Protocol):
         self._until_closed = not self._has_size
 
     def on_body(self, part: bytes) -> None:
-        self._rest += part
+        self._tail += part
 
     def on_message_complete(self) -> None:
         self._is_whole = True
@@ -114,7 +119,7 @@ class _Exchange(asyncio.Protocol):
             if 200 <= status < 300:
                 self._take_lines()
             elif self._is_whole:
-                text = self._rest.decode(errors="replace")
+                text = self._tail.decode(errors="replace")
                 self._end(HttpFailed(f"status {status}: {text[:200]}"))
             if self._is_whole:
                 self._end(None)
@@ -122,9 +127,9 @@ class _Exchange(asyncio.Protocol):
             self._end(error)
 
     def _take_lines(self) -> None:
-        *lines, self._rest = self._rest.split(b"\n")
-        if self._is_whole and self._rest:
-            lines.append(self._rest)
+        *lines, self._tail = self._tail.split(b"\n")
+        if self._is_whole and self._tail:
+            lines.append(self._tail)
         for line in lines:
             self._on_line(line)
 

@@ -1,7 +1,13 @@
-"""Parse the arguments, run one command, turn its end into an exit status."""
+"""
+Parse the arguments, run one command, turn its end into an exit status.
+
+Some of the standard streams may be closed. Python has None for a closed stream, and the next file
+that anybody opens takes its number. So what C writes to stderr would go into that file.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from argparse import Namespace
@@ -14,10 +20,10 @@ from typing import Any, NamedTuple
 
 from pyllama_raw import __version__
 from pyllama_raw.cli.parser import Parser, told
-from pyllama_raw.cli.streams import open_missing
 from pyllama_raw.errors import ConfigError, PyllamaError
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
+STANDARD = (0, 1, 2)
 
 
 class Command(NamedTuple):
@@ -110,7 +116,7 @@ def root_parser() -> Parser:
 
 def _fill(name: str, parser: Parser) -> None:
     """Add the flags of a command."""
-    _found(COMMANDS[name].flags, name, "add_")(parser)
+    _function_of(COMMANDS[name].flags, name, "add_")(parser)
     parser.set_defaults(run=partial(_run, name), parser=parser)
 
 
@@ -120,21 +126,56 @@ def _run(name: str, parsed: Namespace) -> int:
 
     if note := note_of(parsed):
         sys.stderr.write(f"{note}\n")
-    run = _found(COMMANDS[name].run, name)
+    run = _function_of(COMMANDS[name].run, name)
     status: int = run(parsed)
     return status
 
 
-def _found(module: str, name: str, prefix: str = "") -> Callable[..., Any]:
+def _function_of(module: str, name: str, prefix: str = "") -> Callable[..., Any]:
     """A function of the command *name*, whose packages an extra may bring."""
     words = name.split()
     try:
-        found = import_module(f"pyllama_raw.{module}")
+        loaded = import_module(f"pyllama_raw.{module}")
     except ImportError as error:
         extra = EXTRAS.get(words[0])
         if extra is None:
             raise
         advice = f"run `pip install 'pyllama_raw[{extra}]'`"
         raise ConfigError(f"{error}: {advice}") from error
-    function: Callable[..., Any] = getattr(found, prefix + words[-1])
+    function: Callable[..., Any] = getattr(loaded, prefix + words[-1])
     return function
+
+
+class ClosedInput(io.TextIOBase):
+    """Stands for stdin where it is closed: whoever reads is told."""
+
+    @property
+    def buffer(self) -> ClosedInput:
+        return self
+
+    def read(self, _: int | None = -1) -> str:
+        raise OSError("stdin is closed: nothing can be read from it")
+
+    def readline(self, _: int = -1) -> str:  # type: ignore[override]
+        return self.read()
+
+
+def open_missing() -> None:
+    """
+    Stand in for the streams that are closed.
+
+    Raises:
+        OSError: it is stdout, so nothing that a command finds could be told.
+    """
+    for number in STANDARD:
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is this one
+    if sys.stdin is None:
+        sys.stdin = ClosedInput()
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(STANDARD[2], "w", closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(STANDARD[1], "w", closefd=False)
+        raise OSError("stdout is closed: nothing can be written to it")

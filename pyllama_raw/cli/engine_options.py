@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pyllama_raw.cli.fields import add_fields
-from pyllama_raw.cli.flags import add, whole
+from pyllama_raw.cli.flags import add, whole_number
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.chat_templates import AUTO
 from pyllama_raw.options.config import (
@@ -50,8 +50,15 @@ def add_engine(parser: ArgumentParser, **defaults: int) -> None:
     add(group, "--profile", str, "FILE", text)
     for model, names in ENGINE:
         add_fields(group, model, names, **defaults)
+    group.add_argument(
+        "--deterministic-fast",
+        dest="deterministic",
+        action="store_const",
+        const="fast",
+        help="the fast way of it",
+    )
     text = f"{descriptions(EngineConfig)['fit_ctx']} ({FIT_CTX})"
-    add(group, "--fit-ctx", whole, "N", text)
+    add(group, "--fit-ctx", whole_number, "N", text)
     add_fields(parser.add_argument_group("devices"), ModelConfig, DEVICES)
     group = parser.add_argument_group("chats")
     text = "the chat template: a name such as chatml or hermes, a file, or Jinja text"
@@ -118,8 +125,8 @@ def named_model(options: Namespace) -> str | None:
     if argument is not None and options.model is not None:
         given_twice = f"{argument!r} and --model {options.model!r}"
         raise ConfigError(f"{given_twice} are two models: give one of them")
-    named: str | None = argument or options.model
-    return named
+    model: str | None = argument or options.model
+    return model
 
 
 def given(options: Namespace, names: Iterable[str]) -> dict[str, Any]:

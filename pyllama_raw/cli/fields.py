@@ -44,6 +44,7 @@ def _words(text: str) -> list[str]:
 
 HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "policy": {"metavar": "NAME"},
+    "deterministic": {"action": "store_const", "const": True},
     "host": {"metavar": "ADDRESS"},
     "uds": {"metavar": "PATH"},
     "pooling": {"choices": ("mean", "cls", "last")},
@@ -111,8 +112,8 @@ def _help(model: type[BaseModel], name: str, default: Any) -> str:
     if default is None:
         default = model.model_fields[name].default
     text = f"{descriptions(model).get(name, name)} {MORE.get(name, '')}".strip()
-    shown = _shown(name, default)
-    return f"{text} ({shown})".replace("%", "%%") if shown else text
+    value = _shown(name, default)
+    return f"{text} ({value})".replace("%", "%%") if value else text
 
 
 def _shown(name: str, value: Any) -> str:

@@ -34,12 +34,12 @@ def add(
     text: str,
     *,
     default: object = None,
-    **more: Any,
+    **options: Any,
 ) -> None:
     """Add a flag with a value; its help ends with the default."""
-    shown = text if default is None else f"{text} ({default})"
+    help_text = text if default is None else f"{text} ({default})"
     group.add_argument(
-        flag, type=read, metavar=metavar, default=default, help=shown, **more
+        flag, type=read, metavar=metavar, default=default, help=help_text, **options
     )
 
 
@@ -56,14 +56,14 @@ def reader(kind: Any) -> Reader:
         try:
             return adapter().validate_python(text)
         except ValidationError as error:
-            words, shown = allowed(error.errors()[0]), text or "''"
-            raise ArgumentTypeError(f"{shown}: give {words}") from None
+            words, value = allowed(error.errors()[0]), text or "''"
+            raise ArgumentTypeError(f"{value}: give {words}") from None
 
     return read
 
 
 count = reader(Count)
-whole = reader(Annotated[int, Field(ge=0)])
+whole_number = reader(Annotated[int, Field(ge=0)])
 positive = reader(Annotated[Finite, Field(gt=0)])
 not_negative = reader(Annotated[Finite, Field(ge=0)])
 share = reader(Annotated[Finite, Field(ge=0, le=1)])
@@ -80,15 +80,15 @@ class AdapterFlag(NamedTuple):
 
 def adapter(text: str) -> AdapterFlag:
     """An adapter, with the scale of its effect."""
-    found = re.fullmatch(r"([^=]+)=(.+?)(?::([-+]?[\d.]+))?", text)
-    if found is None:
+    match = re.fullmatch(r"([^=]+)=(.+?)(?::([-+]?[\d.]+))?", text)
+    if match is None:
         raise ArgumentTypeError(f"{text}: give NAME=FILE or NAME=FILE:SCALE")
-    return AdapterFlag(found[1], found[2], _scale(found[3] or "1"))
+    return AdapterFlag(match[1], match[2], _scale(match[3] or "1"))
 
 
-def scales_of(chosen: Iterable[AdapterFlag]) -> dict[str, float]:
+def scales_of(adapters: Iterable[AdapterFlag]) -> dict[str, float]:
     """Scales of adapters, by name."""
-    return {name: scale for name, _, scale in chosen}
+    return {name: scale for name, _, scale in adapters}
 
 
 def sampling(text: str) -> tuple[str, Any]:
@@ -108,10 +108,10 @@ def sampling(text: str) -> tuple[str, Any]:
 
 def byte_size(text: str) -> int:
     """Bytes of a size like 48M or 1.5GiB."""
-    found = re.fullmatch(r"([0-9.]+) *([kmgt]?)(i?b)?", text.strip().lower())
+    match = re.fullmatch(r"([0-9.]+) *([kmgt]?)(i?b)?", text.strip().lower())
     try:
-        if found is not None:
-            return int(float(found[1]) * SIZES[found[2]])
+        if match is not None:
+            return int(float(match[1]) * SIZES[match[2]])
     except ValueError:
         pass
     raise ArgumentTypeError(f"{text}: give bytes, or a size like 512M or 2G")

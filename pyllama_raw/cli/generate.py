@@ -1,13 +1,13 @@
-"""`generate`: run many requests on one engine, show each, and sum up."""
+"""`generate`: run many requests on one engine, show each, and sum up: tokens, rates, latencies."""
 
 from __future__ import annotations
 
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import IO, Any
@@ -15,6 +15,7 @@ from typing import IO, Any
 import anyio
 
 from pyllama_raw.api.engine import AsyncEngine
+from pyllama_raw.api.results import EngineStats, percentile
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
 from pyllama_raw.cli.flags import AdapterFlag, scales_of
@@ -27,7 +28,6 @@ from pyllama_raw.cli.inputs import (
 )
 from pyllama_raw.cli.options import SAMPLING
 from pyllama_raw.cli.running import output, run
-from pyllama_raw.cli.summary import summarize
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.cli.views import JsonLines, LiveText, View, numbered
 from pyllama_raw.errors import ConfigError, PyllamaError
@@ -68,8 +68,8 @@ class GenerateRun:
         """By as many tasks as the engine takes requests: it never has to refuse one."""
         waiting, limits = iter(self.inputs), engine.info.config.scheduler
         max_requests = limits.n_slots + limits.max_waiting
-        most = max((_n_outputs(item) for item in self.inputs), default=1)
-        n_tasks = min(len(self.inputs), max(max_requests // most, 1))
+        n_outputs = max((_n_outputs(item) for item in self.inputs), default=1)
+        n_tasks = min(len(self.inputs), max(max_requests // n_outputs, 1))
         async with anyio.create_task_group() as watch:
             if self.terminal.has_status:
                 watch.start_soon(self._show_status, engine)
@@ -94,10 +94,10 @@ class GenerateRun:
                 if self.view.is_live and item.sampling.n == 1:
                     async for delta in generation:
                         self.view.text(item.index, delta.text)
-                first, *others = await generation.collect_all()
+                first, *alternatives = await generation.collect_all()
                 if item.sampling.n > 1:
-                    self.view.text(item.index, numbered([first, *others]))
-                return Outcome(item.index, first, others=tuple(others))
+                    self.view.text(item.index, numbered([first, *alternatives]))
+                return Outcome(item.index, first, alternatives=tuple(alternatives))
         except PyllamaError as error:
             return Outcome(item.index, error=error)
 
@@ -190,3 +190,53 @@ def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
             *(Audio(path) for path in options.sounds or ()),
         ],
     )
+
+
+def summarize(
+    outcomes: Iterable[Outcome], *, load_s: float, wall_s: float, stats: EngineStats
+) -> dict[str, Any]:
+    """
+    The object that `--summary` writes.
+
+    Args:
+        wall_s: from the first submission to the last end.
+    """
+    outcomes = list(outcomes)
+    results = [result for outcome in outcomes for result in outcome.results]
+    n_prompt = sum(result.usage.prompt_tokens for result in results)
+    n_output = sum(result.usage.completion_tokens for result in results)
+    n_succeeded = sum(outcome.succeeded for outcome in outcomes)
+    first = (result.timings.ttft_s for result in results)
+    return {
+        "requests": len(outcomes),
+        "succeeded": n_succeeded,
+        "failed": len(outcomes) - n_succeeded,
+        "load_s": load_s,
+        "wall_s": wall_s,
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_output,
+        "cached_tokens": sum(result.usage.cached_tokens for result in results),
+        "media_tokens": sum(result.usage.media_tokens for result in results),
+        "total_tokens_per_s": (n_prompt + n_output) / wall_s,
+        "completion_tokens_per_s": n_output / wall_s,
+        "ttft_s": _spread(ttft_s for ttft_s in first if ttft_s is not None),
+        "itl_s": _spread(gap for result in results for gap in result.timings.itl_s),
+        "host_s_per_step": _host_s_per_step(wall_s, stats),
+        "engine": asdict(stats),
+    }
+
+
+def _host_s_per_step(wall_s: float, stats: EngineStats) -> float | None:
+    """Time outside libllama: planning, delivery, and whatever waited between steps."""
+    if not stats.steps:
+        return None
+    inside_s = stats.decode_s + stats.sample_s + stats.capture_s + stats.restore_s
+    return (wall_s - inside_s) / stats.steps
+
+
+def _spread(values: Iterable[float]) -> dict[str, float | None]:
+    numbers = list(values)
+    ranks = {"p50": 50, "p99": 99, "max": 100}
+    return {
+        name: percentile(numbers, p) if numbers else None for name, p in ranks.items()
+    }

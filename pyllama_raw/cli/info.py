@@ -114,8 +114,8 @@ def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str,
             yield "limits", step_fields(model, config)
             return
         n_slots = config.scheduler.n_slots
-        wanted = config.resolved_context
-        fields: dict[str, Any] = context_fields(wanted, n_slots, model.n_ctx_train)
+        resolved = config.resolved_context
+        fields: dict[str, Any] = context_fields(resolved, n_slots, model.n_ctx_train)
         layout = layout_of(model, config)
         with Context(model, n_seq_max=layout.n_seq_max, **fields) as context:
             limits = _limits(context, config, layout)
@@ -133,11 +133,11 @@ def _file(capabilities: Capabilities) -> dict[str, Any]:
 
 def _memory(path: Path, config: EngineConfig) -> dict[str, Any]:
     """Reckonings of libllama, and facts that follow from the kind of memory."""
-    found, facts = estimate(path, config), probe_model(path, config)
+    need, facts = estimate(path, config), probe_model(path, config)
     sizes = {
-        f"{one.device}_{name}": size
-        for one in found.devices
-        for name, size in asdict(one).items()
+        f"{device.device}_{name}": size
+        for device in need.devices
+        for name, size in asdict(device).items()
         if name != "device" and size
     }
     return sizes | {name: getattr(facts, name) for name in MEMORY_FACTS}

@@ -44,12 +44,12 @@ class Outcome:
     index: int
     result: Result | None = None
     error: PyllamaError | None = None
-    others: tuple[Result, ...] = ()  # outputs after the first
+    alternatives: tuple[Result, ...] = ()  # outputs after the first
 
     @property
     def results(self) -> tuple[Result, ...]:
         """All outputs."""
-        return () if self.result is None else (self.result, *self.others)
+        return () if self.result is None else (self.result, *self.alternatives)
 
     @property
     def succeeded(self) -> bool:
@@ -131,8 +131,8 @@ def parse_line(
     """
     try:
         parsed = _Line.model_validate_json(line)
-        given = parsed.model_dump(include=parsed.model_fields_set & _SAMPLING.keys())
-        sampling = SamplingParams(**{**defaults, **given})
+        fields = parsed.model_dump(include=parsed.model_fields_set & _SAMPLING.keys())
+        sampling = SamplingParams(**{**defaults, **fields})
     except ValidationError as error:
         return Outcome(index, error=_refusal(error))
     except PyllamaError as error:

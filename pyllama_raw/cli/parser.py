@@ -48,9 +48,9 @@ class Parser(ArgumentParser):
             fill(self)
         return self
 
-    def parse_known_args(self, *arguments: Any, **more: Any) -> Any:
+    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
         parsed, unknown = super(Parser, self.filled()).parse_known_args(
-            *arguments, **more
+            *arguments, **options
         )
         if unknown:  # told by the parser of the command, whose help says more
             from difflib import get_close_matches  # only for a mistake
@@ -62,12 +62,12 @@ class Parser(ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        told = re.sub(r"^argument ([^ ]+): ", r"\1 ", message)
+        text = re.sub(r"^argument ([^ ]+): ", r"\1 ", message)
         if choice := re.fullmatch(
-            r"(.*)invalid choice: (.*) \(choose from (.*)\)", told
+            r"(.*)invalid choice: (.*) \(choose from (.*)\)", text
         ):
-            told = f"{choice[1]}{choice[2]}: give one of {choice[3]}".replace("'", "")
-        self.exit(2, f"error: {told}\n{self.prog} --help says more\n")
+            text = f"{choice[1]}{choice[2]}: give one of {choice[3]}".replace("'", "")
+        self.exit(2, f"error: {text}\n{self.prog} --help says more\n")
 
     def flags(self) -> dict[str, str]:
         """The flag of each field that has one."""

@@ -22,10 +22,10 @@ def note_of(options: Namespace) -> str | None:
     if getattr(options, "profile", None) is None:
         return None
     profile = profile_of(options)
-    found = "; ".join(
+    differences = "; ".join(
         _misfits(profile, options.model, MachineFacts(cpu=cpu_name(), n_cpus=n_cpus()))
     )
-    return f"note: profile {options.profile}: {found}" if found else None
+    return f"note: profile {options.profile}: {differences}" if differences else None
 
 
 def _misfits(profile: Profile, model: str | None, here: MachineFacts) -> Iterator[str]:

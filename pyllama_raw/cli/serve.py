@@ -33,13 +33,13 @@ def serve(options: Namespace) -> int:
         return max(show(paths[n], configs[n], as_json=False) for n in paths)
     terminal = Terminal(sys.stdout, sys.stderr)
 
-    begun: set[str] = set()
+    names: set[str] = set()
 
     def loading(name: str, fraction: float) -> None:
         if (
-            name not in begun
+            name not in names
         ):  # a log has a line for each model, a screen what it has now
-            begun.add(name)
+            names.add(name)
             path = deployment.models[name] or "the default model"
             terminal.say(f"loading {name}: {path}")
         terminal.status(f"{name}: {fraction:.0%} loaded")
@@ -82,7 +82,7 @@ def _named(
     """The models that were given, by name; None is the default model."""
     names = alias or [DEFAULT if file is None else Path(file).stem for file in files]
     if len(names) != len(files) or len({*names}) != len(names):
-        told = f"{len(names)} names for {len(files)} models"
-        raise ConfigError(f"{told}: give each MODEL an --alias of its own")
+        counts = f"{len(names)} names for {len(files)} models"
+        raise ConfigError(f"{counts}: give each MODEL an --alias of its own")
     paths = [None if file is None else str(file) for file in files]
     return {name: {"path": path} for name, path in zip(names, paths, strict=True)}

@@ -28,9 +28,9 @@ def embed(options: Namespace) -> int:
         check_writable(options.npy)
 
     with opened(options, "embed") as (engine, terminal):
-        told = _progress(terminal, len(texts))
+        progress = _progress(terminal, len(texts))
         shape = options.dimensions, not options.raw
-        how: dict[str, Any] = {"truncate": options.truncate, "progress": told}
+        how: dict[str, Any] = {"truncate": options.truncate, "progress": progress}
         if options.tokens:
             _tell(engine.embed_tokens(texts, *shape, **how))
             return 0
@@ -47,11 +47,15 @@ def rank(options: Namespace) -> int:
     documents = _texts(options)
 
     with opened(options, "rank") as (engine, terminal):
-        told = _progress(terminal, len(documents))
-        ranked = engine.rank(options.query, documents, progress=told)
+        progress = _progress(terminal, len(documents))
+        ranked = engine.rank(options.query, documents, progress=progress)
         _write(
-            {"index": one.index, "score": one.score, "document": documents[one.index]}
-            for one in ranked
+            {
+                "index": document.index,
+                "score": document.score,
+                "document": documents[document.index],
+            }
+            for document in ranked
         )
     return 0
 

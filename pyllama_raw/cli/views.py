@@ -46,7 +46,7 @@ class LiveText:
         self._terminal = terminal
         self._inputs = inputs
         self._turn = 0  # index of the request that is shown
-        self._held: dict[int, list[str]] = {}  # text of later requests
+        self._pending: dict[int, list[str]] = {}  # text of later requests
         self._ended: dict[int, Outcome] = {}
         self._last_char = "\n"
         self._title()
@@ -56,7 +56,7 @@ class LiveText:
         if index == self._turn:
             self._write(text)
         else:
-            self._held.setdefault(index, []).append(text)
+            self._pending.setdefault(index, []).append(text)
 
     def finished(self, outcome: Outcome) -> None:
         """End the request; if it was shown, go on with the next ones."""
@@ -66,7 +66,7 @@ class LiveText:
             self._turn += 1
             if self._turn < len(self._inputs):
                 self._title()
-                self._write("".join(self._held.pop(self._turn, ())))
+                self._write("".join(self._pending.pop(self._turn, ())))
 
     def _title(self) -> None:
         if len(self._inputs) > 1:
@@ -102,7 +102,7 @@ def record(outcome: Outcome) -> dict[str, Any]:
         kind = type(outcome.error).__name__
         error = {"type": kind, "message": str(outcome.error)}
         return {"index": outcome.index, "error": error}
-    if outcome.others:
+    if outcome.alternatives:
         choices = [{"choice": r.index} | _fields(r) for r in outcome.results]
         return {"index": outcome.index, "choices": choices}
     return {"index": outcome.index} | _fields(result)
@@ -125,8 +125,8 @@ def _fields(result: Result) -> dict[str, Any]:
     if result.tool_calls:
         fields["tool_calls"] = [asdict(call) for call in result.tool_calls]
     for name in ("logprobs", "prompt_logprobs"):
-        if found := getattr(result, name):
-            fields[name] = [_logprobs(item) for item in found]
+        if items := getattr(result, name):
+            fields[name] = [_logprobs(item) for item in items]
     return fields
 
 
@@ -158,7 +158,7 @@ def _instead_of_text(result: Result) -> str:
     """Calls, which a person sees below the text; or tokens, where there is no vocabulary."""
     if result.tool_calls:
         calls = "\n".join(
-            f"{each.name}({each.arguments})" for each in result.tool_calls
+            f"{call.name}({call.arguments})" for call in result.tool_calls
         )
         return f"\n{calls}" if result.text else calls
     if result.text or result.reasoning:
@@ -176,8 +176,8 @@ def _title_of(item: Input) -> str:
         return "(no request)"
     prompt = item.prompt
     last = prompt[-1] if prompt and not isinstance(prompt, str) else prompt
-    shown = last if isinstance(last, str) else str(prompt)
+    text = last if isinstance(last, str) else str(prompt)
     if isinstance(last, dict):
-        shown = str(last.get("content"))
-    shown = " ".join(shown.split())
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+        text = str(last.get("content"))
+    text = " ".join(text.split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

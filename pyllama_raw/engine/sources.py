@@ -35,7 +35,7 @@ def checked_config(info: ModelInfo, config: EngineConfig) -> EngineConfig:
         return config
     if config.deterministic:
         raise ConfigError(
-            f"deterministic=True: {WHY}, those of several requests at once: leave it False"
+            f"deterministic={config.deterministic!r}: {WHY}, those of several requests at once: leave it False"
         )
     if not config.context.kv_unified:
         raise ConfigError(

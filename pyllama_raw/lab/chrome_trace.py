@@ -49,7 +49,9 @@ def _in_us(event: Event) -> Event:
 def _events(
     steps: Sequence[StepRecord], requests: Sequence[RequestRecord]
 ) -> list[Event]:
-    moments = [step.at_s for step in steps] + [each.submitted_s for each in requests]
+    moments = [step.at_s for step in steps] + [
+        request.submitted_s for request in requests
+    ]
     start_s = min(moments, default=0.0)
 
     def clock(at_s: float) -> int:
@@ -57,8 +59,8 @@ def _events(
 
     # Of one moment Perfetto reads the longest slice first, and a flow begins with the first
     # slice that it reads: so an arrival is 1 ns early.
-    arrivals = [clock(each.submitted_s) - 1 for each in requests]
-    ends = [clock(each.finished_s) for each in requests]
+    arrivals = [clock(request.submitted_s) - 1 for request in requests]
+    ends = [clock(request.finished_s) for request in requests]
     slices = [
         *_slices(steps, clock),
         *_marks("arrival", ARRIVALS, requests, arrivals),
@@ -132,9 +134,9 @@ def _facts(record: StepRecord | RequestRecord) -> Event:
 def _join(slices: Iterable[Event]) -> None:
     """Lead a flow through the slices of each request, in their order."""
     of_requests = defaultdict[int | None, list[Event]](list)
-    for each in slices:
-        args = each["args"]
-        of_requests[args.get("request", args.get("request_id"))].append(each)
+    for item in slices:
+        args = item["args"]
+        of_requests[args.get("request", args.get("request_id"))].append(item)
     of_requests.pop(None, None)  # the steps
     for request_id, of_one in of_requests.items():
         for before, after in pairwise(of_one):
@@ -156,7 +158,7 @@ def _counters(step: StepRecord, clock: Callable[[float], int]) -> Iterator[Event
 
 def _names(slices: Iterable[Event]) -> Iterator[Event]:
     """Names of processes and tracks, the steps above the slots."""
-    named = {
+    names = {
         (SLOTS, STEPS_TRACK): "steps",
         (REQUESTS, ARRIVALS): "arrivals",
         (REQUESTS, ENDS): "ends",
@@ -164,8 +166,8 @@ def _names(slices: Iterable[Event]) -> Iterator[Event]:
     for process, name in ((SLOTS, "slots"), (REQUESTS, "requests")):
         args = {"name": name}
         yield {"ph": "M", "name": "process_name", "pid": process, "args": args}
-    for process, track in sorted({(each["pid"], each["tid"]) for each in slices}):
-        name = named.get((process, track), f"slot {track - FIRST_SLOT}")
+    for process, track in sorted({(item["pid"], item["tid"]) for item in slices}):
+        name = names.get((process, track), f"slot {track - FIRST_SLOT}")
         about = {"ph": "M", "pid": process, "tid": track}
         yield about | {"name": "thread_name", "args": {"name": name}}
         yield about | {"name": "thread_sort_index", "args": {"sort_index": track}}

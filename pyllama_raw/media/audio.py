@@ -48,14 +48,14 @@ class Audio:
                 allowed = "it for an array only, because a file has its own"
                 raise InvalidRequest("sample_rate", sample_rate, allowed)
             content = read_source(source)
-            found, n_frames, rate = read_header(content)
+            kind, n_frames, rate = read_header(content)
         else:
-            found = SAMPLES
+            kind = SAMPLES
             with reading("audio", source, _ALLOWED):
                 content, n_frames, rate = _samples(source, sample_rate)
         if rate not in RATES or n_frames < 1:
             raise BadMedia(f"a sound of {n_frames} samples, {rate} a second")
-        values = content, found, n_frames, rate
+        values = content, kind, n_frames, rate
         for field, value in zip(fields(self), values, strict=True):
             object.__setattr__(self, field.name, value)
 
@@ -89,8 +89,8 @@ class Audio:
 def _samples(samples: Any, rate: int | None) -> tuple[bytes, int, int]:
     kind, shape = str(getattr(samples, "dtype", "")), getattr(samples, "shape", ())
     if kind != "float32" or len(shape) != 1:
-        given = f"{type(samples).__name__} {kind} {shape}" if kind else samples
-        raise InvalidRequest("audio", given, _ALLOWED)
+        value = f"{type(samples).__name__} {kind} {shape}" if kind else samples
+        raise InvalidRequest("audio", value, _ALLOWED)
     if not isinstance(rate, int) or rate not in RATES:
         allowed = f"{RATES.start} to {RATES.stop - 1} with an array"
         raise InvalidRequest("sample_rate", rate, allowed)

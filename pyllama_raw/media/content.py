@@ -64,19 +64,21 @@ class MediaMessages:
         Raises:
             InvalidRequest: the template does not print each marker once and whole.
         """
-        pieces, seen, at = [], [], 0
+        pieces, indices, at = [], [], 0
         for match in re.finditer(rf"<{self._name}-(\d+)>", text):
             start, end = match.span()
             if set(origins[start:end]) == {"m"}:
-                seen.append(int(match[1]))
+                indices.append(int(match[1]))
                 pieces.append(PromptPiece(text[at:start], origins[at:start]))
-                pieces.append(PromptPiece("", "", seen[-1]))
+                pieces.append(PromptPiece("", "", indices[-1]))
                 at = end
         pieces.append(PromptPiece(text[at:], origins[at:]))
-        if sorted(seen) != list(range(len(self.media))):
-            given = f"{len(self.media)} images and sounds, of which {len(seen)} appear"
+        if sorted(indices) != list(range(len(self.media))):
+            value = (
+                f"{len(self.media)} images and sounds, of which {len(indices)} appear"
+            )
             allowed = "a chat template that prints each part of a message once"
-            raise InvalidRequest("messages", given, allowed)
+            raise InvalidRequest("messages", value, allowed)
         return [piece for piece in pieces if piece.text or piece.media is not None]
 
     def _without_media(self, message: Any) -> Any:

@@ -50,13 +50,13 @@ class Image:
     def __init__(self, source: Source | NDArray[np.uint8] | PilImage) -> None:
         if is_source(source):
             content = read_source(source)
-            found, width, height = read_header(content)
+            kind, width, height = read_header(content)
         else:
-            found = PIXELS
+            kind = PIXELS
             content, width, height = _pixels(source)
         if width < 1 or height < 1:
             raise BadMedia(f"an image of {width} x {height} pixels")
-        values = content, found, width, height
+        values = content, kind, width, height
         for field, value in zip(fields(self), values, strict=True):
             object.__setattr__(self, field.name, value)
 
@@ -90,8 +90,8 @@ def _read_pixels(source: Any) -> tuple[Any, int, int]:
         return _converted(source), width, height
     shape, kind = getattr(source, "shape", None), str(getattr(source, "dtype", ""))
     if shape is None or len(shape) != 3 or shape[2] != 3 or kind != "uint8":
-        given = f"{type(source).__name__} {kind} {shape}" if shape else source
-        raise InvalidRequest("image", given, _ALLOWED)
+        value = f"{type(source).__name__} {kind} {shape}" if shape else source
+        raise InvalidRequest("image", value, _ALLOWED)
     return source.tobytes(), shape[1], shape[0]
 
 

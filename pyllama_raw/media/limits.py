@@ -25,8 +25,8 @@ class MediaLimits:
     def check_count(self, n_parts: int) -> None:
         """Raise InvalidRequest if there are too many images and sounds."""
         if n_parts > self.max_parts:
-            given = f"{n_parts} images and sounds"
-            raise InvalidRequest("prompt", given, f"at most {self.max_parts}")
+            value = f"{n_parts} images and sounds"
+            raise InvalidRequest("prompt", value, f"at most {self.max_parts}")
 
     def check(self, media: Sequence[Media]) -> None:
         """

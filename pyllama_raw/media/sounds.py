@@ -104,11 +104,11 @@ def resampled(samples: Samples, rate: int, new_rate: int) -> Samples:
             import soxr
         except ImportError as error:
             raise Unsupported(f"sounds of {rate} samples a second", INSTALL) from error
-        found = soxr.resample(samples, rate, new_rate)
+        frames = soxr.resample(samples, rate, new_rate)
     else:
-        found = samples
+        frames = samples
     padded = np.zeros(n_samples(len(samples), rate, new_rate), np.float32)
-    padded[: len(found)] = found[: len(padded)]
+    padded[: len(frames)] = frames[: len(padded)]
     return padded
 
 
@@ -128,8 +128,8 @@ def _opened(content: bytes) -> Iterator[Any]:
     except (PyllamaError, DecodeStopped):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to
-        said = getattr(error, "error_string", error)
-        raise BadMedia(f"it cannot be decoded: {said}") from None
+        reason = getattr(error, "error_string", error)
+        raise BadMedia(f"it cannot be decoded: {reason}") from None
 
 
 def _with_sizes(content: bytes) -> bytes:
@@ -185,5 +185,5 @@ def _check_kind(file: Any) -> None:
     if file.frames == UNKNOWN_FRAMES:
         raise BadMedia("its header does not tell its length: save it anew, or as WAV")
     if file.channels > MAX_CHANNELS or not 0 < file.frames <= MAX_FRAMES:
-        given = f"{file.channels} channels of {file.frames} samples"
-        raise BadMedia(f"{given}: at most {MAX_CHANNELS} of 1 to {MAX_FRAMES}")
+        facts = f"{file.channels} channels of {file.frames} samples"
+        raise BadMedia(f"{facts}: at most {MAX_CHANNELS} of 1 to {MAX_FRAMES}")

@@ -56,21 +56,21 @@ def read_adapter(path: str, model: Header) -> AdapterFile:
         ):
             _check_numbers(header, content)
             digest = hashlib.sha256(content).hexdigest()
-            found = _directions(header, model, content) if is_control else None
+            directions = _directions(header, model, content) if is_control else None
     except (DamagedFile, OSError) as error:
         raise AdapterLoadFailed(path, str(error)) from None
-    return AdapterFile(digest, sum(map(n_bytes, header.tensors)), found)
+    return AdapterFile(digest, sum(map(n_bytes, header.tensors)), directions)
 
 
 def _check_lora(header: Header, model: Header) -> None:
-    for key, wanted in (
+    for key, expected in (
         ("general.type", "adapter"),
         ("adapter.type", "lora"),
         ("general.architecture", model.values.get("general.architecture")),
     ):
-        if (given := header.values.get(key)) != wanted:
+        if (value := header.values.get(key)) != expected:
             raise DamagedFile(
-                f"{key} is {given!r}, an adapter of this model has {wanted!r}"
+                f"{key} is {value!r}, an adapter of this model has {expected!r}"
             )
     alpha = header.values.get("adapter.lora.alpha", 0.0)
     if type(alpha) is not float or not abs(alpha) <= MAX_ALPHA:
@@ -128,8 +128,8 @@ def _check_control(header: Header, model: Header) -> None:
     n_layer, n_embd = _sizes(model)
     for tensor in header.tensors:
         if tensor.name not in (f"{DIRECTION}{layer}" for layer in range(1, n_layer)):
-            most = f"{DIRECTION}{n_layer - 1}"
-            raise DamagedFile(f"tensor {tensor.name!r} is not {DIRECTION}1 to {most}")
+            last = f"{DIRECTION}{n_layer - 1}"
+            raise DamagedFile(f"tensor {tensor.name!r} is not {DIRECTION}1 to {last}")
         if tensor.type != F32 or _least(tensor.dims) != [n_embd]:
             raise DamagedFile(
                 f"tensor {tensor.name!r} is not {n_embd} floats, as layers give"
@@ -161,12 +161,14 @@ def _check_numbers(header: Header, content: mmap.mmap) -> None:
 
 def _directions(header: Header, model: Header, content: mmap.mmap) -> array[float]:
     n_layer, n_embd = _sizes(model)
-    found = array("f", bytes(4 * n_embd * (n_layer - 1)))
+    directions = array("f", bytes(4 * n_embd * (n_layer - 1)))
     for tensor in header.tensors:
         start = _start(header, content, tensor)
         first = n_embd * (int(tensor.name.removeprefix(DIRECTION)) - 1)
-        found[first : first + n_embd] = array("f", content[start : start + 4 * n_embd])
-    return found
+        directions[first : first + n_embd] = array(
+            "f", content[start : start + 4 * n_embd]
+        )
+    return directions
 
 
 def _start(header: Header, content: mmap.mmap, tensor: TensorInfo) -> int:

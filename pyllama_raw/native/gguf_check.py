@@ -53,9 +53,9 @@ def check_gguf(path: str, overrides: Mapping[str, Scalar] = NO_OVERRIDES) -> Hea
         names = []  # libllama says what is wrong, if something is
     missing = [name for name in names if not Path(name).exists()]
     if missing:
-        said = f"no such file; of the {len(names)} files of this model are missing: "
+        message = f"no such file; of the {len(names)} files of this model are missing: "
         raise ModelLoadFailed(
-            missing[0], said + ", ".join(Path(n).name for n in missing)
+            missing[0], message + ", ".join(Path(n).name for n in missing)
         )
     for name in names[1:]:
         part = read_header(name)

@@ -83,35 +83,37 @@ def cluster(
     return front.bind(replicas, deployment.service)
 
 
-def application(given: dict[str, Any]) -> serve.Application:
+def application(options: dict[str, Any]) -> serve.Application:
     """
     Application for the command of Ray, and for a RayService of Kubernetes:
 
         serve run pyllama_raw.replicas.cluster:application config=service.toml n_replicas=2
 
     Args:
-        given: `config` is a file as `pyllama-raw serve --config` reads it, the rest are
+        options: `config` is a file as `pyllama-raw serve --config` reads it, the rest are
             arguments of `cluster`, as texts or values.
 
     Raises:
         ConfigError: names what is wrong.
     """
-    file = given.get("config")
-    unknown = sorted({*given} - {"config", *KINDS})
+    file = options.get("config")
+    unknown = sorted({*options} - {"config", *KINDS})
     if unknown or not file:
         allowed = ", ".join(("config", *KINDS))
-        what = f"{unknown[0]!r} is unknown" if unknown else "config is missing"
-        raise ConfigError(f"{what}: give config=FILE, and of {allowed} what you want")
+        mistake = f"{unknown[0]!r} is unknown" if unknown else "config is missing"
+        raise ConfigError(
+            f"{mistake}: give config=FILE, and of {allowed} what you want"
+        )
     try:
-        options = {n: KINDS[n](value) for n, value in given.items() if n != "config"}
+        values = {n: KINDS[n](value) for n, value in options.items() if n != "config"}
     except ValueError as error:
         raise ConfigError(f"options of replicas: {error}") from error
-    return cluster(Deployment.of(read(file)), **options)
+    return cluster(Deployment.of(read(file)), **values)
 
 
 def _places(deployment: Deployment) -> tuple[int, int]:
     """Requests that a replica has room for, and those of them that run."""
-    given = [deployment.configs.get(name) for name in deployment.models]
-    each = [(config or EngineConfig()).scheduler for config in given]
-    slots = sum(scheduler.n_slots for scheduler in each)
-    return slots + sum(scheduler.max_waiting for scheduler in each), slots
+    configs = [deployment.configs.get(name) for name in deployment.models]
+    schedulers = [(config or EngineConfig()).scheduler for config in configs]
+    slots = sum(scheduler.n_slots for scheduler in schedulers)
+    return slots + sum(scheduler.max_waiting for scheduler in schedulers), slots

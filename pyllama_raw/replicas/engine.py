@@ -11,7 +11,7 @@ from ray.util.metrics import Gauge
 from starlette.types import Message, Scope
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.replicas.outbox import Outbox
+from pyllama_raw.replicas.relay import Outbox
 from pyllama_raw.results import HealthState
 from pyllama_raw.routing import RoutedRequest
 from pyllama_raw.serve.app import make_app
@@ -47,20 +47,20 @@ class EngineReplica:
         }
 
     async def answer(
-        self, asked: RoutedRequest, scope: Scope, body: bytes
+        self, routed: RoutedRequest, scope: Scope, body: bytes
     ) -> AsyncIterator[list[Message]]:
         """
         Answer of the application, in batches.
 
         Args:
-            asked: what the router chose by.
+            routed: what the router chose by.
         """
-        self._n_open_tokens += asked.n_tokens
+        self._n_open_tokens += routed.n_tokens
         try:
             async for batch in Outbox(body, self._batch_s).run(self._app, scope):
                 yield batch
         finally:
-            self._n_open_tokens -= asked.n_tokens
+            self._n_open_tokens -= routed.n_tokens
 
     def check_health(self) -> None:
         """Ray replaces a replica that raises here thrice."""
@@ -71,16 +71,16 @@ class EngineReplica:
 
     def record_routing_stats(self) -> dict[str, int]:
         """Facts that routers learn of this replica; Ray asks every second or so."""
-        each = [engine.stats() for engine in self._engines.values()]
-        told = {
-            name: sum(int(getattr(stats, name)) for stats in each)
+        stats = [engine.stats() for engine in self._engines.values()]
+        values = {
+            name: sum(int(getattr(engine, name)) for engine in stats)
             for name in GAUGES[:-1]
         }
-        told["n_open_tokens"] = self._n_open_tokens
+        values["n_open_tokens"] = self._n_open_tokens
         replica = serve.get_replica_context().replica_id.unique_id
-        for name, value in told.items():
+        for name, value in values.items():
             self._gauges[name].set(value, {"replica": replica})
-        return told
+        return values
 
     async def aclose(self) -> None:
         """Close the engines."""

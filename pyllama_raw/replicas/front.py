@@ -20,8 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Scope
 
-from pyllama_raw.replicas.asked import asked_of
-from pyllama_raw.replicas.told import Told
+from pyllama_raw.replicas.relay import Progress, routed_request
 from pyllama_raw.routing import RoutedRequest
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.events import event
@@ -57,28 +56,28 @@ class Front:
     async def _messages(self, request: Request, body: bytes) -> AsyncIterator[Message]:
         """Parts of one answer. Raises Failure if there is none."""
         read = partial(_counted, request.headers, body, self._max_values)
-        asked, told = await self._bodies.run(read, len(body)), Told()
+        routed, progress = await self._bodies.run(read, len(body)), Progress()
         scope: Scope = {n: request.scope[n] for n in WIRE if n in request.scope}
         for _ in range(TRIES):
             try:
-                async for message in self._ask(asked, scope, body):
-                    if told.goes_on_with(message):
+                async for message in self._ask(routed, scope, body):
+                    if progress.goes_on_with(message):
                         yield message
             except RayActorError:
-                if told.has_token:
+                if progress.has_token:
                     break
             else:
                 return
         failure = Failure(503, "replica_ended", "the replica of this answer has ended")
-        if not told.has_begun:
+        if not progress.has_begun:
             raise failure
         yield {"type": "http.response.body", "body": event(failure.body())}
 
     async def _ask(
-        self, asked: RoutedRequest, scope: Scope, body: bytes
+        self, routed: RoutedRequest, scope: Scope, body: bytes
     ) -> AsyncIterator[Message]:
         """Answer of one replica. Raises RayActorError if the replica ends."""
-        batches = self._replicas.answer.remote(asked, scope, body)
+        batches = self._replicas.answer.remote(routed, scope, body)
         try:
             async for batch in batches:
                 for message in batch:
@@ -92,7 +91,7 @@ class Front:
 def _counted(headers: Headers, body: bytes, max_values: int) -> RoutedRequest:
     """The request of a body that has not too many values. Raises Failure."""
     check_values(body, max_values)
-    return asked_of(headers, body)
+    return routed_request(headers, body)
 
 
 async def _response(messages: AsyncIterator[Message]) -> Response:

@@ -18,7 +18,7 @@ from pyllama_raw.routing import ROUTERS, RoutedRequest, RouterName
 N_CELLS = 2**14  # of a replica that has not told yet
 
 
-class Known(NamedTuple):
+class RankedReplica(NamedTuple):
     """A replica as the rule sees it."""
 
     name: str
@@ -46,24 +46,25 @@ class RuleRouter(RequestRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """All of them, each in a rank of its own."""
-        asked = None if pending_request is None else _asked(pending_request)
-        if asked is None or pending_request is None:
+        request = None if pending_request is None else _routed(pending_request)
+        if request is None or pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
-        known = [self._known(replica) for replica in candidate_replicas]
-        return [[candidate_replicas[index]] for index in self._rule.rank(asked, known)]
+        replicas = [self._ranked(replica) for replica in candidate_replicas]
+        ranks = self._rule.rank(request, replicas)
+        return [[candidate_replicas[index]] for index in ranks]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
     ) -> None:
         """The replica has taken the request."""
-        asked = _asked(pending_request)
-        if asked is not None:
+        request = _routed(pending_request)
+        if request is not None:
             name = replica_id.unique_id
             request_id = pending_request.metadata.internal_request_id
-            self._rule.sent(asked, name)
-            self._open[request_id] = name, asked.n_tokens
-            self._n_open[name] += asked.n_tokens
+            self._rule.sent(request, name)
+            self._open[request_id] = name, request.n_tokens
+            self._n_open[name] += request.n_tokens
 
     def on_request_completed(
         self, replica_id: ReplicaID, internal_request_id: str
@@ -74,13 +75,13 @@ class RuleRouter(RequestRouter):
         if not self._n_open[name]:
             del self._n_open[name]
 
-    def _known(self, replica: RunningReplica) -> Known:
+    def _ranked(self, replica: RunningReplica) -> RankedReplica:
         """Other handles send to it, too: the replica itself tells what it has, a bit later."""
-        name, told = replica.replica_id.unique_id, replica.routing_stats
-        n_open = max(self._n_open[name], told.get("n_open_tokens", 0))
-        return Known(name, n_open, told.get("n_cells", N_CELLS))
+        name, stats = replica.replica_id.unique_id, replica.routing_stats
+        n_open = max(self._n_open[name], stats.get("n_open_tokens", 0))
+        return RankedReplica(name, n_open, stats.get("n_cells", N_CELLS))
 
 
-def _asked(pending: PendingRequest) -> RoutedRequest | None:
+def _routed(pending: PendingRequest) -> RoutedRequest | None:
     args: Sequence[Any] = pending.args
     return args[0] if args and isinstance(args[0], RoutedRequest) else None

@@ -9,7 +9,6 @@ Runners: an engine here, a process, or a service far away, all used in the same 
 Importing this package opens no library and needs no extra; a RemoteRunner needs `runners`.
 """
 
-from pyllama_raw.runners.breaker import Breaker
 from pyllama_raw.runners.capabilities import RunnerCapabilities
 from pyllama_raw.runners.dialect import (
     COMPATIBLE,
@@ -18,11 +17,15 @@ from pyllama_raw.runners.dialect import (
     PYLLAMA,
     Dialect,
 )
-from pyllama_raw.runners.kept import KeptRunners
-from pyllama_raw.runners.limits import Limits
+from pyllama_raw.runners.guards import Backoff, Breaker, Limits, Timeouts
 from pyllama_raw.runners.llama_args import Draft, LlamaOptions, LlamaServer
 from pyllama_raw.runners.local import LocalRunner
-from pyllama_raw.runners.manager import Managed, ManagedState, RunnerManager
+from pyllama_raw.runners.manager import (
+    KeptRunners,
+    Managed,
+    ManagedState,
+    RunnerManager,
+)
 from pyllama_raw.runners.mock import MockRunner
 from pyllama_raw.runners.packet import TensorPacket, infer
 from pyllama_raw.runners.pool import Pool
@@ -39,7 +42,6 @@ from pyllama_raw.runners.runner import (
     RunnerMetadata,
 )
 from pyllama_raw.runners.spawned import OwnServer, Program, SpawnedRunner
-from pyllama_raw.runners.tries import Backoff, Timeouts
 
 __all__ = [
     "COMPATIBLE",

@@ -108,23 +108,23 @@ class ServiceAnswer:
             output.reason = _reason(_text(reason), choice.get("x_finish"))
         message = choice.get("delta")
         new = message or {}
-        found: list[Part] = []
+        parts: list[Part] = []
         # Services tell reasoning by one of several names; some by two, with the same text.
         thoughts = (new.get(name) for name in self._reasoning)
         if thought := next(filter(None, thoughts), None):
-            found.append(Reasoning(_text(thought)))
+            parts.append(Reasoning(_text(thought)))
         if text := new.get("content") if message is not None else choice.get("text"):
-            found.append(Content(_text(text)))
-        found += [_call(call) for call in new.get("tool_calls") or ()]
+            parts.append(Content(_text(text)))
+        parts += [_call(call) for call in new.get("tool_calls") or ()]
         logprobs = _logprobs(choice.get("logprobs"))
-        if not found and not logprobs:
+        if not parts and not logprobs:
             return None
         self._first_at = self._first_at or perf_counter()
-        output.parts += found
+        output.parts += parts
         output.logprobs += logprobs
         output.n_deltas += 1
-        shown = tuple(found) if message is not None else ()
-        return Delta(text_of(found, Content), (), index, tuple(logprobs), shown)
+        chat_parts = tuple(parts) if message is not None else ()
+        return Delta(text_of(parts, Content), (), index, tuple(logprobs), chat_parts)
 
 
 def _text(value: object) -> str:
@@ -136,19 +136,21 @@ def _text(value: object) -> str:
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _whole(value: object, most: int) -> int:
-    """*value*, which must be a whole number from 0 to *most*; some services write 5.0."""
+def _whole(value: object, limit: int) -> int:
+    """*value*, which must be a whole number from 0 to *limit*; some services write 5.0."""
     is_number = type(value) in (int, float)
     number = int(value) if is_number else -1  # type: ignore[call-overload]
-    if number != value or not 0 <= number <= most:
-        raise ValueError(f"{number} where 0 to {most} belongs")
+    if number != value or not 0 <= number <= limit:
+        raise ValueError(f"{number} where 0 to {limit} belongs")
     return number
 
 
-def _reason(told: str, ours: object) -> FinishReason:
-    if told == "content_filter":
+def _reason(reason_word: str, ours: object) -> FinishReason:
+    if reason_word == "content_filter":
         raise ContentFiltered("the service withholds the output because of its content")
-    reasons = (reason for word in (ours, told) for reason in REASONS if reason == word)
+    reasons = (
+        reason for word in (ours, reason_word) for reason in REASONS if reason == word
+    )
     return next(reasons, FinishReason.STOP)  # as of calls of tools
 
 
@@ -174,18 +176,18 @@ def _usage(fields: Mapping[str, Any]) -> Usage:
     )
 
 
-def _logprobs(told: Mapping[str, Any] | None) -> list[TokenLogprobs]:
+def _logprobs(fields: Mapping[str, Any] | None) -> list[TokenLogprobs]:
     """Entries of a chat, or of the legacy form, with the ids that are told."""
-    if not told:
+    if not fields:
         return []
-    tokens, logprobs = told.get("tokens") or (), told.get("token_logprobs") or ()
-    tops = told.get("top_logprobs") or [None] * len(tokens)
+    tokens, logprobs = fields.get("tokens") or (), fields.get("token_logprobs") or ()
+    tops = fields.get("top_logprobs") or [None] * len(tokens)
     legacy = [
         {"token": token, "logprob": logprob, "top_logprobs": _listed(top or {})}
         for token, logprob, top in zip(tokens, logprobs, tops, strict=False)
         if logprob is not None
     ]
-    return [_entry(each) for each in told.get("content") or legacy]
+    return [_entry(entry) for entry in fields.get("content") or legacy]
 
 
 def _listed(top: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -197,7 +199,7 @@ def _entry(fields: Mapping[str, Any]) -> TokenLogprobs:
     return TokenLogprobs(
         token_id=_id(fields),
         logprob=_logprob(fields),
-        top=tuple((_id(one), _logprob(one)) for one in top),
+        top=tuple((_id(candidate), _logprob(candidate)) for candidate in top),
         piece=_piece(fields),
         top_pieces=tuple(map(_piece, top)),
     )

@@ -61,7 +61,7 @@ class RunnerCapabilities:
     ) -> None:
         """Raise Unsupported if something is asked for that the runner cannot do."""
         self.check_verb("generate")
-        wanted = {
+        features = {
             "logprobs": params.logprobs is not None,
             "prompt_logprobs": params.prompt_logprobs is not None,
             "tools": bool(options.get("tools")),
@@ -73,16 +73,16 @@ class RunnerCapabilities:
             "token_ids": are_ids(prompt),
             "media": not isinstance(prompt, str) and _has_media(prompt),
         }
-        for name, is_wanted in wanted.items():
-            if is_wanted and not getattr(self, name):
+        for name, is_needed in features.items():
+            if is_needed and not getattr(self, name):
                 raise Unsupported(name, "this runner has none of it: leave it out")
-        for given, known in (
+        for names, supported in (
             (params.model_fields_set, self.sampling),
             (options.keys(), self.options),
         ):
-            if known is not None and (unknown := sorted({*given} - known)):
-                said = "this runner cannot send it: leave it out"
-                raise Unsupported(unknown[0], said)
+            if supported is not None and (unknown := sorted({*names} - supported)):
+                advice = "this runner cannot send it: leave it out"
+                raise Unsupported(unknown[0], advice)
 
 
 def are_ids(prompt: Prompt) -> bool:

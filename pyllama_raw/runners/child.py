@@ -190,6 +190,6 @@ class Child:
 
 def _reachable(url: str) -> str:
     """*url* as this machine reaches it, if its host stands for all addresses."""
-    scheme, _, rest = url.partition("//")
-    host, _, port = rest.rpartition(":")
+    scheme, _, address = url.partition("//")
+    host, _, port = address.rpartition(":")
     return f"{scheme}//{ANY_HOST.get(host, host)}:{port}"

@@ -64,12 +64,12 @@ def http_library() -> ModuleType:
     try:
         return import_module("httpx2")
     except ImportError as error:
-        said = "a RemoteRunner needs httpx2: pip install 'pyllama_raw[runners]'"
-        raise ConfigError(said) from error
+        advice = "a RemoteRunner needs httpx2: pip install 'pyllama_raw[runners]'"
+        raise ConfigError(advice) from error
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading(request: str) -> Iterator[None]:
     """Turn what a wrong answer raises while it is read into UnexpectedAnswer."""
     try:
         yield
@@ -79,8 +79,8 @@ def reading(what: str) -> Iterator[None]:
         *(ValueError, LookupError, TypeError, AttributeError),
         *(ArithmeticError, RecursionError),
     ) as error:
-        said = f"{what}: the service answered what its API does not have"
-        raise UnexpectedAnswer(said) from error
+        message = f"{request}: the service answered what its API does not have"
+        raise UnexpectedAnswer(message) from error
 
 
 def written(body: Mapping[str, Any]) -> bytes:

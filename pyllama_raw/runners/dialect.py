@@ -75,23 +75,23 @@ class Dialect:
     ) -> tuple[str, dict[str, Any]]:
         """The path of a request, and its body."""
         is_chat = are_messages(prompt)
-        given = params.model_dump(include=params.model_fields_set, mode="json")
+        fields = params.model_dump(include=params.model_fields_set, mode="json")
         body: dict[str, Any] = {"model": model, "stream": True, **dict(self.extra)}
         body["stream_options"] = {"include_usage": True}
         body |= {
             name: value
-            for name, value in given.items()
+            for name, value in fields.items()
             if name not in TRANSLATED and value not in NOTHING
         }
         if "max_tokens" in params.model_fields_set:
             body[self.max_tokens if is_chat else "max_tokens"] = params.max_tokens
         if params.json_schema is not None:
-            schema, field = given["json_schema"], "response_format"
+            schema, field = fields["json_schema"], "response_format"
             if not is_chat and self.schema != field:
                 body[self.schema] = schema
             else:
-                named = {"name": "output", "schema": schema, "strict": True}
-                body[field] = {"type": "json_schema", "json_schema": named}
+                named_schema = {"name": "output", "schema": schema, "strict": True}
+                body[field] = {"type": "json_schema", "json_schema": named_schema}
         if params.logprobs is not None:
             listed = {"logprobs": True, "top_logprobs": params.logprobs}
             body |= listed if is_chat else {"logprobs": params.logprobs}
@@ -99,10 +99,10 @@ class Dialect:
         choice = body.get("tool_choice", "auto")
         if choice not in ("auto", "none", "required"):
             body["tool_choice"] = {"type": "function", "function": {"name": choice}}
-        asked = prompt if isinstance(prompt, str) else list(prompt)
+        content = prompt if isinstance(prompt, str) else list(prompt)
         if is_chat:
-            return "chat/completions", body | {"messages": asked}
-        return "completions", body | {"prompt": asked}
+            return "chat/completions", body | {"messages": content}
+        return "completions", body | {"prompt": content}
 
 
 OPENAI = Dialect()

@@ -109,8 +109,8 @@ class RunnerDied(RunnerFault):
 
     def __init__(self, returned: int | None, stderr: str = "") -> None:
         self.returned, self.stderr = returned, stderr[-MAX_REASON:]
-        said = f"the runner's process ended with code {returned}"
-        super().__init__(said + _wrote(self.stderr))
+        message = f"the runner's process ended with code {returned}"
+        super().__init__(message + _wrote(self.stderr))
 
 
 class NotReady(RunnerFault):
@@ -179,14 +179,14 @@ def as_json(error: PyllamaError) -> dict[str, Any]:
     return {"kind": error.code, "message": str(error)} | plain
 
 
-def from_json(told: Mapping[str, Any]) -> PyllamaError:
+def from_json(value: Mapping[str, Any]) -> PyllamaError:
     """The error that as_json() told; one of an unknown kind is a PyllamaError."""
-    given = dict(told)
+    fields = dict(value)
     kinds = {kind.code: kind for kind in _tree(PyllamaError)}
-    kind = kinds.get(given.pop("kind"), PyllamaError)
+    kind = kinds.get(fields.pop("kind"), PyllamaError)
     error = kind.__new__(kind)
-    error.args = (given.pop("message"),)
-    vars(error).update(given)
+    error.args = (fields.pop("message"),)
+    vars(error).update(fields)
     return error
 
 

@@ -46,11 +46,11 @@ def kill_session(session: int) -> None:
     # A group is killed at once, so none of it can start another process meanwhile. Programs with
     # job control, such as shells, have more groups in their session.
     for _ in range(100):
-        others = [pid for pid in members(session) if pid not in (session, own)]
-        for pid in others:
+        targets = [pid for pid in members(session) if pid not in (session, own)]
+        for pid in targets:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        if not others:
+        if not targets:
             break
     with suppress(OSError):
         os.killpg(session, signal.SIGKILL)

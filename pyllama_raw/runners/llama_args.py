@@ -85,9 +85,9 @@ OLD = Words()
 NEW = Words("--load-mode", "mlock", "--spec-draft-n-max", "--spec-draft-n-min")
 
 
-def words_of(told: str) -> Words:
-    """The words of a llama-server whose `--help` is *told*."""
-    return NEW if NEW.draft_max in told and NEW.mlock in told else OLD
+def words_of(help_text: str) -> Words:
+    """The words of a llama-server whose `--help` is *help_text*."""
+    return NEW if NEW.draft_max in help_text and NEW.mlock in help_text else OLD
 
 
 def arguments(
@@ -102,9 +102,9 @@ def arguments(
         options = replace(options, n_ubatch=min(options.n_ubatch, options.n_batch))
     flags: dict[str, Any] = {"--model": model, "--host": host, "--port": port}
     flags |= {
-        flag: getattr(options, each.name)
-        for each in fields(options)
-        for flag in each.metadata.get("flags", ())
+        flag: getattr(options, option.name)
+        for option in fields(options)
+        for flag in option.metadata.get("flags", ())
     }
     draft = options.draft
     flags |= {
@@ -117,13 +117,13 @@ def arguments(
         # A state of a model on other machines cannot be saved.
         "--cache-ram": 0 if options.rpc else None,
     }
-    told: list[str] = []
+    line: list[str] = []
     for flag, value in flags.items():
         if value is True:
-            told.append(flag)
+            line.append(flag)
         elif value is not None and value is not False:
-            told += [flag, str(value)]
-    return told + list(options.extra)
+            line += [flag, str(value)]
+    return line + list(options.extra)
 
 
 def library_path(
@@ -178,9 +178,9 @@ class LlamaServer:
         """Raise ConfigError if it cannot be started."""
         suffix = Path(self.model).suffix
         if suffix.lower() != SUFFIX:
-            said = suffix or str(self.model)
+            model = suffix or str(self.model)
             raise ConfigError(
-                f"GGUF runtime received wrong format: {said}: give a file {SUFFIX}"
+                f"GGUF runtime received wrong format: {model}: give a file {SUFFIX}"
             )
         if self.binary is None:
             raise ConfigError(
@@ -224,12 +224,12 @@ class LlamaServer:
 
     def environment(self, key: str) -> dict[str, str]:
         """Its key; that it downloads nothing, and that no debugger delays an abort."""
-        given = {
+        variables = {
             "LLAMA_API_KEY": key,
             "LLAMA_ARG_OFFLINE": "1",
             "GGML_NO_BACKTRACE": "1",
         }
-        return given | self._libraries
+        return variables | self._libraries
 
     @property
     def _libraries(self) -> dict[str, str]:

@@ -84,17 +84,17 @@ class LocalRunner(ModelRunner):
         """All that any model can do, until it is loaded."""
         if self._engine is None:
             return UNKNOWN
-        found = self._engine.capabilities
-        can = UNKNOWN if "generate" in found.operations else TEXTS
+        abilities = self._engine.capabilities
+        can = UNKNOWN if "generate" in abilities.operations else TEXTS
         return replace(
             can,
             verbs=frozenset(
-                each.value
-                for each in found.operations
-                if each != "embed" or found.model.pooling in POOLINGS
+                operation.value
+                for operation in abilities.operations
+                if operation != "embed" or abilities.model.pooling in POOLINGS
             ),
             tools=self._engine.info.chat_template is not None,
-            media=found.images or found.sounds,
+            media=abilities.images or abilities.sounds,
             n_ctx=self._engine.n_ctx_slot,
             n_slots=self._engine.info.n_slots,
         )
@@ -107,11 +107,11 @@ class LocalRunner(ModelRunner):
         """As the engine tells it; one that is not loaded is not ready."""
         engine = self._engine
         if engine is None or self._closed:
-            said = "closed" if self._closed else "not loaded"
+            detail = "closed" if self._closed else "not loaded"
             return RunnerHealth(
                 live=not self._closed,
                 ready=False,
-                detail=said,
+                detail=detail,
                 is_idle=not self._closed,
             )
         health, stats = engine.health(), engine.stats()

@@ -61,21 +61,21 @@ class MockRunner(ModelRunner):
         started_at = perf_counter()
         self.requests.append((prompt, params))
         yield None
-        said = self._pieces[: params.max_tokens]
-        for at in range(max(len(said), self._n_before) + 1):
+        pieces = self._pieces[: params.max_tokens]
+        for at in range(max(len(pieces), self._n_before) + 1):
             await checkpoint()
-            if self._before is not None and at < len(said):
+            if self._before is not None and at < len(pieces):
                 await self._before(at)
             if self._error is not None and at == self._n_before:
                 raise self._error
             if self._closed:
                 raise ClosedError(f"{self!r} was closed while it said something")
-            for index in range(params.n if at < len(said) else 0):
-                yield Delta(said[at], (at,), index)
-        is_cut = len(said) < len(self._pieces)
+            for index in range(params.n if at < len(pieces) else 0):
+                yield Delta(pieces[at], (at,), index)
+        is_cut = len(pieces) < len(self._pieces)
         reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
-        text, tokens = "".join(said), tuple(range(len(said)))
-        usage = self._usage or Usage(1, len(said), 0)
+        text, tokens = "".join(pieces), tuple(range(len(pieces)))
+        usage = self._usage or Usage(1, len(pieces), 0)
         timings = Timings(None, None, None, None, None, perf_counter() - started_at)
         for index in range(params.n):
             seed = (params.seed or 0) + index

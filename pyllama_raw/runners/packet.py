@@ -133,7 +133,7 @@ class TensorPacket:
         return cls((1, len(data)), "uint8", data) if data else None
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Self:
+    def read(cls, packet: Mapping[str, Any]) -> Self:
         """
         The packet that JSON tells.
 
@@ -141,9 +141,9 @@ class TensorPacket:
             InvalidRequest: it is none, whatever it is.
         """
         try:
-            fields = _PacketFields.model_validate(told)
+            fields = _PacketFields.model_validate(packet)
         except (ValidationError, RecursionError) as error:
-            raise _misfit("packet", told, error, FORMS) from None
+            raise _misfit("packet", packet, error, FORMS) from None
         forms = [form for form in WORDS if getattr(fields, form) is not None]
         if len(forms) != 1:
             allowed = "only one of `data` or `data_base64`, and one of them"
@@ -163,8 +163,8 @@ class TensorPacket:
         try:
             return self.data.decode()
         except UnicodeDecodeError as error:
-            said = f"UTF-8. Input is not valid UTF-8: {error}"
-            raise InvalidRequest("data", "other bytes", said) from error
+            allowed = f"UTF-8. Input is not valid UTF-8: {error}"
+            raise InvalidRequest("data", "other bytes", allowed) from error
 
 
 def asked_by(metadata: Mapping[str, Any]) -> tuple[SamplingParams, RequestOptions]:

@@ -28,8 +28,8 @@ from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError, first_of
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.routing import ROUTERS, RoutedRequest, RouterName, prefixes
-from pyllama_raw.runners.breaker import FULL, Breaker
 from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
+from pyllama_raw.runners.guards import FULL, Breaker, retried
 from pyllama_raw.runners.run import Source
 from pyllama_raw.runners.runner import (
     CHARACTERS_A_TOKEN,
@@ -39,7 +39,6 @@ from pyllama_raw.runners.runner import (
     Serving,
     prompt_bytes,
 )
-from pyllama_raw.runners.tries import retried
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -102,13 +101,13 @@ class Pool(ModelRunner):
         super().__init__(name)
         if not runners:
             raise ConfigError("a pool needs runners: give one or more by name")
-        given = dict(weights or {})
-        if not given.keys() <= runners.keys() or any(w <= 0 for w in given.values()):
+        shares = dict(weights or {})
+        if not shares.keys() <= runners.keys() or any(w <= 0 for w in shares.values()):
             raise ConfigError(
-                f"weights={given} are not allowed: give numbers above 0 for {[*runners]}"
+                f"weights={shares} are not allowed: give numbers above 0 for {[*runners]}"
             )
         self._members = [
-            PooledRunner(n, runner, given.get(n, 1.0), Breaker(1, rest_s, clock, n))
+            PooledRunner(n, runner, shares.get(n, 1.0), Breaker(1, rest_s, clock, n))
             for n, runner in runners.items()
         ]
         self._router = ROUTERS[router]()
@@ -144,10 +143,10 @@ class Pool(ModelRunner):
 
         A member that has not begun yet is not kept away: a request has to begin it.
         """
-        found: dict[str, RunnerHealth] = {}
+        healths: dict[str, RunnerHealth] = {}
 
         async def ask(member: PooledRunner) -> None:
-            health = found[member.name] = await member.runner.health()
+            health = healths[member.name] = await member.runner.health()
             if health.ready:
                 member.breaker.succeeded()
             elif not health.is_idle:
@@ -156,9 +155,9 @@ class Pool(ModelRunner):
         async with anyio.create_task_group() as group:
             for member in self._members:
                 group.start_soon(ask, member)
-        ready = [name for name, health in found.items() if health.ready]
+        ready = [name for name, health in healths.items() if health.ready]
         return RunnerHealth(
-            live=any(health.live for health in found.values()),
+            live=any(health.live for health in healths.values()),
             ready=bool(ready) and not self._closed,
             n_running=self.n_open,
             detail=f"ready: {', '.join(sorted(ready)) or 'none'}",
@@ -181,44 +180,44 @@ class Pool(ModelRunner):
     def _source(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> Source:
-        asked = _asked(prompt, params, options)
+        request = _routed(prompt, params, options)
 
         async def served(member: PooledRunner) -> Source:
-            with member.holding(asked.n_tokens):
+            with member.holding(request.n_tokens):
                 async with member.runner.generate(prompt, params, **options) as run:
-                    self._router.sent(asked, member.name)
+                    self._router.sent(request, member.name)
                     yield None
                     async for delta in run:
                         yield delta
                     for result in run.results:
                         yield replace(result, served_by=member.name)
 
-        return self._moved(asked, served)
+        return self._moved(request, served)
 
     async def _called(self, verb: Verb, call: Callable[[Serving], Awaitable[T]]) -> T:
         self._check_open()
         self.capabilities.check_verb(verb)
 
-        asked = RoutedRequest(1)
+        request = RoutedRequest(1)
 
         async def served(member: PooledRunner) -> AsyncGenerator[T, None]:
-            with member.holding(asked.n_tokens):
-                self._router.sent(asked, member.name)
+            with member.holding(request.n_tokens):
+                self._router.sent(request, member.name)
                 yield await call(member.runner)
 
         async with self._counting():
-            [answer] = [item async for item in self._moved(asked, served)]
+            [answer] = [item async for item in self._moved(request, served)]
         return answer
 
     def _moved(
         self,
-        asked: RoutedRequest,
+        request: RoutedRequest,
         serve: Callable[[PooledRunner], AsyncGenerator[T, None]],
     ) -> AsyncGenerator[T, None]:
         """Items of *serve*; a runner that fails before its first delta gives way to another."""
         rested = [m for m in self._members if m.breaker.state != "open"]
         fit = rested or self._members
-        ranked = [fit[index] for index in self._router.rank(asked, fit)]
+        ranked = [fit[index] for index in self._router.rank(request, fit)]
 
         def wait_s(attempt: int, error: PyllamaError) -> float | None:
             is_fault = error.is_retryable or error.counts_as_circuit_failure
@@ -237,19 +236,22 @@ def common(all_of: Sequence[RunnerCapabilities]) -> RunnerCapabilities:
     """The abilities that each of *all_of* has."""
 
     def least(values: list[Any]) -> Any:
-        known = [value for value in values if value is not None]
-        if not known:
+        limits = [value for value in values if value is not None]
+        if not limits:
             return None
-        is_set = isinstance(known[0], frozenset)
-        return frozenset.intersection(*known) if is_set else min(known)
+        is_set = isinstance(limits[0], frozenset)
+        return frozenset.intersection(*limits) if is_set else min(limits)
 
-    names = [each.name for each in fields(RunnerCapabilities)]
+    names = [field.name for field in fields(RunnerCapabilities)]
     return RunnerCapabilities(
-        **{name: least([getattr(one, name) for one in all_of]) for name in names}
+        **{
+            name: least([getattr(capabilities, name) for capabilities in all_of])
+            for name in names
+        }
     )
 
 
-def _asked(
+def _routed(
     prompt: Prompt, params: SamplingParams, options: RequestOptions
 ) -> RoutedRequest:
     """A request, as the rule sees it."""

@@ -50,15 +50,15 @@ class Prices:
         try:
             import genai_prices
         except ImportError as error:
-            said = "pip install 'pyllama_raw[prices]', or give Prices of your own"
+            advice = "pip install 'pyllama_raw[prices]', or give Prices of your own"
             raise ConfigError(
-                f"prices need the package genai-prices: {said}"
+                f"prices need the package genai-prices: {advice}"
             ) from error
 
         def usd(**tokens: int) -> float:
             usage = genai_prices.Usage(**tokens)
-            found = genai_prices.calc_price(usage, model, provider_id=provider)
-            return float(found.total_price)
+            calculation = genai_prices.calc_price(usage, model, provider_id=provider)
+            return float(calculation.total_price)
 
         try:
             prompt, completion = usd(input_tokens=10**6), usd(output_tokens=10**6)

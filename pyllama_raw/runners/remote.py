@@ -37,7 +37,6 @@ from pyllama_raw.errors import (
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.answer import ServiceAnswer
-from pyllama_raw.runners.breaker import Breaker
 from pyllama_raw.runners.capabilities import Verb
 from pyllama_raw.runners.connection import (
     check_coding,
@@ -50,7 +49,16 @@ from pyllama_raw.runners.connection import (
 )
 from pyllama_raw.runners.dialect import COMPATIBLE, Dialect
 from pyllama_raw.runners.errors import NetworkError, RunnerTimeout
-from pyllama_raw.runners.limits import Limits, Turnstile
+from pyllama_raw.runners.guards import (
+    Backoff,
+    Breaker,
+    Limits,
+    RetryBudget,
+    Timeouts,
+    Turnstile,
+    retried,
+    timed,
+)
 from pyllama_raw.runners.prices import Prices
 from pyllama_raw.runners.run import Source
 from pyllama_raw.runners.runner import (
@@ -60,7 +68,6 @@ from pyllama_raw.runners.runner import (
     RunnerHealth,
     RunnerKind,
 )
-from pyllama_raw.runners.tries import Backoff, RetryBudget, Timeouts, retried, timed
 
 if TYPE_CHECKING:
     import httpx2
@@ -245,7 +252,7 @@ class RemoteRunner(ModelRunner):
             if any(type(i) is not int or not 0 <= i < len(texts) for i, _ in rows):
                 raise ValueError("an index of no document")
             ranked = [Ranked(index, score, {"0": score}, 0) for index, score in rows]
-            return sorted(ranked, key=lambda one: -one.score)
+            return sorted(ranked, key=lambda entry: -entry.score)
 
         return await self._whole("rank", "rerank", fields, len(texts), ranks)
 
@@ -275,10 +282,10 @@ class RemoteRunner(ModelRunner):
     ) -> Source:
         """One try of a stream."""
         answer = ServiceAnswer(params.n, self._dialect.reasoning, params.seed)
-        most = MAX_STREAM + params.n * params.max_tokens * STREAM_A_TOKEN
+        max_bytes = MAX_STREAM + params.n * params.max_tokens * STREAM_A_TOKEN
         async with self._answer("POST", path, content) as response:
             yield None
-            async with aclosing(event_data(response, most)) as events:
+            async with aclosing(event_data(response, max_bytes)) as events:
                 async for data in events:
                     for delta in answer.take(json.loads(data)):
                         yield delta
@@ -297,11 +304,11 @@ class RemoteRunner(ModelRunner):
         self.capabilities.check_verb(verb)
         self._check_open()
         content = written({"model": self._model, **fields})
-        most = MAX_ANSWER_BYTES + 2 * len(content) + n_texts * BYTES_A_TEXT
+        max_bytes = MAX_ANSWER_BYTES + 2 * len(content) + n_texts * BYTES_A_TEXT
 
         async def once() -> AsyncGenerator[T, None]:
             async with self._answer("POST", path, content) as response:
-                value = read(json.loads(await content_of(response, most)))
+                value = read(json.loads(await content_of(response, max_bytes)))
             yield value
 
         async with self._counting():
@@ -332,8 +339,8 @@ class RemoteRunner(ModelRunner):
         wait_s = self._retries.wait_s(attempt, error)
         if wait_s is not None:
             self.counts.n_retries += 1
-            said = "%s: try %d failed, another one in %.1f s: %s"
-            logger.warning(said, self.name, attempt + 1, wait_s, error)
+            message = "%s: try %d failed, another one in %.1f s: %s"
+            logger.warning(message, self.name, attempt + 1, wait_s, error)
         return wait_s
 
     async def _status(self, url: str) -> int:
@@ -358,7 +365,7 @@ class RemoteRunner(ModelRunner):
                 async with self._client.stream(
                     method, path, content=content, headers=headers
                 ) as response:
-                    self._gate.told(response.headers)
+                    self._gate.note_headers(response.headers)
                     if response.status_code != 200:
                         raise await refusal(response)
                     check_coding(response)

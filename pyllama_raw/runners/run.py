@@ -98,8 +98,8 @@ class RunHandle:
             raise self._error
         if not self._ended and not self._left:
             raise WrongUse("the run has not ended: read it to the end first")
-        found = (self._cut_off() if self._left else {}) | self._results
-        return tuple(found[index] for index in sorted(found))
+        results = (self._cut_off() if self._left else {}) | self._results
+        return tuple(results[index] for index in sorted(results))
 
     def cancel(self) -> None:
         """End the run; a task that reads it is woken."""
@@ -139,12 +139,12 @@ class RunHandle:
 
     def _cut_off(self) -> dict[int, Result]:
         """Outputs of a run that was left, as far as they were read."""
-        e2e_s, found = perf_counter() - self._started_at, {}
+        e2e_s, results = perf_counter() - self._started_at, {}
         timings = Timings(None, None, None, None, None, e2e_s)
         for index in {0, *(delta.index for delta in self._deltas)}:
             own = [delta for delta in self._deltas if delta.index == index]
             tokens = tuple(token for delta in own for token in delta.token_ids)
             text, usage = "".join(delta.text for delta in own), Usage(0, len(tokens), 0)
             reason = FinishReason.CANCELLED
-            found[index] = Result(text, tokens, reason, usage, timings, None, index)
-        return found
+            results[index] = Result(text, tokens, reason, usage, timings, None, index)
+        return results

@@ -35,13 +35,14 @@ from pyllama_raw.errors import ClosedError, Unsupported
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb, are_ids
-from pyllama_raw.runners.limits import Limits
+from pyllama_raw.runners.guards import Limits
 from pyllama_raw.runners.prices import Cost, Prices
 from pyllama_raw.runners.run import RunHandle, Source
 
 if TYPE_CHECKING:
     from pyllama_raw.api.embedding import TextPooling
-    from pyllama_raw.results import Ranked, Vectors
+    from pyllama_raw.api.ranking import Ranked
+    from pyllama_raw.api.vectors import Vectors
 
 T = TypeVar("T")
 CHARACTERS_A_TOKEN = 4  # of a prompt whose tokens nobody has counted
@@ -193,10 +194,10 @@ class ModelRunner(ABC):
         Raises, at once:
             Unsupported: the runner cannot do it.
         """
-        wanted = params or SamplingParams()
-        self.capabilities.check(prompt, wanted, options)
+        sampling = params or SamplingParams()
+        self.capabilities.check(prompt, sampling, options)
 
-        return RunHandle(partial(self._counted, prompt, wanted, options))
+        return RunHandle(partial(self._counted, prompt, sampling, options))
 
     async def start(self) -> None:
         """Load, spawn or connect, where there is something to. Can be repeated."""
@@ -226,8 +227,10 @@ class ModelRunner(ABC):
         self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
     ) -> list[Ranked]:
         """*documents*, the best first."""
-        given = list(documents)
-        return await self._called("rank", lambda one: one.rank(query, given, **options))
+        texts = list(documents)
+        return await self._called(
+            "rank", lambda serving: serving.rank(query, texts, **options)
+        )
 
     def cost(self, usage: Usage) -> Cost | None:
         """The price of a request with *usage*. None: there is none, or nobody knows."""

@@ -42,6 +42,7 @@ from pyllama_raw.runners.child import Child
 from pyllama_raw.runners.connection import http_library
 from pyllama_raw.runners.dialect import PYLLAMA, Dialect
 from pyllama_raw.runners.errors import NetworkError, NotReady, RunnerFault, ServerError
+from pyllama_raw.runners.guards import Backoff, Timeouts, retried
 from pyllama_raw.runners.llama_args import HOST
 from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.run import Source
@@ -53,7 +54,6 @@ from pyllama_raw.runners.runner import (
     RunnerMetadata,
     Serving,
 )
-from pyllama_raw.runners.tries import Backoff, Timeouts, retried
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -226,22 +226,22 @@ class SpawnedRunner(ModelRunner):
         """The child's answer within `Timeouts.health_s`; it starts none."""
         child, remote = self._child, self._remote
         if self._closed or child is None:
-            said = "closed" if self._closed else "Runtime not initialized"
+            detail = "closed" if self._closed else "Runtime not initialized"
             return RunnerHealth(
                 live=not self._closed,
                 ready=False,
-                detail=said,
+                detail=detail,
                 is_idle=not self._closed,
             )
         if child.has_ended:
-            said = f"Health check failed: {child.death}"
-            return RunnerHealth(live=False, ready=False, detail=said)
+            detail = f"Health check failed: {child.death}"
+            return RunnerHealth(live=False, ready=False, detail=detail)
         if remote is None:
             return RunnerHealth(live=True, ready=False, detail="starting")
-        found = await remote.health()
-        fault = "returned" if found.live else "failed"
-        said = "healthy" if found.ready else f"Health check {fault}: {found.detail}"
-        return RunnerHealth(found.live, found.ready, found.n_running, detail=said)
+        answer = await remote.health()
+        fault = "returned" if answer.live else "failed"
+        detail = "healthy" if answer.ready else f"Health check {fault}: {answer.detail}"
+        return RunnerHealth(answer.live, answer.ready, answer.n_running, detail=detail)
 
     async def rebuild(
         self,
@@ -337,7 +337,7 @@ class SpawnedRunner(ModelRunner):
         logger.warning("%s (pid %d) takes no more requests", self.name, child.pid)
         self._child = self._remote = None
         self._n_failures += 1
-        self._leaving = [one for one in self._leaving if not one.has_ended]
+        self._leaving = [old for old in self._leaving if not old.has_ended]
         self._leaving.append(child)
         await remote.retire()
         while len(self._leaving) > MAX_LEAVING:
@@ -383,8 +383,8 @@ class SpawnedRunner(ModelRunner):
         self.counts.n_restarts += self._has_served
         self._has_served = True
         seconds = anyio.current_time() - began
-        said = "%s (pid %d) serves at %s after %.1f s"
-        logger.info(said, self.name, child.pid, child.url, seconds)
+        message = "%s (pid %d) serves at %s after %.1f s"
+        logger.info(message, self.name, child.pid, child.url, seconds)
         return child, remote
 
     async def _ready(self, child: Child, key: str) -> RemoteRunner:

@@ -48,9 +48,9 @@ def seen(result: Result) -> tuple[Any, ...]:
 
 def needs(runner: ModelRunner, *names: str) -> None:
     """Skip a test of what *runner* cannot do."""
-    found = runner.capabilities
+    abilities = runner.capabilities
     for name in names:
-        can = name in found.verbs or bool(getattr(found, name, False))
+        can = name in abilities.verbs or bool(getattr(abilities, name, False))
         if not can:
             pytest.skip(f"{runner.name} has no {name}")
 
@@ -89,13 +89,13 @@ class RunnerContract:
         """
         async with self.made() as runner:
             needs(runner, "generate")
-            whole = await runner.generate(self.prompt, params()).collect()
+            result = await runner.generate(self.prompt, params()).collect()
             async with runner.generate(self.prompt, params()) as run:
                 deltas = [delta async for delta in run]
 
-        assert "".join(delta.text for delta in deltas) == run.result.text == whole.text
-        assert seen(run.result) == seen(whole)
-        assert whole.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        assert "".join(delta.text for delta in deltas) == run.result.text == result.text
+        assert seen(run.result) == seen(result)
+        assert result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
 
     async def test_a_chat_is_answered(self) -> None:
         """
@@ -174,8 +174,8 @@ class RunnerContract:
             needs(runner, "generate", "json_schema")
             if not self.follows_schemas:
                 pytest.skip("it is a fake")
-            wanted = params(max_tokens=32, json_schema={"const": 7})
-            result = await runner.generate(self.prompt, wanted).collect()
+            sampling = params(max_tokens=32, json_schema={"const": 7})
+            result = await runner.generate(self.prompt, sampling).collect()
 
         assert result.text.strip() == "7"
 
@@ -199,11 +199,11 @@ class RunnerContract:
         """
         async with self.made() as runner:
             needs(runner, "rank")
-            found = await runner.rank("a query", ["one", "two", "three"])
+            ranked = await runner.rank("a query", ["one", "two", "three"])
 
-        scores = [one.score for one in found]
+        scores = [entry.score for entry in ranked]
         assert scores == sorted(scores, reverse=True)
-        assert sorted(one.index for one in found) == [0, 1, 2]
+        assert sorted(entry.index for entry in ranked) == [0, 1, 2]
         assert all(map(isfinite, scores))
 
     # -- refusals and failures ------------------------------------------------
@@ -224,9 +224,9 @@ class RunnerContract:
                 "tools": (can.tools, params(), {"tools": [tool]}),
             }
             refused = []
-            for name, (is_there, asked, options) in ways.items():
+            for name, (is_there, sampling, options) in ways.items():
                 try:
-                    runner.generate(self.chat, asked, **options)
+                    runner.generate(self.chat, sampling, **options)
                 except Unsupported:
                     refused.append(name)
                 else:

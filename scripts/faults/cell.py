@@ -55,11 +55,11 @@ class Outcome:
     n_stopped: int = 0  # engines that ended by themselves
     broken: list[str] = field(default_factory=list)  # laws
 
-    def compared(self, whole: Outcome) -> None:
-        """Note whether outputs are those of *whole*, but for those that ended."""
-        for one, other in zip(self.outputs, whole.outputs, strict=False):
-            if not isinstance(one, Failed) and one != other:
-                self.broken.append(f"wrong output: {one} instead of {other}")
+    def compared(self, undisturbed: Outcome) -> None:
+        """Note whether outputs are those of *undisturbed*, but for those that ended."""
+        for output, other in zip(self.outputs, undisturbed.outputs, strict=False):
+            if not isinstance(output, Failed) and output != other:
+                self.broken.append(f"wrong output: {output} instead of {other}")
 
 
 class Ground:
@@ -86,8 +86,8 @@ class Ground:
         if _n_files() > self._n_files:
             left.append(f"{_n_files() - self._n_files} open files")
         self._n_files = max(self._n_files, _n_files())
-        made = Counter(self._faulty.live.values())
-        left += [f"{n} of {name}" for name, n in made.items()]
+        counts = Counter(self._faulty.live.values())
+        left += [f"{n} of {name}" for name, n in counts.items()]
         self._faulty.live.clear()
         return left
 
@@ -105,18 +105,18 @@ def play(run: Run, faulty: FaultyLib, fault: Fault | None) -> Outcome:
     return outcome
 
 
-def judge(outcome: Outcome, whole: Outcome, fault: Fault, run: Run) -> None:
+def judge(outcome: Outcome, undisturbed: Outcome, fault: Fault, run: Run) -> None:
     """Note what of *outcome* must not be."""
     if run.config.deterministic or fault.name not in OTHER_DIGITS:
-        outcome.compared(whole)
+        outcome.compared(undisturbed)
     for error in outcome.errors:
         if not error.is_ours:
             outcome.broken.append(f"told by {error.said}")
-    opened = all(opening == OPENED for opening in outcome.openings)
-    most = max(most_ended(fault.name, fault.way), run.opens_later)
-    if fault.way != RAISES and opened and len(outcome.errors) > most:
+    has_opened = all(opening == OPENED for opening in outcome.openings)
+    max_ended = max(most_ended(fault.name, fault.way), run.opens_later)
+    if fault.way != RAISES and has_opened and len(outcome.errors) > max_ended:
         outcome.broken.append(
-            f"{len(outcome.errors)} requests ended, at most {most}: {outcome.errors[0].said}"
+            f"{len(outcome.errors)} requests ended, at most {max_ended}: {outcome.errors[0].said}"
         )
 
 

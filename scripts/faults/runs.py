@@ -133,7 +133,7 @@ def runs() -> dict[str, Run]:
     media = MediaConfig(mmproj=projector)
     scales: list[dict[str, float]] = [{"lora-a": 1.0}, {"lora-b": 0.5, "control": 1.0}]
     adapted = (
-        *(_tokens(START[:9], adapters=one) for one in scales),
+        *(_tokens(START[:9], adapters=scale) for scale in scales),
         _tokens(START[:9]),
     )
     mixed = (_vector("hello there"), _vector("a b c"), _tokens([5, 6, 7]))

@@ -145,9 +145,9 @@ def scalar(kind: int, value: Scalar) -> bytes:
             return struct.pack("<" + form, float("inf"))
     if form == "?":
         return struct.pack("<?", bool(value))
-    whole = int(value) if math.isfinite(value) else 0
+    number = int(value) if math.isfinite(value) else 0
     size = struct.calcsize(form)
-    return (whole % 2 ** (8 * size)).to_bytes(size, "little")
+    return (number % 2 ** (8 * size)).to_bytes(size, "little")
 
 
 def string(text: bytes) -> bytes:

@@ -160,10 +160,10 @@ def architectures() -> list[bytes]:
     """Names of architectures; one of them is what a file says it has."""
     from scripts.tiny_models.recipes import RECIPES
 
-    more = b"cogvlm plamo2 gemma2 phi3 falcon bloom mpt gptneox command-r deepseek2"
-    more += b" t5encoder rwkv6 arwkv7 olmo clip gpt2 starcoder baichuan mistral3 grok"
+    names = b"cogvlm plamo2 gemma2 phi3 falcon bloom mpt gptneox command-r deepseek2"
+    names += b" t5encoder rwkv6 arwkv7 olmo clip gpt2 starcoder baichuan mistral3 grok"
     return sorted(
-        {recipe.arch.encode() for recipe in RECIPES.values()} | set(more.split())
+        {recipe.arch.encode() for recipe in RECIPES.values()} | set(names.split())
     )
 
 
@@ -274,8 +274,8 @@ def other_item(rng: random.Random, kind: int, old: Scalar) -> Scalar:
 
 def change_tokens(rng: random.Random, file: File) -> str:
     """Types, texts, scores or merges of many tokens are wrong."""
-    what = rng.choice((b"tokens", b"token_type", b"merges", b"scores"))
-    value = file.values.get(b"tokenizer.ggml." + what)
+    key = rng.choice((b"tokens", b"token_type", b"merges", b"scores"))
+    value = file.values.get(b"tokenizer.ggml." + key)
     n_tokens = 320
     if value is None or not isinstance(value.data, list):
         count = rng.choice((0, 1, n_tokens - 1, n_tokens, n_tokens + 1))
@@ -292,7 +292,7 @@ def change_tokens(rng: random.Random, file: File) -> str:
             )
         else:
             value.data[index] = rng.choice((0, 1, 2, 3, 4, 5, 6, 7, -1, 2**31 - 1))
-    return what.decode()
+    return key.decode()
 
 
 def change_name(rng: random.Random, file: File) -> str:
@@ -342,16 +342,16 @@ def huge_array(rng: random.Random, file: File) -> str:
 
 def change_header(rng: random.Random, file: File) -> str:
     counts = (0, 1, -1, 2**20, 2**31, 2**32, 2**40, 2**62, -(2**63), 2**63 - 1)
-    what = rng.choice(("magic", "version", "n_tensors", "n_values"))
-    if what == "magic":
+    field = rng.choice(("magic", "version", "n_tensors", "n_values"))
+    if field == "magic":
         file.magic = rng.choice((b"GGML", b"gguf", b"FUGG", b"\0\0\0\0"))
-    elif what == "version":
+    elif field == "version":
         file.version = rng.choice((0, 1, 2, 4, 2**24, 3 * 2**24, 2**32 - 1))
-    elif what == "n_tensors":
+    elif field == "n_tensors":
         file.n_tensors = rng.choice(
             (*counts, len(file.tensors) - 1, len(file.tensors) + 1)
         )
     else:
         n = rng.choice((*counts, len(file.values) - 1, len(file.values) + 1))
         file.n_values = n % 2**64
-    return what
+    return field

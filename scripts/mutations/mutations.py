@@ -64,9 +64,9 @@ def mutate(
         raw = file.encode()
         change = flip if how < 0.07 else cut
         return change(rng, raw, max(len(raw) - n_data, 1))
-    said = []
+    changes = []
     for _ in range(2 if how > 0.85 else 1):
         kinds, shares = zip(*mutations, strict=True)
         mutation = rng.choices(kinds, shares)[0]
-        said.append(f"{mutation.__name__} {mutation(rng, file)}")
-    return file.encode(), "; ".join(said)
+        changes.append(f"{mutation.__name__} {mutation(rng, file)}")
+    return file.encode(), "; ".join(changes)

@@ -92,11 +92,11 @@ def run_all(
                 if item is None:
                     left = False
                     break
-                index, content, said = item
+                index, content, changes = item
                 path = Path(folder) / f"{index}.gguf"
                 path.write_bytes(content)
                 last_look = n_looks + MAX_LOOKS
-                running[_start(path, attempt)] = index, said, path, last_look
+                running[_start(path, attempt)] = index, changes, path, last_look
             time.sleep(LOOK_S)
             n_looks += 1
             yield from _collect(running, n_looks)
@@ -157,7 +157,7 @@ def _collect(
     running: dict[int, tuple[int, str, Path, int]], n_looks: int
 ) -> Iterator[Outcome]:
     """Outcomes of the processes that have ended; those too late are ended."""
-    for pid, (index, said, path, last_look) in list(running.items()):
+    for pid, (index, changes, path, last_look) in list(running.items()):
         ended, status = os.waitpid(pid, os.WNOHANG)
         late = not ended and n_looks > last_look
         if late:
@@ -166,7 +166,7 @@ def _collect(
         if ended or late:
             del running[pid]
             kind, text = _read(path, status, late=late)
-            yield Outcome(index, said, kind, text)
+            yield Outcome(index, changes, kind, text)
 
 
 def _read(path: Path, status: int, *, late: bool) -> tuple[str, str]:
@@ -179,8 +179,8 @@ def _read(path: Path, status: int, *, late: bool) -> tuple[str, str]:
         return DEFECT, "hang"
     if os.WIFSIGNALED(status):
         return DEFECT, f"signal {signal.Signals(os.WTERMSIG(status)).name}"
-    kind, _, rest = text.partition("\n")
-    return (kind, rest) if kind else (DEFECT, "ended without an answer")
+    kind, _, tail = text.partition("\n")
+    return (kind, tail) if kind else (DEFECT, "ended without an answer")
 
 
 if sys.platform == "win32":

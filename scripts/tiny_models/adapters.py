@@ -111,15 +111,15 @@ def tensors(adapter: Adapter, base: gguf_file.File) -> Iterator[Named]:
     for tensor in base.tensors:
         name = tensor.name.decode()
         if any(fnmatch(name, pattern) for pattern in adapter.products):
-            n_in, n_out, *more = tensor.dims
+            n_in, n_out, *further = tensor.dims
             if (
                 name == "token_embd.weight"
             ):  # rows are looked up in it: it lies the other way
                 n_in, n_out = n_out, n_in
                 yield f"{name}.lora_a", (n_in, adapter.rank)
             else:
-                yield f"{name}.lora_a", (*more, adapter.rank, n_in)
-            yield f"{name}.lora_b", (*more, n_out, adapter.rank)
+                yield f"{name}.lora_a", (*further, adapter.rank, n_in)
+            yield f"{name}.lora_b", (*further, n_out, adapter.rank)
 
 
 def draw(adapter: Adapter, name: str, shape: tuple[int, ...]) -> weights.Array:

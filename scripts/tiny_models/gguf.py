@@ -79,9 +79,11 @@ def build(recipe: Recipe, gguf: Any) -> tuple[Any, dict[str, Any]]:
 def is_wanted(recipe: Recipe, name: str) -> bool:
     if name.startswith("cls.output.") and recipe.ranks:
         return True
-    whole, patterns = f"{name}/{recipe.arch}", (*UNWANTED, *recipe.without)
-    unwanted = any(fnmatch(name, one) or fnmatch(whole, one) for one in patterns)
-    return whole in DEMANDED or not unwanted
+    full_name, patterns = f"{name}/{recipe.arch}", (*UNWANTED, *recipe.without)
+    unwanted = any(
+        fnmatch(name, pattern) or fnmatch(full_name, pattern) for pattern in patterns
+    )
+    return full_name in DEMANDED or not unwanted
 
 
 def fill_tensor(recipe: Recipe, name: str, tensor: Any) -> None:

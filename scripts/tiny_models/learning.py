@@ -24,16 +24,16 @@ class CannotLearn(Exception):
 def learn(arch: str) -> Recipe:
     """The keys that the loader of *arch* demands, and no others."""
     fields: dict[str, object] = {**BASE, **MORE[arch]}
-    more: dict[str, object] = {"general.name": "tiny"}  # some names mean something
+    metadata: dict[str, object] = {"general.name": "tiny"}  # some names mean something
     if arch in N_TOKENS:
-        more |= vocab.extended(N_TOKENS[arch])
-    while said := _refusal(recipe := Recipe(arch, arch, fields, more=more)):
-        missed = _MISSED.search(said)
+        metadata |= vocab.extended(N_TOKENS[arch])
+    while refusal := _refusal(recipe := Recipe(arch, arch, fields, more=metadata)):
+        missed = _MISSED.search(refusal)
         key = missed[1] if missed else ""
         name = key.removeprefix(f"{arch}.")
-        if name not in VALUES or name in fields or name in more:
-            raise CannotLearn(said)
-        (more if name == key else fields)[name] = VALUES[name]
+        if name not in VALUES or name in fields or name in metadata:
+            raise CannotLearn(refusal)
+        (metadata if name == key else fields)[name] = VALUES[name]
     return recipe
 
 

@@ -67,10 +67,10 @@ def with_words(*words: str) -> dict[str, object]:
 
 def extended(n_tokens: int) -> dict[str, object]:
     """The keys that change if tokens of no meaning follow, *n_tokens* with those there are."""
-    more = [f"<|{index}|>" for index in range(N_VOCAB, n_tokens)]
+    names = [f"<|{index}|>" for index in range(N_VOCAB, n_tokens)]
     return {
-        "tokenizer.ggml.tokens": [*pieces(), *more],
-        "tokenizer.ggml.token_type": [*kinds(), *([CONTROL] * len(more))],
+        "tokenizer.ggml.tokens": [*pieces(), *names],
+        "tokenizer.ggml.token_type": [*kinds(), *([CONTROL] * len(names))],
     }
 
 

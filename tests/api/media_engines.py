@@ -47,8 +47,8 @@ def config(
 @contextmanager
 def opened(name: str, path: Path | None = None, **options: Any) -> Iterator[Engine]:
     """An engine with the tiny projector *name*, or that at *path* on its model."""
-    found, model = tiny_projector(name)
-    with Engine.open(model, config(path or found, **options)) as engine:
+    projector, model = tiny_projector(name)
+    with Engine.open(model, config(path or projector, **options)) as engine:
         yield engine
 
 

@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from pyllama_raw.api.results import Usage
+from pyllama_raw.cli.generate import summarize
 from pyllama_raw.cli.inputs import Outcome
-from pyllama_raw.cli.summary import summarize
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.testing import fake_engine

@@ -263,7 +263,7 @@ def test_several_outputs_are_a_list():
     With n above 1 the object has each output in `choices`, by its index.
     """
     outputs = [make_result("a"), make_result("b", index=2)]
-    shown = record(Outcome(4, outputs[0], others=(outputs[1],)))
+    shown = record(Outcome(4, outputs[0], alternatives=(outputs[1],)))
 
     assert shown.keys() == {"index", "choices"}
     assert [(c["choice"], c["text"]) for c in shown["choices"]] == [(0, "a"), (2, "b")]
@@ -275,4 +275,4 @@ def test_all_outputs_have_to_succeed():
     """
     late = make_result(index=1, reason=FinishReason.DEADLINE)
 
-    assert not Outcome(0, make_result(), others=(late,)).succeeded
+    assert not Outcome(0, make_result(), alternatives=(late,)).succeeded

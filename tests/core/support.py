@@ -77,10 +77,10 @@ def output(work: Work, *tokens: int, lost: Collection[int] = ()) -> Output:
     """*work* samples *tokens*; its slot may be one of the *lost* ones."""
     if work.slot in lost:
         return Lost()
-    found = Sampled(tokens) if work.samples else Computed()
+    sampled = Sampled(tokens) if work.samples else Computed()
     if isinstance(work, ScoredPrefill):
-        return Scored(score(work.pos + 1, work.targets), found)
-    return found
+        return Scored(score(work.pos + 1, work.targets), sampled)
+    return sampled
 
 
 def score(index: int, tokens: Iterable[int]) -> tuple[TokenLogprobs, ...]:

@@ -44,13 +44,13 @@ class PlainStream(Stream):
 
     def read_to_end(self) -> list:
         """All events; the last one is Finished or Refused."""
-        seen: list = []
-        while not (seen and isinstance(seen[-1], Finished | Refused)):
+        events: list = []
+        while not (events and isinstance(events[-1], Finished | Refused)):
             assert self._news.wait(HANG_S)
             self._news.clear()
             while self.events:
-                seen.append(self.events.popleft())
-        return seen
+                events.append(self.events.popleft())
+        return events
 
 
 class HeldSteps:

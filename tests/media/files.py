@@ -79,15 +79,15 @@ def png_of(
     width: int,
     height: int,
     packed: bytes,
-    *others: tuple[bytes, bytes],
+    *further: tuple[bytes, bytes],
     depth: int = 8,
     colour: int = 2,
     order: int = 0,
     behind: tuple[tuple[bytes, bytes], ...] = (),
 ) -> bytes:
-    """A PNG of these packed pixels; *others* and *behind*: chunks around them."""
+    """A PNG of these packed pixels; *further* and *behind*: chunks around them."""
     head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, order)
-    chunks = [(b"IHDR", head), *others, (b"IDAT", packed), *behind, (b"IEND", b"")]
+    chunks = [(b"IHDR", head), *further, (b"IDAT", packed), *behind, (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data))
         + name

@@ -32,7 +32,7 @@ def test_parts_of_all_kinds_are_taken_out_in_order(tmp_path):
     path.write_bytes(PNG)
     image = Image(pixels(3, 3))
 
-    taken = take(
+    media = take(
         [
             {"role": "system", "content": "Look."},
             user(
@@ -50,13 +50,13 @@ def test_parts_of_all_kinds_are_taken_out_in_order(tmp_path):
         ]
     )
 
-    text = "".join(message["content"] for message in taken.messages)
-    pieces = taken.pieces(text, "m" * len(text))
+    text = "".join(message["content"] for message in media.messages)
+    pieces = media.pieces(text, "m" * len(text))
     assert [piece.text or piece.media for piece in pieces] == [
         "Look.a", 0, "b", *range(1, 6),
     ]  # fmt: skip
     png, sound = Image(PNG), Audio(wav_file())
-    assert taken.media == [png, sound, png, image, image, sound]
+    assert media.media == [png, sound, png, image, image, sound]
 
 
 def test_messages_without_media_stay_as_they_are():
@@ -65,10 +65,10 @@ def test_messages_without_media_stay_as_they_are():
     """
     messages = [user({"type": "text", "text": "a"}, {"type": "text", "text": "b"})]
 
-    taken = take(messages)
+    media = take(messages)
 
-    assert (taken.messages, taken.media) == (messages, [])
-    assert taken.pieces("ab", "tm") == [PromptPiece("ab", "tm")]
+    assert (media.messages, media.media) == (messages, [])
+    assert media.pieces("ab", "tm") == [PromptPiece("ab", "tm")]
 
 
 def test_a_text_cannot_be_a_marker():
@@ -93,11 +93,11 @@ def test_a_template_prints_each_part_once(times):
     """
     A part that the template leaves out or repeats is an error, never another image.
     """
-    taken = take([user({"type": "image", "image": Image(PNG)})])
-    text = taken.messages[0]["content"] * times
+    media = take([user({"type": "image", "image": Image(PNG)})])
+    text = media.messages[0]["content"] * times
 
     with pytest.raises(InvalidRequest, match="prints each part"):
-        taken.pieces(text, "m" * len(text))
+        media.pieces(text, "m" * len(text))
 
 
 @pytest.mark.parametrize(

@@ -100,12 +100,12 @@ class MediaPlayer:
 
     def _encode(self, cut: Cut, index: int, key: bytes) -> array[float]:
         """Each run once in all tests, because sounds take long."""
-        known = self.projector.path, key
-        if known not in ENCODED:
+        key_of_rows = self.projector.path, key
+        if key_of_rows not in ENCODED:
             rows = self.projector.encode(cut, index)
             assert rows is not None
-            ENCODED[known] = rows
-        return ENCODED[known]
+            ENCODED[key_of_rows] = rows
+        return ENCODED[key_of_rows]
 
     def _runs(self, part: Media) -> Iterator[tuple[int, Run, bytes]]:
         layout = self.reader.layout(part)
@@ -153,9 +153,11 @@ class MediaPlayer:
         """By mtmd's own helper, in an empty context; the engine cannot go on after this."""
         self.context.clear()
         with self.reader.decode(prompt.part) as bitmap:
-            found = helper_logits(self.context, self.projector, bitmap, n_batch=n_batch)
-        found[list(self.context.model.vocab.eog_tokens)] = 0
-        return found
+            logits = helper_logits(
+                self.context, self.projector, bitmap, n_batch=n_batch
+            )
+        logits[list(self.context.model.vocab.eog_tokens)] = 0
+        return logits
 
     # -- as the executor of its driver ----------------------------------------------
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pyllama_raw.replicas.outbox import Outbox
+from pyllama_raw.replicas.relay import Outbox
 from tests.limits import LIMIT_S
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +39,7 @@ async def test_errors_of_the_application_come_out():
     """
     After what it had sent.
     """
-    found = []
+    batches = []
 
     async def app(scope, receive, send):
         await send(part(b"1"))
@@ -47,12 +47,12 @@ async def test_errors_of_the_application_come_out():
 
     async def read():
         async for batch in Outbox(b"", 0).run(app, {}):
-            found.extend(batch)
+            batches.extend(batch)
 
     with pytest.raises(ValueError, match="no"):
         await read()
 
-    assert found == [part(b"1")]
+    assert batches == [part(b"1")]
 
 
 async def test_a_client_that_leaves_cancels_the_application():

@@ -11,13 +11,13 @@ DONE = b"data: [DONE]\n\n"
 Reply = Callable[[httpx2.Request], httpx2.Response]
 
 
-def event(told: Any) -> bytes:
-    return b"data: %b\n\n" % json.dumps(told).encode()
+def event(value: Any) -> bytes:
+    return b"data: %b\n\n" % json.dumps(value).encode()
 
 
-def chunk(text: str = "", reason: str | None = None, index: int = 0, **more) -> bytes:
+def chunk(text: str = "", reason: str | None = None, index: int = 0, **fields) -> bytes:
     """A chunk that a chat and a completion read alike."""
-    choice = {"index": index, "text": text, "finish_reason": reason, **more}
+    choice = {"index": index, "text": text, "finish_reason": reason, **fields}
     return event({"choices": [choice]})
 
 
@@ -45,13 +45,13 @@ class Frames(httpx2.AsyncByteStream):
 
 
 def stream(*frames) -> httpx2.Response:
-    told = {"content-type": "text/event-stream; charset=utf-8"}
-    return httpx2.Response(200, stream=Frames(*frames), headers=told)
+    headers = {"content-type": "text/event-stream; charset=utf-8"}
+    return httpx2.Response(200, stream=Frames(*frames), headers=headers)
 
 
 def refusal(status: int, headers=None, **error) -> httpx2.Response:
-    told = {"error": {"message": "no", "type": None, "code": None} | error}
-    return httpx2.Response(status, json=told, headers=headers)
+    body = {"error": {"message": "no", "type": None, "code": None} | error}
+    return httpx2.Response(status, json=body, headers=headers)
 
 
 class Stub(httpx2.AsyncBaseTransport):
@@ -74,12 +74,12 @@ class Stub(httpx2.AsyncBaseTransport):
             return httpx2.Response(200, json={"status": "ok"})
         body = json.loads(await request.aread())
         self.asked.append((request.url.path, body, request.headers))
-        many = len(self._replies) > 1
-        reply = self._replies.pop(0) if many else self._replies[0]
-        found = reply(body) if callable(reply) else reply
-        if isinstance(found, Exception):
-            raise found
-        return found
+        has_many = len(self._replies) > 1
+        reply = self._replies.pop(0) if has_many else self._replies[0]
+        answer = reply(body) if callable(reply) else reply
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 def honest(body: Any) -> httpx2.Response:
@@ -88,9 +88,11 @@ def honest(body: Any) -> httpx2.Response:
         texts = body["input"]
         rows = [{"index": i, "embedding": [len(t), 1]} for i, t in enumerate(texts)]
         return httpx2.Response(200, json={"data": rows[::-1], "usage": USAGE})
-    most = body.get("max_tokens", body.get("max_completion_tokens", 128))
-    texts = ("hello ", "world")[:most]
-    frames = said(*texts, reason="length" if most < 2 else "stop", n=body.get("n", 1))
+    max_tokens = body.get("max_tokens", body.get("max_completion_tokens", 128))
+    texts = ("hello ", "world")[:max_tokens]
+    frames = said(
+        *texts, reason="length" if max_tokens < 2 else "stop", n=body.get("n", 1)
+    )
     usage = USAGE | {"completion_tokens": len(texts)}
     frames[-2] = event({"choices": [], "usage": usage})
     if body.get("logprobs"):
@@ -107,7 +109,7 @@ def honest(body: Any) -> httpx2.Response:
 def _of_chat(frame: bytes) -> bytes:
     if frame == DONE:
         return frame
-    told = json.loads(frame.removeprefix(b"data: "))
-    for choice in told["choices"]:
+    fields = json.loads(frame.removeprefix(b"data: "))
+    for choice in fields["choices"]:
         choice["delta"] = {"content": choice.pop("text")}
-    return event(told)
+    return event(fields)

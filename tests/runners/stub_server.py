@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         if Handler.drains:
             self.send_error(503)
             return
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        fields = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.headers["authorization"] != f"Bearer {os.environ['STUB_KEY']}":
             self.send_error(401)
             return
@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
         self.tell({"choices": [{"index": 0, "text": "well", "finish_reason": None}]})
-        if asked["prompt"] == "for ever":
+        if fields["prompt"] == "for ever":
             time.sleep(FOREVER_S)
         self.tell({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]})
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}

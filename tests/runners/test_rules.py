@@ -27,8 +27,13 @@ from pyllama_raw.runners.errors import (
     as_json,
     from_json,
 )
-from pyllama_raw.runners.limits import Turnstile, duration_s
-from pyllama_raw.runners.tries import RetryBudget, retried, timed
+from pyllama_raw.runners.guards import (
+    RetryBudget,
+    Turnstile,
+    duration_s,
+    retried,
+    timed,
+)
 from tests.loops import anyio_backend  # noqa: F401
 
 BUSY = ServerError(503, "busy")
@@ -333,11 +338,13 @@ def test_headers_of_the_service_are_limits():
     """
     clock = Clock()
     gate = Turnstile(Limits(), clock)
-    gate.told(
+    gate.note_headers(
         {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "1s"}
     )
     gate.count()
-    gate.told({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1.5s"})
+    gate.note_headers(
+        {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1.5s"}
+    )
     with pytest.raises(Backpressure):
         gate.count()
     clock.now += 1.5

@@ -5,24 +5,24 @@ from typing import Any
 
 def seen(message: Any) -> dict[str, Any]:
     """Fields of a message, without the ids of calls, which are drawn."""
-    told = message.model_dump(exclude_none=True)
-    for call in told.get("tool_calls", ()):
+    fields = message.model_dump(exclude_none=True)
+    for call in fields.get("tool_calls", ()):
         assert call.pop("id")
-    if not told.get("content"):  # a stream says nothing
-        told.pop("content", None)
-    return told
+    if not fields.get("content"):  # a stream says nothing
+        fields.pop("content", None)
+    return fields
 
 
 def joined(chunks: list[Any]) -> dict[str, Any]:
     """The message of a stream, each call of which begins once."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for delta in (choice.delta for chunk in chunks for choice in chunk.choices):
         for name, text in delta.model_dump(exclude_none=True).items():
             if name != "tool_calls":
-                told[name] = told.get(name, "") + text
+                fields[name] = fields.get(name, "") + text
                 continue
             [call] = text
-            calls, index = told.setdefault(name, []), call.pop("index")
+            calls, index = fields.setdefault(name, []), call.pop("index")
             if index == len(calls):
                 assert call.pop("id")
                 assert (call["type"], call["function"]["arguments"]) == ("function", "")
@@ -34,4 +34,4 @@ def joined(chunks: list[Any]) -> dict[str, Any]:
                 )
                 arguments = call["function"]["arguments"]
                 calls[index]["function"]["arguments"] += arguments
-    return told
+    return fields

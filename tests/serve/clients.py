@@ -36,33 +36,33 @@ async def talking(
 
 
 async def chat_chunks(
-    client: openai.AsyncOpenAI, chunks: list[Any], **asked: Any
+    client: openai.AsyncOpenAI, chunks: list[Any], **fields: Any
 ) -> list[Any]:
     """*chunks*, where a stream adds its own."""
-    stream = await client.chat.completions.create(model="a", stream=True, **asked)
+    stream = await client.chat.completions.create(model="a", stream=True, **fields)
     async with stream:
         async for chunk in stream:
             chunks.append(chunk)  # noqa: PERF401 - an error leaves those before it
     return chunks
 
 
-async def completion_chunks(client: openai.AsyncOpenAI, **asked: Any) -> list[Any]:
+async def completion_chunks(client: openai.AsyncOpenAI, **fields: Any) -> list[Any]:
     """All of a stream."""
-    stream = await client.completions.create(model="a", stream=True, **asked)
+    stream = await client.completions.create(model="a", stream=True, **fields)
     async with stream:
         return [chunk async for chunk in stream]
 
 
 def joined_chat(chunks: list[Any]) -> dict[int, tuple[str, Any, list[Any]]]:
     """Text, reason and log-probabilities of each choice of a stream."""
-    found: dict[int, tuple[str, Any, list[Any]]] = {}
+    choices: dict[int, tuple[str, Any, list[Any]]] = {}
     for choice in (choice for chunk in chunks for choice in chunk.choices):
-        text, reason, logprobs = found.get(choice.index, ("", None, []))
+        text, reason, logprobs = choices.get(choice.index, ("", None, []))
         listed = choice.logprobs.content if choice.logprobs else []
         text += choice.delta.content or ""
         reason = choice.finish_reason or reason
-        found[choice.index] = (text, reason, logprobs + listed)
-    return found
+        choices[choice.index] = (text, reason, logprobs + listed)
+    return choices
 
 
 def whole_chat(answer: Any) -> dict[int, tuple[str, Any, list[Any]]]:
@@ -79,14 +79,14 @@ def whole_chat(answer: Any) -> dict[int, tuple[str, Any, list[Any]]]:
 
 def joined_completion(chunks: list[Any]) -> dict[int, list[Any]]:
     """Text, reason and the four lists of each choice of a stream, or of an answer at once."""
-    found: dict[int, list[Any]] = {}
+    choices: dict[int, list[Any]] = {}
     for choice in (choice for chunk in chunks for choice in chunk.choices):
-        told = found.setdefault(choice.index, ["", None, [], [], [], []])
-        told[0] += choice.text
-        told[1] = choice.finish_reason or told[1]
+        parts = choices.setdefault(choice.index, ["", None, [], [], [], []])
+        parts[0] += choice.text
+        parts[1] = choice.finish_reason or parts[1]
         if listed := choice.logprobs:
-            told[2] += listed.tokens
-            told[3] += listed.token_logprobs
-            told[4] += listed.top_logprobs
-            told[5] += listed.text_offset
-    return found
+            parts[2] += listed.tokens
+            parts[3] += listed.token_logprobs
+            parts[4] += listed.top_logprobs
+            parts[5] += listed.text_offset
+    return choices

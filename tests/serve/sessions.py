@@ -24,22 +24,22 @@ def billing(turn: int) -> str:
 
 def claude_code() -> Iterator[dict[str, Any]]:
     """Bodies of `/v1/messages`; the status of git changes in what the user says last."""
-    kept = {"cache_control": {"type": "ephemeral"}}
+    cached = {"cache_control": {"type": "ephemeral"}}
     messages: list[dict[str, Any]] = []
     for turn in range(N_TURNS):
         status = f"gitStatus: M file{turn}.py"
-        said: list[dict[str, Any]] = [{"type": "text", "text": f"Go on: {turn}."}]
+        content: list[dict[str, Any]] = [{"type": "text", "text": f"Go on: {turn}."}]
         if messages:
             result = {"type": "tool_result", "tool_use_id": f"toolu_{turn - 1}"}
-            said.insert(0, result | {"content": f"line {turn} of the file"})
-        said.append({"type": "text", "text": f"<system-reminder>{status}"} | kept)
-        messages.append({"role": "user", "content": said})
+            content.insert(0, result | {"content": f"line {turn} of the file"})
+        content.append({"type": "text", "text": f"<system-reminder>{status}"} | cached)
+        messages.append({"role": "user", "content": content})
         yield {
             "max_tokens": 4,
             "system": [
                 {"type": "text", "text": billing(turn)},
                 {"type": "text", "text": "You are Claude Code."},
-                {"type": "text", "text": RULES} | kept,
+                {"type": "text", "text": RULES} | cached,
             ],
             "messages": [*messages],
             "tools": [
@@ -49,7 +49,7 @@ def claude_code() -> Iterator[dict[str, Any]]:
             "metadata": {"user_id": "user_1"},
             "extra_body": {"context_management": {"edits": []}},
         }
-        said.pop()  # the status is said anew each time
+        content.pop()  # the status is said anew each time
         use = {"type": "tool_use", "id": f"toolu_{turn}", "name": "Bash"}
         calls = [use | {"input": {"command": f"cat file{turn}.py"}}]
         written = [{"type": "text", "text": f"I read file {turn}."}, *calls]
@@ -68,8 +68,8 @@ def codex() -> Iterator[dict[str, Any]]:
         for role, text in (("developer", "Be brief."), ("user", words))
     ]
     for turn in range(N_TURNS):
-        said = {"type": "input_text", "text": f"Go on: {turn}."}
-        items.append({"type": "message", "role": "user", "content": [said]})
+        content = {"type": "input_text", "text": f"Go on: {turn}."}
+        items.append({"type": "message", "role": "user", "content": [content]})
         yield {
             "instructions": RULES,
             "input": [*items],
@@ -98,8 +98,8 @@ def codex() -> Iterator[dict[str, Any]]:
             "extra_body": {"client_metadata": {"turn": str(turn)}},
         }
         call = {"type": "function_call", "call_id": f"call_{turn}", "name": "shell"}
-        told = {"type": "function_call_output", "call_id": f"call_{turn}"}
+        output = {"type": "function_call_output", "call_id": f"call_{turn}"}
         items += [
             call | {"arguments": f'{{"command": "cat file{turn}.py"}}'},
-            told | {"output": f"line {turn} of the file"},
+            output | {"output": f"line {turn} of the file"},
         ]

@@ -14,8 +14,8 @@ PATH = "/v1/chat/completions"
 
 
 def chat(text: str = "a chat", **fields) -> bytes:
-    asked = {"messages": [{"role": "user", "content": text}], "stream": True}
-    return json.dumps(asked | fields).encode()
+    body = {"messages": [{"role": "user", "content": text}], "stream": True}
+    return json.dumps(body | fields).encode()
 
 
 class Wire:
@@ -32,8 +32,10 @@ class Wire:
 
     async def begin(self, path: str = PATH, **headers: str) -> None:
         """Send the head of a request; `_` in names stands for `-`."""
-        told = {"host": "here", "content_type": "application/json"} | headers
-        lines = [f"{name.replace('_', '-')}: {value}" for name, value in told.items()]
+        header_lines = {"host": "here", "content_type": "application/json"} | headers
+        lines = [
+            f"{name.replace('_', '-')}: {value}" for name, value in header_lines.items()
+        ]
         head = "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""])
         await self.send(head.encode())
 
@@ -44,8 +46,8 @@ class Wire:
         """What comes up to *mark*, and with it."""
         while mark not in self._buffer:
             self._buffer += await self._stream.receive()
-        found, _, self._buffer = self._buffer.partition(mark)
-        return found + mark
+        head, _, self._buffer = self._buffer.partition(mark)
+        return head + mark
 
     async def rest(self) -> bytes:
         """What comes until the connection is closed."""

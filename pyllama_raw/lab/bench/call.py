@@ -46,9 +46,11 @@ class Call:
     @property
     def options(self) -> RequestOptions:
         """Further options of the call; only our engine takes them."""
-        asked = {name: getattr(self, name) for name in ASKED}
-        given = {name: value for name, value in asked.items() if value not in (None, 0)}
-        return cast(RequestOptions, given)
+        values = {name: getattr(self, name) for name in ASKED}
+        options = {
+            name: value for name, value in values.items() if value not in (None, 0)
+        }
+        return cast(RequestOptions, options)
 
 
 @dataclass(slots=True)

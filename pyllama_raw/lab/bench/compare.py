@@ -23,8 +23,8 @@ from statistics import median
 from typing import Literal
 
 from pyllama_raw.lab.bench.conditions import conditions_of, labels_of
+from pyllama_raw.lab.bench.report import WIDE, groups, most_busy
 from pyllama_raw.lab.bench.result import Result
-from pyllama_raw.lab.bench.table import WIDE, groups, most_busy
 from pyllama_raw.lab.table import Row
 
 MAX_CHANCE = 0.01
@@ -51,14 +51,14 @@ def changes(
         threshold: part of the median that a change has to exceed.
     """
     old, new = groups(before), groups(after)
-    found = []
+    lines = []
     for key in old:
         for figure in ("failed", *FIGURES):
             a = _values(old[key], figure)
             b = _values(new.get(key, []), figure)
             if a and b:
-                found.append(_change(key, figure, a, b, threshold))
-    return found
+                lines.append(_change(key, figure, a, b, threshold))
+    return lines
 
 
 def _values(runs: Sequence[Result], figure: str) -> list[float]:
@@ -74,8 +74,8 @@ def _change(
 ) -> Row:
     if figure == "failed":
         before, after, chance = float(sum(a)), float(sum(b)), 1.0
-        more = after / len(b) - before / len(a)
-        verdict: Verdict = "worse" if more > 0 else "noise" if more < 0 else "equal"
+        growth = after / len(b) - before / len(a)
+        verdict: Verdict = "worse" if growth > 0 else "noise" if growth < 0 else "equal"
     else:
         before, after, chance = float(median(a)), float(median(b)), mann_whitney(a, b)
         verdict = judge(a, b, chance, threshold, more_is_better=figure in MORE)
@@ -141,12 +141,12 @@ def doubts(before: Sequence[Result], after: Sequence[Result]) -> list[str]:
     for key, name in (("model_id", "models"), ("workload", "workloads")):
         a, b = ({str(run.get(key)) for run in runs} for runs in (before, after))
         if a != b:
-            shown = " and ".join(", ".join(sorted(kinds)) for kinds in (a, b))
-            lines.append(f"other {name}: {shown}")
+            listing = " and ".join(", ".join(sorted(kinds)) for kinds in (a, b))
+            lines.append(f"other {name}: {listing}")
     for which, runs in (("first", before), ("second", after)):
-        if len(found := sorted(set(labels_of(runs)))) > 1:
-            shown = "; ".join(found)
-            lines.append(f"runs of several conditions in the {which}: {shown}")
+        if len(labels := sorted(set(labels_of(runs)))) > 1:
+            listing = "; ".join(labels)
+            lines.append(f"runs of several conditions in the {which}: {listing}")
     busiest = most_busy([*before, *after])
     if busiest is not None:
         lines.append(f"other processes used up to {busiest:.2f} CPUs")

@@ -20,14 +20,14 @@ MOMENT = "machine.date"
 
 def conditions_of(result: Result) -> dict[str, object]:
     """By name, with a dot for what is inside of another one; what is not known is left out."""
-    found: dict[str, object] = {}
+    conditions: dict[str, object] = {}
     for key in CONDITIONS:
         value = result.get(key)
         if isinstance(value, dict):
-            found |= {f"{key}.{name}": value[name] for name in sorted(value)}
+            conditions |= {f"{key}.{name}": value[name] for name in sorted(value)}
         elif value is not None:
-            found[key] = value
-    return found
+            conditions[key] = value
+    return conditions
 
 
 def told_apart(results: Sequence[Result]) -> list[Result]:
@@ -45,13 +45,19 @@ def told_apart(results: Sequence[Result]) -> list[Result]:
 
 def labels_of(results: Sequence[Result]) -> list[str]:
     """The conditions of each that are not those of all, in words."""
-    seen = {f"options.{name}" for name in SEEN} | {MOMENT}
-    known = [conditions_of(result) for result in results]
-    names = dict.fromkeys(name for each in known for name in each if name not in seen)
-    own = [name for name in names if len({_text(each, name) for each in known}) > 1]
+    excluded = {f"options.{name}" for name in SEEN} | {MOMENT}
+    conditions = [conditions_of(result) for result in results]
+    names = dict.fromkeys(
+        name for values in conditions for name in values if name not in excluded
+    )
+    own = [
+        name
+        for name in names
+        if len({_text(values, name) for values in conditions}) > 1
+    ]
     return [
-        ", ".join(f"{name.rpartition('.')[2]} {_text(each, name)}" for name in own)
-        for each in known
+        ", ".join(f"{name.rpartition('.')[2]} {_text(values, name)}" for name in own)
+        for values in conditions
     ]
 
 

@@ -34,8 +34,8 @@ class EngineTarget:
     async def send(self, record: Record) -> None:
         call = record.call
         params = fixed_length(call.max_tokens)
-        made = self.engine.generate(record.prompt, params, **call.options)
-        async with made as generation:
+        stream = self.engine.generate(record.prompt, params, **call.options)
+        async with stream as generation:
             async for delta in generation:
                 record.take(len(delta.token_ids), delta.text, delta.token_ids)
         result = generation.result

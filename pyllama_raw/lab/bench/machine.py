@@ -54,14 +54,16 @@ def watching(pid: int | None) -> Iterator[Use]:
     look()
     thread = threading.Thread(target=keep_looking, name="bench-watch", daemon=True)
     started, before_s = time.monotonic(), _used(pid)[0]
-    others = Others(own=lambda: sum(_used(each)[0] for each in {os.getpid(), *beside}))
+    neighbours = Others(
+        own=lambda: sum(_used(process)[0] for process in {os.getpid(), *beside})
+    )
     thread.start()
     try:
-        with others.watched():
+        with neighbours.watched():
             yield use
     finally:
         use.wall_s, use.cpu_s = time.monotonic() - started, _used(pid)[0] - before_s
-        use.others_cpus = others.cpus
+        use.others_cpus = neighbours.cpus
         done.set()
         thread.join()
 
@@ -106,8 +108,8 @@ def _library() -> dict[str, object]:
         from pyllama_raw.native.libllama import devices, llama_version
     except LibraryNotBuilt:
         return {"devices": [], "llama_cpp": None}
-    found = [device.description for device in devices() if device.kind != "cpu"]
-    return {"devices": found, "llama_cpp": llama_version()}
+    names = [device.description for device in devices() if device.kind != "cpu"]
+    return {"devices": names, "llama_cpp": llama_version()}
 
 
 def _commit() -> str | None:

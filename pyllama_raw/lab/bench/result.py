@@ -63,8 +63,12 @@ def _keeps(limits: Limits, record: Record) -> bool:
     """An output of one token has no TPOT, and keeps every limit of it."""
     if not record.completed or not record.times:
         return False
-    found = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0, "e2el": record.e2e_s}
-    return all(found[name] * 1e3 <= limit for name, limit in limits.items())
+    latencies = {
+        "ttft": record.ttft_s,
+        "tpot": record.tpot_s or 0,
+        "e2el": record.e2e_s,
+    }
+    return all(latencies[name] * 1e3 <= limit for name, limit in limits.items())
 
 
 def result_of(run: Run, limits: Limits) -> Result:
@@ -160,5 +164,5 @@ def n_prompt(record: Record) -> int | None:
 
 def _total(counts: Iterable[int | None]) -> int | None:
     """None if one is not known."""
-    known = list(counts)
-    return None if None in known else sum(count or 0 for count in known)
+    numbers = list(counts)
+    return None if None in numbers else sum(count or 0 for count in numbers)

@@ -28,14 +28,14 @@ WARM_UP_CLIENTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ReadyTarget:
     """A target that is ready, and the process it runs in, if that is known."""
 
     target: Target
     pid: int | None = None
 
 
-Opener = Callable[[], AbstractAsyncContextManager[Opened]]
+Opener = Callable[[], AbstractAsyncContextManager[ReadyTarget]]
 MakeCalls = Callable[..., list[Call]]  # of a seed, and of a length of prompts
 
 
@@ -88,10 +88,10 @@ class Plan:
         for index in range(self.rounds):
             first = index % len(names)
             for name in names[first:] + names[:first]:
-                async with self.openers[name]() as opened:
-                    await self._warm_up(opened.target, index)
+                async with self.openers[name]() as ready:
+                    await self._warm_up(ready.target, index)
                     for point in self.points:
-                        result = await self._measure(opened, point, index)
+                        result = await self._measure(ready, point, index)
                         yield {"target": name, "round": index} | result
 
     async def _warm_up(self, target: Target, index: int) -> None:
@@ -99,23 +99,23 @@ class Plan:
             calls = self.make_calls((self.seed, "warm up", index))[: self.warm_up]
             await closed_loop(target, list(map(_warming, calls)), WARM_UP_CLIENTS)
 
-    async def _measure(self, opened: Opened, point: Point, index: int) -> Result:
+    async def _measure(self, ready: ReadyTarget, point: Point, index: int) -> Result:
         seed = (self.seed, index, point)
         sizes = () if point.prompt_tokens is None else (point.prompt_tokens,)
         calls = self.make_calls(seed, *sizes)
-        before = _counters(opened.target)
-        with watching(opened.pid) as use:
-            run = await point.run(opened.target, calls, seed)
-        after = _counters(opened.target)
-        known = opened.pid is not None
+        before = _counters(ready.target)
+        with watching(ready.pid) as use:
+            run = await point.run(ready.target, calls, seed)
+        after = _counters(ready.target)
+        has_process = ready.pid is not None
         return {
             **point.keys(),
             "num_prompts": len(calls),
             **result_of(run, self.limits),
-            "peak_rss_bytes": use.peak_rss_bytes if known else None,
-            "cpu_s": use.cpu_s if known else None,
-            "cpu_includes_client": opened.pid == os.getpid(),
-            "others_cpus": use.others_cpus if known else None,
+            "peak_rss_bytes": use.peak_rss_bytes if has_process else None,
+            "cpu_s": use.cpu_s if has_process else None,
+            "cpu_includes_client": ready.pid == os.getpid(),
+            "others_cpus": use.others_cpus if has_process else None,
             "engine": {name: after[name] - before[name] for name in after},
         }
 

@@ -27,17 +27,17 @@ class Shape(Checked):
     # Of clients that leave early.
     leave_share: Annotated[float, Field(ge=0, le=1)] = 0.0
 
-    def changed(self, given: Mapping[str, int | float]) -> Shape:
+    def changed(self, changes: Mapping[str, int | float]) -> Shape:
         """
-        This shape with what is *given*.
+        This shape with what is *changes*.
 
         Raises:
             ConfigError: the workload has no such thing, or the number is not allowed.
         """
-        for name, value in given.items():
+        for name, value in changes.items():
             if not getattr(self, name, 0):
-                known = [f.name for f in fields(self) if getattr(self, f.name)]
-                raise ConfigError(f"{name}={shown(value)}: this workload has {known}")
+                names = [f.name for f in fields(self) if getattr(self, f.name)]
+                raise ConfigError(f"{name}={shown(value)}: this workload has {names}")
             if name != "leave_share" and value == 0:
                 raise ConfigError(f"{name}=0: give at least 1")
-        return replace(self, **given)  # type: ignore[arg-type]
+        return replace(self, **changes)  # type: ignore[arg-type]

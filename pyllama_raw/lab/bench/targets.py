@@ -12,7 +12,7 @@ from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.engine_target import EngineTarget
 from pyllama_raw.lab.bench.http_target import http_target
-from pyllama_raw.lab.bench.rounds import Opened, Opener
+from pyllama_raw.lab.bench.rounds import Opener, ReadyTarget
 from pyllama_raw.options.config import EngineConfig
 
 PROTOCOLS = ("openai", "llama-server")
@@ -32,14 +32,14 @@ def opener(spec: str, model: Path, config: EngineConfig) -> Opener:
 
 
 @asynccontextmanager
-async def open_engine(model: Path, config: EngineConfig) -> AsyncIterator[Opened]:
+async def open_engine(model: Path, config: EngineConfig) -> AsyncIterator[ReadyTarget]:
     """Our engine in this process."""
     async with AsyncEngine.open(model, config) as engine:
-        yield Opened(EngineTarget(engine), os.getpid())
+        yield ReadyTarget(EngineTarget(engine), os.getpid())
 
 
 @asynccontextmanager
-async def open_server(url: str, protocol: str) -> AsyncIterator[Opened]:
+async def open_server(url: str, protocol: str) -> AsyncIterator[ReadyTarget]:
     """A server that runs already; see http_target."""
     async with http_target(url.rstrip("/"), protocol) as target:
-        yield Opened(target)
+        yield ReadyTarget(target)

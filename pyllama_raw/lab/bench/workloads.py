@@ -77,8 +77,8 @@ def sharegpt(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
     """Log-normal lengths, prompts and outputs independent of each other."""
 
     def length(middle: int) -> int:
-        drawn = rng.lognormvariate(math.log(middle), SHAREGPT_SIGMA)
-        return min(max(round(drawn), 1), SHAREGPT_MOST)
+        number = rng.lognormvariate(math.log(middle), SHAREGPT_SIGMA)
+        return min(max(round(number), 1), SHAREGPT_MOST)
 
     return [
         Call(

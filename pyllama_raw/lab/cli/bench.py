@@ -1,4 +1,4 @@
-"""`bench`: put load on targets, show what came of it, compare two results."""
+"""`bench`: put load on targets as flags say, show what came of it, compare two results."""
 
 from __future__ import annotations
 
@@ -7,30 +7,37 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pyllama_raw.cli import running
-from pyllama_raw.cli.engine_options import named_model
+from pyllama_raw.cli.engine_options import engine_config, given, named_model
 from pyllama_raw.cli.running import output
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.lab.bench import traces
 from pyllama_raw.lab.bench.call import ASKED, Call
+from pyllama_raw.lab.bench.compare import changes, differing, doubts
 from pyllama_raw.lab.bench.conditions import told_apart
-from pyllama_raw.lab.bench.headline import CAPTION, headline
 from pyllama_raw.lab.bench.machine import machine
-from pyllama_raw.lab.bench.result import Result, limits_of
-from pyllama_raw.lab.bench.rounds import Opener, Plan
-from pyllama_raw.lab.bench.table import (
+from pyllama_raw.lab.bench.report import (
+    CAPTION,
     failures,
+    headline,
     most_busy,
     point_of,
     read_results,
     rows,
 )
+from pyllama_raw.lab.bench.result import Result, limits_of
+from pyllama_raw.lab.bench.rounds import MakeCalls, Opener, Plan, Point
 from pyllama_raw.lab.bench.targets import opener
-from pyllama_raw.lab.bench.writer import writer_for
-from pyllama_raw.lab.cli.bench_plan import bench_config, calls_of, points_of
+from pyllama_raw.lab.bench.workloads import WORKLOADS
+from pyllama_raw.lab.bench.writer import Writer, generator, writer_for
+from pyllama_raw.lab.cli.bench_options import SHAPE
 from pyllama_raw.lab.table import table
+from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.models import resolve_model
 
 
@@ -69,8 +76,8 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
 
 def _tell_unsent(calls: Iterable[Call], targets: Iterable[str]) -> None:
     """Say which options of *calls* only our engine takes."""
-    given = {name for call in calls for name in call.options}
-    names = ", ".join(name for name in ASKED if name in given)
+    options = {name for call in calls for name in call.options}
+    names = ", ".join(name for name in ASKED if name in options)
     servers = ", ".join(target for target in targets if target != "engine")
     if names and servers:
         sys.stderr.write(f"{servers}: requests have {names}, which no server is sent\n")
@@ -95,7 +102,7 @@ async def _collect(
 def _about(options: Namespace, model: Path) -> Result:
     """Conditions that are written into a result."""
     hidden = ("run", "parser", "out", "model", "model_argument", "wide")
-    shown = {k: v for k, v in vars(options).items() if k not in hidden}
+    values = {k: v for k, v in vars(options).items() if k not in hidden}
     facts = machine()
     return {
         "date": facts["date"],
@@ -104,7 +111,7 @@ def _about(options: Namespace, model: Path) -> Result:
         "model_id": model.name,
         "workload": options.workload,
         "machine": facts,
-        "options": json.loads(json.dumps(shown, default=str)),
+        "options": json.loads(json.dumps(values, default=str)),
     }
 
 
@@ -115,8 +122,8 @@ def report(options: Namespace) -> int:
     return 0
 
 
-def _show(found: list[Result], *, wide: bool) -> None:
-    results = told_apart(found)
+def _show(runs: list[Result], *, wide: bool) -> None:
+    results = told_apart(runs)
     lines = headline(results)
     lines += ["", *table(rows(results, wide=wide)), CAPTION]
     lines += failures(results)
@@ -131,17 +138,86 @@ def _show(found: list[Result], *, wide: bool) -> None:
 
 def compare(options: Namespace) -> int:
     """`bench compare`; status 1 if something got worse, 2 if nothing is proven."""
-    from pyllama_raw.lab.bench.compare import changes, differing, doubts
-
     before, after = read_results(options.before), read_results(options.after)
-    found = changes(before, after, options.threshold / 100)
+    lines_of_changes = changes(before, after, options.threshold / 100)
     no_proof = doubts(before, after)
     lines = [f"differs: {line}" for line in differing(before[0], after[0])]
-    lines += table(found)
-    if not found:
+    lines += table(lines_of_changes)
+    if not lines_of_changes:
         lines.append("no target was sent calls in the same way in both files")
     lines += [f"NO PROOF: {doubt}" for doubt in no_proof]
     sys.stdout.write("\n".join(lines) + "\n")
-    if no_proof or not found:
+    if no_proof or not lines_of_changes:
         return 2
-    return 1 if any(change["verdict"] == "worse" for change in found) else 0
+    return 1 if any(change["verdict"] == "worse" for change in lines_of_changes) else 0
+
+
+def bench_config(options: Namespace) -> EngineConfig:
+    """The engine as flags say; under memory pressure half of the cells it needs."""
+    if options.workload == "memory-pressure" and options.n_ctx is None:
+        shape = WORKLOADS[options.workload].shape.changed(sizes_of(options))
+        n_slots = options.n_slots or EngineConfig().scheduler.n_slots
+        n_tokens = shape.prompt_tokens + shape.output_tokens
+        options.n_ctx = max(n_slots * n_tokens // 2, n_tokens + 1)
+    return engine_config(options)
+
+
+def points_of(options: Namespace) -> list[Point]:
+    """
+    Raises:
+        ConfigError: --clients and --rate together, or --burstiness without a rate.
+    """
+    lengths = options.prompt_tokens or ()
+    points = _sendings(options)
+    if len(lengths) < 2:
+        return points
+    return [replace(point, prompt_tokens=n) for n in lengths for point in points]
+
+
+def _sendings(options: Namespace) -> list[Point]:
+    """The ways that calls are sent."""
+    usual = WORKLOADS.get(options.workload)  # None: a trace, which has its own times
+    clients, rates, burstiness = options.clients, options.rate, options.burstiness
+    if clients and rates:
+        raise ConfigError("give --clients (closed loop) or --rate (open), not both")
+    if usual is not None and not (clients or rates):
+        clients = [usual.clients] if usual.clients else None
+        rates = None if clients else [usual.rate]
+    if burstiness is not None and not rates:
+        raise ConfigError("--burstiness is of an open loop: give --rate, too")
+    if clients:
+        return [Point(clients=n) for n in clients]
+    if rates:
+        if burstiness is None:
+            burstiness = usual.burstiness if usual else 1.0
+        return [Point(rate=rate, burstiness=burstiness) for rate in rates]
+    return [Point()]
+
+
+def calls_of(options: Namespace, writer: Writer) -> MakeCalls:
+    """The maker of the calls of a seed."""
+    sizes = sizes_of(options)
+    if options.workload == "trace":
+        if options.trace is None or set(sizes) - {"requests"}:
+            raise ConfigError("a trace needs --trace FILE; of sizes it has --requests")
+        arrivals = traces.read(options.trace, sizes.get("requests"))
+        scales = {"speed": options.speed, "length_scale": options.length_scale}
+        return partial(traces.calls_of, arrivals, writer, **scales)
+    if options.trace is not None:
+        raise ConfigError("--trace is for the workload trace")
+    workload = WORKLOADS[options.workload]
+    shape = workload.shape.changed(sizes)
+
+    def calls(seed: object, prompt_tokens: int = shape.prompt_tokens) -> list[Call]:
+        sized = replace(shape, prompt_tokens=prompt_tokens)
+        return workload.calls(sized, writer, generator(seed))
+
+    return calls
+
+
+def sizes_of(options: Namespace) -> dict[str, Any]:
+    """Sizes of a workload that were given; of several lengths of prompts the longest."""
+    sizes = given(options, SHAPE)
+    if lengths := sizes.get("prompt_tokens"):
+        sizes["prompt_tokens"] = max(lengths)
+    return sizes

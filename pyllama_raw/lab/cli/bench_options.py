@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from pyllama_raw.cli.engine_options import add_engine
-from pyllama_raw.cli.flags import add, count, positive, share, whole
+from pyllama_raw.cli.flags import add, count, positive, share, whole_number
 from pyllama_raw.cli.options import MODEL_HELP, add_model_argument
 from pyllama_raw.lab.bench.shape import Shape
 from pyllama_raw.lab.bench.workloads import WORKLOADS
@@ -48,8 +48,8 @@ def _add_sending(parser: ArgumentParser) -> None:
     add(group, "--burstiness", positive, "B", text)
     add(group, "--rounds", count, "N", "interleaved repeats", default=5)
     text = "calls after each opening of a target that do not count"
-    add(group, "--warm-up", whole, "N", text, default=8)
-    add(group, "--seed", whole, "N", "of text and arrivals", default=0)
+    add(group, "--warm-up", whole_number, "N", text, default=8)
+    add(group, "--seed", whole_number, "N", "of text and arrivals", default=0)
     group.add_argument(
         "--text", action="store_true", help="send prompts as text, not as token ids"
     )
@@ -58,7 +58,7 @@ def _add_sending(parser: ArgumentParser) -> None:
 def _add_shape(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("sizes, where a workload has them")
     for name in SHAPE:
-        kind = share if name == "leave_share" else whole
+        kind = share if name == "leave_share" else whole_number
         usual = [
             f"{n} {v}" for n, w in WORKLOADS.items() if (v := getattr(w.shape, name))
         ]

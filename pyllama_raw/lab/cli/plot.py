@@ -10,8 +10,8 @@ from pyllama_raw.lab.plot import pictures
 
 def plot(options: Namespace) -> int:
     """Run the command; return its exit status."""
-    drawn = pictures(*options.files)
-    drawn.save(options.out)
-    for name in drawn:
+    figures = pictures(*options.files)
+    figures.save(options.out)
+    for name in figures:
         sys.stdout.write(f"{options.out / name}.svg, .png\n")
     return 0

@@ -29,7 +29,7 @@ from pyllama_raw.lab.sim import (
     until_next,
 )
 from pyllama_raw.lab.sim import simulate as run
-from pyllama_raw.lab.sim.guessed import Requests
+from pyllama_raw.lab.sim.workload import Requests
 from pyllama_raw.options.replacing import check_writable
 from pyllama_raw.policy import make_policy
 
@@ -73,7 +73,7 @@ def _run_one(
     name, folder = machine.policy, options.request_logs
     bar.set_description(name)
     steps, requests = StepLog(), RequestLog(workload.n_requests)
-    found = run(
+    figures = run(
         workload,
         machine,
         n_replicas=options.replicas,
@@ -88,17 +88,17 @@ def _run_one(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         write_records(folder / f"{name}.jsonl", requests)
-    return found
+    return figures
 
 
-def _figure(results: list[Figures], asked: Path | None) -> str:
+def _figure(results: list[Figures], file: Path | None) -> str:
     """Draw *results*, and say where; a file that nobody asked for may be missing."""
-    path = asked or FIGURE
+    path = file or FIGURE
     try:
         check_writable(path)
         draw(results, path)
     except (ConfigError, OSError) as error:
-        if asked is not None:
+        if file is not None:
             raise
         return f"no figure: {error}"
     return f"figure: {path}"
@@ -121,20 +121,23 @@ def _fit(options: Namespace) -> int:
         records = read_records(steps, StepRecord)
     except ValueError as error:
         raise ConfigError(f"{steps} is no step log: {error}") from error
-    found = fit(until_next(records))
-    found.cost.save(out)
+    result = fit(until_next(records))
+    result.cost.save(out)
     sys.stdout.write(
-        f"{found.n_steps} steps, R2 {found.r2:.3f}; of steps held out: median error "
-        f"{found.error:.1%}, error of their total {found.total_error:.1%}\n"
+        f"{result.n_steps} steps, R2 {result.r2:.3f}; of steps held out: median error "
+        f"{result.error:.1%}, error of their total {result.total_error:.1%}\n"
     )
     return 0
 
 
 def _machine(options: Namespace) -> Machine:
-    asked = given(options, (*OF_SCHEDULER, "budget_mode"))
+    options_of_scheduler = given(options, (*OF_SCHEDULER, "budget_mode"))
     cost = CostModel() if options.cost is None else CostModel.load(options.cost)
     return Machine(
-        n_cells=options.cells, cached_tokens=options.cached_tokens, cost=cost, **asked
+        n_cells=options.cells,
+        cached_tokens=options.cached_tokens,
+        cost=cost,
+        **options_of_scheduler,
     )
 
 

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
 from pyllama_raw.cli.fields import add_fields
-from pyllama_raw.cli.flags import add, count, not_negative, positive, whole
+from pyllama_raw.cli.flags import add, count, not_negative, positive, whole_number
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.sim.workload import Lengths
 from pyllama_raw.options.config import SchedulerConfig
@@ -35,7 +35,7 @@ def add_simulate(parser: ArgumentParser) -> None:
     add(group, "--prompt", _lengths, "L", text, default="lognormal:200:0.8")
     add(group, "--output", _lengths, "L", text, default="exponential:50")
     add(group, "--groups", count, "N", "shared prefixes", default=1)
-    add(group, "--prefix-tokens", whole, "N", "of each prefix", default=0)
+    add(group, "--prefix-tokens", whole_number, "N", "of each prefix", default=0)
     add(group, "--clients", count, "N", "senders of requests", default=1)
     text = "how many times as many requests come from the first client"
     add(group, "--heavy", positive, "X", text, default=1.0)
@@ -46,11 +46,18 @@ def add_simulate(parser: ArgumentParser) -> None:
         "what each request allows (with --guess half a slot; else as many as it gets)"
     )
     add(group, "--max-tokens", count, "N", text)
-    add(group, "--seed", whole, "N", "of all that is drawn", default=0)
+    add(group, "--seed", whole_number, "N", "of all that is drawn", default=0)
     group = parser.add_argument_group("machine")
     add_fields(group, SchedulerConfig, (*OF_SCHEDULER, "budget_mode"))
     add(group, "--cells", count, "N", "KV cells of all slots together")
-    add(group, "--cached-tokens", whole, "N", "of snapshots in host memory", default=0)
+    add(
+        group,
+        "--cached-tokens",
+        whole_number,
+        "N",
+        "of snapshots in host memory",
+        default=0,
+    )
     add(group, "--cost", Path, "FILE", "cost model, as --fit writes it")
     add(group, "--replicas", count, "N", "machines, behind a router", default=1)
     text = "rule by which a machine gets a request"

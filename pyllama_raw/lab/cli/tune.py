@@ -35,17 +35,17 @@ def tune(options: Namespace) -> int:
     total, began = n_measurements(), time.monotonic()
     with tqdm(desc="measuring", total=total, unit="", disable=None) as bar:
 
-        def note(what: str) -> None:
-            bar.set_postfix_str(what, refresh=False)
+        def note(text: str) -> None:
+            bar.set_postfix_str(text, refresh=False)
             bar.update()
             if bar.disable:  # no terminal: a line each, for who reads a log
                 bar.n += 1
                 seconds = time.monotonic() - began
-                line = f"measured {bar.n} of about {total}, {seconds:.0f} s: {what}"
+                line = f"measured {bar.n} of about {total}, {seconds:.0f} s: {text}"
                 sys.stderr.write(f"{line}\n")
                 sys.stderr.flush()
 
-        found = search(
+        tuning = search(
             model,
             work,
             file_types=options.file_types or ["q4_0"],
@@ -54,26 +54,26 @@ def tune(options: Namespace) -> int:
             max_s=math.inf if options.minutes is None else 60 * options.minutes,
         )
         bar.total = bar.n
-    found.profile.save(out)
-    sys.stdout.write("\n".join(_lines(found, out, kept=options.requantize)) + "\n")
-    return 2 if is_busy(found.profile) else 0
+    tuning.profile.save(out)
+    sys.stdout.write("\n".join(_lines(tuning, out, copy=options.requantize)) + "\n")
+    return 2 if is_busy(tuning.profile) else 0
 
 
-def _lines(found: Tuning, out: Path, *, kept: Path | None) -> Iterator[str]:
-    profile = found.profile
+def _lines(tuning: Tuning, out: Path, *, copy: Path | None) -> Iterator[str]:
+    profile = tuning.profile
     before, after = profile.before, profile.after
     assert before is not None
     assert after is not None
     yield f"{'':22} {'prefill':>13} {'decode':>13} {'perplexity':>18}"
     yield _row("the defaults", before, before)
     yield _row("this profile", after, before)
-    for file_type, measured in found.requantised.items():
+    for file_type, measured in tuning.requantised.items():
         yield _row(f"the same in {file_type}", measured, before)
     yield f"settings: {_settings(profile)}"
     yield f"kernels: {_kernels(profile)}"
     yield f"model: {profile.path}"
-    best = max(found.requantised.values(), key=_decode, default=after)
-    if kept is None and _decode(best) > 1.1 * _decode(after):
+    best = max(tuning.requantised.values(), key=_decode, default=after)
+    if copy is None and _decode(best) > 1.1 * _decode(after):
         yield "requantising pays here: --requantize FILE keeps the file in a new place"
     yield f"written: {out}"
     if is_busy(profile):
@@ -114,7 +114,7 @@ def _perplexity(measured: Measured, before: Measured) -> str:
 
 def _settings(profile: Profile) -> str:
     fields = profile.settings.model_dump()
-    found = [
+    settings = [
         f"{name}={value}" for part in fields.values() for name, value in part.items()
     ]
-    return ", ".join(found) or "the defaults"
+    return ", ".join(settings) or "the defaults"

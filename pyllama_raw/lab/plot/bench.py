@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pyllama_raw.lab.bench.conditions import told_apart
+from pyllama_raw.lab.bench.report import groups, middle, most_busy, short_names
 from pyllama_raw.lab.bench.result import Result
-from pyllama_raw.lab.bench.table import groups, middle, most_busy, short_names
 from pyllama_raw.lab.plot.style import canvas, cdfs, legend
 
 BUSY = "others used the CPUs"
@@ -61,12 +61,12 @@ def _against(
     ax: Axes, results: Sequence[Result], x_key: str, y_key: str, label: str
 ) -> None:
     """A line for each target: medians of rounds, from the smallest to the largest."""
-    known = [result for result in results if result[y_key] is not None]
-    values = sorted({result[x_key] for result in known})
+    measured = [result for result in results if result[y_key] is not None]
+    values = sorted({result[x_key] for result in measured})
     names = _names(results)
     for index, (target, name) in enumerate(names.items()):
         points: dict[int, list[Result]] = {}
-        for result in known:
+        for result in measured:
             if result["target"] == target:
                 points.setdefault(values.index(result[x_key]), []).append(result)
         # Targets stand beside each other, so that their bars can be told apart.
@@ -145,9 +145,9 @@ def _calls(last: dict[str, list[Result]], key: str) -> dict[str, list[float]]:
 
 def _last_point(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The rounds of each target, by its short name, at the last point."""
-    names, found = _names(results), groups(results)
-    last = list(dict.fromkeys(point for point, _ in found))[-1]
-    return {names[target]: runs for (p, target), runs in found.items() if p == last}
+    names, runs_of = _names(results), groups(results)
+    last = list(dict.fromkeys(point for point, _ in runs_of))[-1]
+    return {names[target]: runs for (p, target), runs in runs_of.items() if p == last}
 
 
 def _names(results: Sequence[Result]) -> dict[str, str]:

@@ -54,14 +54,14 @@ def canvas(
 
 def legend(figure: Figure) -> Figure:
     """Name each line once, below the plots: there it covers nothing."""
-    shown: dict[str, Any] = {}
+    lines: dict[str, Any] = {}
     for ax in figure.axes:
         handles, labels = ax.get_legend_handles_labels()
-        shown |= dict(zip(labels, handles, strict=True))
-    if len(shown) > 1:
-        columns = min(len(shown), 7)
+        lines |= dict(zip(labels, handles, strict=True))
+    if len(lines) > 1:
+        columns = min(len(lines), 7)
         figure.legend(
-            shown.values(), shown.keys(), loc="outside lower center", ncols=columns
+            lines.values(), lines.keys(), loc="outside lower center", ncols=columns
         )
     return figure
 
@@ -76,15 +76,15 @@ def cdf(ax: Axes, values: Sequence[float], index: int, label: str) -> None:
 
 def cdfs(times: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure | None:
     """Latencies by what they are of, then by name; an axis is logarithmic if they differ much."""
-    if not any(values for named in times.values() for values in named.values()):
+    if not any(values for lines in times.values() for values in lines.values()):
         return None
     figure, axes = canvas(len(times))
-    for ax, (label, named) in zip(axes, times.items(), strict=True):
-        for index, (name, values) in enumerate(named.items()):
+    for ax, (label, lines) in zip(axes, times.items(), strict=True):
+        for index, (name, values) in enumerate(lines.items()):
             cdf(ax, values, index, name)
         ax.set(xlabel=f"{label} (s)", ylabel="per cent")
-        known = sorted(v for values in named.values() for v in values if v > 0)
-        if known and known[-1] > 50 * known[len(known) // 2]:
+        numbers = sorted(v for values in lines.values() for v in values if v > 0)
+        if numbers and numbers[-1] > 50 * numbers[len(numbers) // 2]:
             ax.set_xscale("log")
             ax.xaxis.set_major_formatter("{x:g}")
     return legend(figure)

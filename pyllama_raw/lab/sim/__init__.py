@@ -7,13 +7,9 @@ Requests, budgets, cells, prefixes and policies are real; only the seconds of a 
 from a cost model, and time is a number. A result depends on nothing but the arguments.
 """
 
-from pyllama_raw.lab.sim.cost import CostModel, Fit, fit, until_next
-from pyllama_raw.lab.sim.figures import Figures, table
-from pyllama_raw.lab.sim.guessed import Guessed
-from pyllama_raw.lab.sim.machine import Machine
-from pyllama_raw.lab.sim.run import simulate
-from pyllama_raw.lab.sim.trace import Trace
-from pyllama_raw.lab.sim.workload import Lengths, Workload
+from pyllama_raw.lab.sim.machine import CostModel, Fit, Machine, fit, until_next
+from pyllama_raw.lab.sim.run import Figures, simulate, table
+from pyllama_raw.lab.sim.workload import Guessed, Lengths, Trace, Workload
 from pyllama_raw.routing import RouterName
 
 __all__ = [

@@ -11,9 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.tune.knobs import Knob, Point, knobs, settings_of
-from pyllama_raw.lab.tune.search import descend
-from pyllama_raw.lab.tune.space import Space
+from pyllama_raw.lab.tune.space import Knob, Point, Space, descend, knobs, settings_of
 from pyllama_raw.lab.tune.work import Work, measure, perplexity
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import FileType, quantize
@@ -67,26 +65,26 @@ def tune(
         ConfigError: *keep* exists or cannot be written.
         PyllamaError: the model does not work with the defaults.
     """
-    work, others = work or Work(), Others()
+    work, neighbours = work or Work(), Others()
     end = time.monotonic() + max_s
     with tempfile.TemporaryDirectory(dir=_folder_of(keep), prefix=".tune.") as scratch:
         files = _requantised(model, file_types, Path(scratch), progress)
         spaces = make_spaces(
-            [model, *files.values()], work, lambda: progress("speed"), others
+            [model, *files.values()], work, lambda: progress("speed"), neighbours
         )
         ours = spaces[model]
         ours.measure(ours.default)  # raises what is wrong with the model
         path = model if keep is None else _fastest(spaces)
-        found = _search(spaces, path, files, progress, end)
+        tuning = _search(spaces, path, files, progress, end)
         if keep is not None and path != model:
             path = path.replace(keep)
         facts = {
             "path": path.absolute(),
             "machine": MachineFacts(cpu=cpu_name(), n_cpus=n_cpus()),
             "model_bytes": path.stat().st_size,
-            "others_cpus": others.cpus,
+            "others_cpus": neighbours.cpus,
         }
-        return replace(found, profile=found.profile.model_copy(update=facts))
+        return replace(tuning, profile=tuning.profile.model_copy(update=facts))
 
 
 def _search(
@@ -146,10 +144,10 @@ def make_spaces(
     files: Sequence[Path],
     work: Work,
     progress: Callable[[], object] = lambda: None,
-    others: Others | None = None,
+    neighbours: Others | None = None,
 ) -> dict[Path, Space]:
     """All that is searched: each of *files*, one model, with every choice of the knobs."""
-    table, watch = _knobs(), others or Others()
+    table, watch = _knobs(), neighbours or Others()
     with Model.load(files[0], vocab_only=True) as loaded:
         n_vocab = loaded.n_vocab
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 
 from pyllama_raw.api.blocking import Engine
-from pyllama_raw.lab.bench.text import TEXT
+from pyllama_raw.lab.bench.writer import TEXT
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.profile import Measured, Settings
 from pyllama_raw.options.sampling import SamplingParams
@@ -52,8 +52,8 @@ def measure(model: Path, settings: Settings, work: Work, n_vocab: int) -> Measur
     Raises:
         PyllamaError: these settings do not work here.
     """
-    given = settings.updated({"scheduler": {"n_slots": work.n_slots}})
-    with Engine.open(model, given.engine_config()) as engine:
+    with_slots = settings.updated({"scheduler": {"n_slots": work.n_slots}})
+    with Engine.open(model, with_slots.engine_config()) as engine:
         return _measure(engine, work, n_vocab)
 
 

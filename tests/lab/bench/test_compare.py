@@ -30,8 +30,8 @@ def by_hand(a, b):
     values = sorted([*a, *b])
 
     def won(chosen):
-        rest = [x for x in range(len(values)) if x not in chosen]
-        return sum(x > y for x in chosen for y in rest)
+        complement = [x for x in range(len(values)) if x not in chosen]
+        return sum(x > y for x in chosen for y in complement)
 
     ours = won([values.index(x) for x in a])
     least = min(ours, len(a) * len(b) - ours)

@@ -8,9 +8,8 @@ import pytest
 from pyllama_raw.cli.command import main
 from pyllama_raw.lab.bench.compare import doubts
 from pyllama_raw.lab.bench.conditions import told_apart
-from pyllama_raw.lab.bench.headline import headline
+from pyllama_raw.lab.bench.report import headline, rows
 from pyllama_raw.lab.bench.rounds import Point
-from pyllama_raw.lab.bench.table import rows
 from pyllama_raw.lab.plot.bench import figures
 from tests.lab.bench.test_report import collect
 
@@ -60,9 +59,11 @@ def test_each_set_of_options_has_rows_of_its_own():
         "engine-2: n_slots 8",
         "openai-2: http://a, n_slots 8",
     ]
-    found = [(row["tok/s"], row["ratio min-max"]) for row in rows(told_apart(results))]
+    figures = [
+        (row["tok/s"], row["ratio min-max"]) for row in rows(told_apart(results))
+    ]
     twice = "2.00 2.00-2.00"
-    assert found == [(4.0, ""), (8.0, twice), (8.0, ""), (16.0, twice)]
+    assert figures == [(4.0, ""), (8.0, twice), (8.0, ""), (16.0, twice)]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pyllama_raw import LogConfig
 from pyllama_raw.engine.logs import open_logs
 from pyllama_raw.lab.bench.call import Call, attempt
 from pyllama_raw.lab.bench.engine_target import EngineTarget
-from pyllama_raw.lab.bench.rounds import Opened, Plan, Point
+from pyllama_raw.lab.bench.rounds import Plan, Point, ReadyTarget
 from pyllama_raw.testing import fake_engine
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +21,7 @@ async def opened(engines):
     """An engine with logs, which *engines* keeps."""
     async with fake_engine(logs=open_logs(LOGS)) as engine:
         engines.append(engine)
-        yield Opened(EngineTarget(engine))
+        yield ReadyTarget(EngineTarget(engine))
 
 
 async def test_an_engine_gets_all_that_a_call_asks_for():
@@ -38,9 +38,9 @@ async def test_an_engine_gets_all_that_a_call_asks_for():
         done = await attempt(EngineTarget(engine), Call([5, 6, 7], 4, **asked))
 
     (record,) = engine.request_log()
-    found = {name: getattr(record, name) for name in asked}
+    values = {name: getattr(record, name) for name in asked}
     assert done.error is None
-    assert found == asked | {"deadline_s": pytest.approx(90.0, abs=60)}
+    assert values == asked | {"deadline_s": pytest.approx(90.0, abs=60)}
 
 
 async def test_a_deadline_that_was_over_is_told():
@@ -76,7 +76,7 @@ async def test_logs_mark_what_warms_up():
     asked = [(r.warms_up, r.client, r.deadline_s is None) for r in requests]
     assert asked == [(True, None, True)] * 3 + [(False, "ann", False)] * 5
     for step in steps:
-        who = {work[0] for work in (*step.decodes, *step.chunks)}
-        assert step.warms_up == bool(who & warming)
+        ids = {work[0] for work in (*step.decodes, *step.chunks)}
+        assert step.warms_up == bool(ids & warming)
     assert {step.warms_up for step in steps} == {True, False}
     assert [result["completed"] for result in results] == [5]

@@ -30,9 +30,9 @@ def test_summary_has_vllms_keys():
     """
     Seconds become milliseconds; nothing gives None everywhere.
     """
-    found = latencies([make_record([0.0, 0.001, 0.003, 0.009])])
+    summary = latencies([make_record([0.0, 0.001, 0.003, 0.009])])
 
-    assert {name: found[name] for name in found if "_itl_" in name} == {
+    assert {name: summary[name] for name in summary if "_itl_" in name} == {
         "mean_itl_ms": pytest.approx(3),
         "median_itl_ms": pytest.approx(2),
         "std_itl_ms": pytest.approx(math.sqrt(14 / 3)),
@@ -81,9 +81,9 @@ def test_cached_share_is_of_tokens():
     """
     Not of requests; unknown as soon as one target call does not tell.
     """
-    known = make_run(make_record(n_cached=3), make_record(n_cached=0))
+    run = make_run(make_record(n_cached=3), make_record(n_cached=0))
 
-    assert result_of(known, {})["cached_share"] == 0.5
+    assert result_of(run, {})["cached_share"] == 0.5
     assert result_of(make_run(make_record()), {})["cached_share"] is None
 
 

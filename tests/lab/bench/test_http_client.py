@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from benchmarks.peers import raw_client
-from pyllama_raw.lab.bench import http_client
-from pyllama_raw.lab.bench.http_client import HttpFailed, open_client
+from pyllama_raw.lab.bench import http_target
+from pyllama_raw.lab.bench.http_target import HttpFailed, open_client
 from tests.lab.bench.raw_server import chunked, serving, sized
 from tests.limits import LIMIT_S
 
@@ -59,18 +59,18 @@ async def test_lines_come_when_they_are_there(connect):
     """
     Not when the answer ends: this one never does.
     """
-    told = anyio.Event()
+    event = anyio.Event()
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
 
     async def ask():
         with pytest.raises((ConnectionError, HttpFailed)):
-            await post(connect, server.url, lambda _: told.set())
+            await post(connect, server.url, lambda _: event.set())
 
     with anyio.fail_after(LIMIT_S):
         async with serving(head + b"first\n") as server:
             async with anyio.create_task_group() as group:
                 group.start_soon(ask)
-                await told.wait()
+                await event.wait()
 
 
 async def test_what_is_sent(connect):
@@ -126,7 +126,7 @@ async def test_silence_has_an_end(connect, monkeypatch):
     """
     Counted from the last byte.
     """
-    for module in (http_client, raw_client):
+    for module in (http_target, raw_client):
         monkeypatch.setattr(module, "TIMEOUT_S", 0.05)
 
     async with serving(b"") as server:

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from pyllama_raw.lab.bench.call import Call, attempt
-from pyllama_raw.lab.bench.http_client import open_client
 from pyllama_raw.lab.bench.http_target import (
     API_KEY,
     first_model,
     http_target,
+    open_client,
     target_of,
 )
 from tests.lab.bench.raw_server import chunked, serving, sized

@@ -7,13 +7,13 @@ import anyio
 import pytest
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.headline import headline
-from pyllama_raw.lab.bench.rounds import Opened, Plan, Point
-from pyllama_raw.lab.bench.table import (
+from pyllama_raw.lab.bench.report import (
     failures,
+    headline,
     read_results,
     rows,
 )
+from pyllama_raw.lab.bench.rounds import Plan, Point, ReadyTarget
 from pyllama_raw.lab.bench.workloads import WORKLOADS
 from pyllama_raw.lab.bench.writer import generator
 from pyllama_raw.lab.plot.bench import BUSY, figures
@@ -32,7 +32,7 @@ class Openings:
 
     async def __aenter__(self):
         self.log.append(self.name)
-        return Opened(self.target)
+        return ReadyTarget(self.target)
 
     async def __aexit__(self, *_):
         self.log.append("closed")
@@ -221,7 +221,7 @@ def test_the_headline_says_what_where_and_how():
     Versions, commit, model, machine, command and addresses; what is unknown is left out.
     """
     point = {"max_concurrency": 1, "round": 0}
-    known = {
+    conditions = {
         "workload": "offline",
         "model_id": "m.gguf",
         "date": "today",
@@ -237,7 +237,7 @@ def test_the_headline_says_what_where_and_how():
         },
     }
 
-    assert headline([{"target": "openai=http://a", **point, **known}]) == [
+    assert headline([{"target": "openai=http://a", **point, **conditions}]) == [
         "offline, m.gguf, 1 round, 1 client",
         "cpu X, n_cpus 2, python 3.11, pyllama_raw 0.1.0, llama_cpp b1, commit abc, today",
         "pyllama-raw bench run offline",
@@ -271,12 +271,12 @@ def test_a_busy_round_is_marked():
     """
     measure = partial(collect, [Point(clients=1), Point(clients=2)], rounds=2)
     results, _, _ = anyio.run(measure)
-    found = []
+    texts = []
     for others_cpus in (0.0, 0.5):
         results[0]["others_cpus"] = others_cpus
         axes = figures(results)["throughput-by-clients"].axes[0]
         labels = axes.get_legend_handles_labels()[1]
         busy = [row.get("busy") for row in rows(results)]
-        found.append((BUSY in labels, "1/2" in busy))
+        texts.append((BUSY in labels, "1/2" in busy))
 
-    assert found == [(False, False), (True, True)]
+    assert texts == [(False, False), (True, True)]

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.trace_files import calls_of, read
-from pyllama_raw.lab.bench.trace_formats import Arrival
+from pyllama_raw.lab.bench.traces import Arrival, calls_of, read
 from tests.lab.bench.support import make_writer
 
 MOONCAKE = """
@@ -81,12 +80,12 @@ def test_csv_traces(tmp_path, text, expected):
     """
     Times count from the first request; what failed when it was recorded is left out.
     """
-    found = read(write(tmp_path, text, "trace.csv"))
+    arrivals = read(write(tmp_path, text, "trace.csv"))
 
-    assert [(a.n_prompt, a.n_output) for a in found] == [
+    assert [(a.n_prompt, a.n_output) for a in arrivals] == [
         (a.n_prompt, a.n_output) for a in expected
     ]
-    assert [a.at_s for a in found] == pytest.approx([a.at_s for a in expected])
+    assert [a.at_s for a in arrivals] == pytest.approx([a.at_s for a in expected])
 
 
 def test_our_own_trace_has_prompts_turns_and_leavers(tmp_path):
@@ -146,7 +145,7 @@ def test_calls_ask_for_what_was_recorded(tmp_path, row):
     asked, plain = calls_of(arrivals, make_writer(), 1, length_scale=2.0)
 
     assert (asked.options, plain.options) == (ASKED, {})
-    assert [arrival.more.get("client") for arrival in arrivals] == ["a", None]
+    assert [arrival.fields_of_call.get("client") for arrival in arrivals] == ["a", None]
 
 
 def test_requests_that_warmed_up_are_left_out(tmp_path):
@@ -156,7 +155,7 @@ def test_requests_that_warmed_up_are_left_out(tmp_path):
     rows = [LOGGED | {"policy_data": {"warm_up": True}}, LOGGED | {"client": "b"}]
     path = write(tmp_path, "\n".join(map(json.dumps, rows)))
 
-    assert [arrival.more.get("client") for arrival in read(path)] == ["b"]
+    assert [arrival.fields_of_call.get("client") for arrival in read(path)] == ["b"]
 
 
 @pytest.mark.parametrize(

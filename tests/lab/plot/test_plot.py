@@ -33,16 +33,16 @@ def test_logs_become_pictures(tmp_path):
     Each is a whole SVG and PNG; the same logs give the same files.
     """
     path = logged(tmp_path)
-    drawn = pictures(path)
+    figures = pictures(path)
     for folder in ("a", "b"):
         pictures(path).save(tmp_path / folder)
-    found = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    files = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
 
     names = {"latency-cdf", "fairness"}
-    assert set(drawn) == names
-    assert set(found) == {f"{name}.{end}" for name in names for end in ("svg", "png")}
-    assert all(found[name] == (tmp_path / "b" / name).read_bytes() for name in found)
-    assert all(ET.fromstring(found[f"{name}.svg"]) is not None for name in names)  # noqa: S314
+    assert set(figures) == names
+    assert set(files) == {f"{name}.{end}" for name in names for end in ("svg", "png")}
+    assert all(files[name] == (tmp_path / "b" / name).read_bytes() for name in files)
+    assert all(ET.fromstring(files[f"{name}.svg"]) is not None for name in names)  # noqa: S314
 
 
 def test_pictures_show_themselves():

@@ -63,11 +63,11 @@ def test_one_that_goes_on_counts_the_faults(caplog):
     machine = Machine(policy=broken("order_key", boom))
 
     with caplog.at_level(logging.ERROR):
-        found = simulate(BUSY, machine, keep_going=True)
+        figures = simulate(BUSY, machine, keep_going=True)
     plain = simulate(BUSY, replace(machine, policy="fcfs"))
 
-    assert found.row()["faults"] == found.n_faults > 0
-    assert found.row() | {"faults": 0} == plain.row()
+    assert figures.row()["faults"] == figures.n_faults > 0
+    assert figures.row() | {"faults": 0} == plain.row()
     assert "policy broken: order_key failed 1 times" in caplog.messages[0]
 
 

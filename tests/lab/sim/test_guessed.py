@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw.cli import main
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.trace_formats import Arrival
+from pyllama_raw.lab.bench.traces import Arrival
 from pyllama_raw.lab.sim import Guessed, Lengths, Machine, Trace, Workload, simulate
 
 LOAD = Workload(n_requests=400, rate=8, seed=1)
@@ -36,7 +36,7 @@ def test_a_policy_sees_the_guess_alone():
     """
     limits, data = zip(*seen(Guessed(LOAD, 1.0)), strict=True)
     outputs = [r.sampling.n_output for _, r in LOAD.requests(512)]
-    guesses = [each["n_output"] for each in data]
+    guesses = [values["n_output"] for values in data]
 
     assert set(limits) == {256}
     assert sum(a == b for a, b in zip(guesses, outputs, strict=True)) < 40
@@ -59,9 +59,9 @@ def test_guesses_change_no_request():
     """
     plain = [(at_s, r.tokens, r.sampling) for at_s, r in LOAD.requests(512)]
     one, two = Guessed(LOAD, 1.0), Guessed(LOAD, 1.0, seed=2)
-    found = [(at_s, r.tokens, r.sampling) for at_s, r in one.requests(512)]
+    requests = [(at_s, r.tokens, r.sampling) for at_s, r in one.requests(512)]
 
-    assert found == plain
+    assert requests == plain
     assert seen(one) == seen(Guessed(LOAD, 1.0)) != seen(two)
     assert simulate(one, MACHINE).n_output == simulate(LOAD, MACHINE).n_output
 
@@ -82,7 +82,9 @@ def test_recorded_requests_are_guessed_too():
     What else a policy was told of them stays.
     """
     arrivals = [
-        Arrival(0.0, 20, 30, max_tokens=99, more={"policy_data": {"tier": "gold"}})
+        Arrival(
+            0.0, 20, 30, max_tokens=99, fields_of_call={"policy_data": {"tier": "gold"}}
+        )
     ]
 
     assert seen(Guessed(Trace(arrivals), 0.0)) == [

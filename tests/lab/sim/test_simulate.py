@@ -23,7 +23,7 @@ from pyllama_raw.lab.sim import (
     table,
     until_next,
 )
-from pyllama_raw.lab.sim.executor import Answer, SimExecutor, VirtualClock
+from pyllama_raw.lab.sim.machine import Answer, SimExecutor, VirtualClock
 
 BUSY = Workload(n_requests=300, rate=20, burstiness=0.25, seed=3)
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)
@@ -52,7 +52,7 @@ def test_every_request_gets_its_tokens_once():
     figures = simulate(BUSY, MACHINE, on_end=note)
 
     assert sorted(ends) == list(range(300))
-    assert all(wanted == got for wanted, got in ends.values())
+    assert all(expected == got for expected, got in ends.values())
     assert figures.n_output == sum(got for _, got in ends.values())
 
 
@@ -210,11 +210,11 @@ def test_a_fit_finds_the_cost_model():
     grouped = replace(BUSY, n_groups=12, prefix_tokens=200)
     simulate(grouped, replace(MACHINE, cost=cost, cached_tokens=3000), log=log)
 
-    found = fit(list(log))
+    result = fit(list(log))
 
-    assert found.r2 == pytest.approx(1)
-    assert (found.error, found.total_error) == pytest.approx((0, 0), abs=1e-6)
-    assert found.cost.seconds((40, 3, 5000, 0, 0)) == pytest.approx(
+    assert result.r2 == pytest.approx(1)
+    assert (result.error, result.total_error) == pytest.approx((0, 0), abs=1e-6)
+    assert result.cost.seconds((40, 3, 5000, 0, 0)) == pytest.approx(
         cost.seconds((40, 3, 5000, 0, 0)), rel=1e-4
     )
 
@@ -239,11 +239,11 @@ def test_noise_costs_a_fit_some_of_its_share():
     simulate(BUSY, MACHINE, log=log)
     noisy = [r._replace(seconds=r.seconds * rng.uniform(0.5, 1.5)) for r in log]
 
-    found = fit(noisy)
+    result = fit(noisy)
 
-    assert 0.1 < found.r2 < 0.95
-    assert 0.1 < found.error < 0.5
-    assert found.total_error < 0.1
+    assert 0.1 < result.r2 < 0.95
+    assert 0.1 < result.error < 0.5
+    assert result.total_error < 0.1
 
 
 def test_a_step_lasts_until_the_next_one():
@@ -330,10 +330,10 @@ def test_lengths_have_their_mean(text):
     Ten thousand draws are close to the mean, and none is below 1.
     """
     rng, lengths = Random(0), Lengths.parse(text)  # noqa: S311
-    drawn = [lengths.draw(rng) for _ in range(10_000)]
+    numbers = [lengths.draw(rng) for _ in range(10_000)]
 
-    assert min(drawn) >= 1
-    assert sum(drawn) / len(drawn) == pytest.approx(50, rel=0.05)
+    assert min(numbers) >= 1
+    assert sum(numbers) / len(numbers) == pytest.approx(50, rel=0.05)
 
 
 @pytest.mark.parametrize(

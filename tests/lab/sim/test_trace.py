@@ -6,7 +6,7 @@ import pytest
 
 from pyllama_raw.engine.request_log import RequestLog
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.trace_formats import Arrival
+from pyllama_raw.lab.bench.traces import Arrival
 from pyllama_raw.lab.sim import Lengths, Machine, Trace, Workload, simulate
 
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)
@@ -98,10 +98,10 @@ def test_a_log_is_replayed_without_what_warmed_up():
     """
     log = RequestLog()
     simulate(Workload(3, 4.0), MACHINE, watchers=[log])
-    first, *rest = log
+    first, *replayed = log
     warming = first._replace(policy_data={"warm_up": True})
 
-    assert Trace.of_log([warming, *rest]).n_requests == 2
+    assert Trace.of_log([warming, *replayed]).n_requests == 2
 
 
 def test_a_trace_of_texts_has_no_lengths(tmp_path):

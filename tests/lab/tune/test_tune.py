@@ -8,7 +8,7 @@ import pytest
 from pyllama_raw import ConfigError, Profile
 from pyllama_raw.cli import main
 from pyllama_raw.lab.tune import Work, tune, tuning
-from pyllama_raw.lab.tune.knobs import Knob
+from pyllama_raw.lab.tune.space import Knob
 from pyllama_raw.options.host import Others
 from tests.tiny import tiny_model
 
@@ -49,11 +49,11 @@ def test_a_profile_is_found_shown_and_used(tmp_path: Path, capsys):
 
     status = main(["tune", str(model), "--out", str(out), *LITTLE])
 
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     profile = Profile.load(out)
     assert status == 0
     lines = ("the defaults  ", "q4_0", "written:", "kernels: attention ")
-    assert [shown.count(line) for line in lines] == [1, 1, 1, 1]
+    assert [output.count(line) for line in lines] == [1, 1, 1, 1]
     assert profile.path == model.absolute()
     assert profile.after is not None
     assert profile.after.perplexity is not None

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pyllama_raw.replicas.asked import BLOCK_BYTES, N_OUTPUT, asked_of
+from pyllama_raw.replicas.relay import BLOCK_BYTES, N_OUTPUT, routed_request
 from pyllama_raw.routing import RoutedRequest
 
 LONG = "word " * 400
@@ -16,7 +16,7 @@ def body(**fields) -> bytes:
 
 def chat(*texts: str, **fields) -> RoutedRequest:
     messages = [{"role": "user", "content": text} for text in texts]
-    return asked_of({}, body(messages=messages, **fields))
+    return routed_request({}, body(messages=messages, **fields))
 
 
 def n_common(one: RoutedRequest, other: RoutedRequest) -> int:
@@ -47,8 +47,8 @@ def test_prompts_are_texts_or_tokens():
     """
     Either goes on as a chat does.
     """
-    texts = [asked_of({}, body(prompt=LONG + more)) for more in ("", LONG)]
-    tokens = [asked_of({}, body(prompt=[7] * n)) for n in (4 * BLOCK_BYTES, 5000)]
+    texts = [routed_request({}, body(prompt=LONG + more)) for more in ("", LONG)]
+    tokens = [routed_request({}, body(prompt=[7] * n)) for n in (4 * BLOCK_BYTES, 5000)]
 
     assert n_common(*texts) == len(texts[0].blocks) > 1
     assert n_common(*tokens) == len(tokens[0].blocks) > 1
@@ -58,8 +58,8 @@ def test_tokens_are_estimated_with_the_output():
     """
     A request that sets no limit has a usual one.
     """
-    short = asked_of({}, body(prompt="a" * 400))
-    limited = asked_of({}, body(prompt="a" * 400, max_tokens=1000))
+    short = routed_request({}, body(prompt="a" * 400))
+    limited = routed_request({}, body(prompt="a" * 400, max_tokens=1000))
 
     assert (short.n_tokens, limited.n_tokens) == (100 + N_OUTPUT, 1100)
 
@@ -70,8 +70,8 @@ def test_a_session_is_named_by_the_header_or_the_body():
     """
     named = body(prompt="a", prompt_cache_key="mine")
 
-    assert asked_of({"x-session-id": "yours"}, named).session == "yours"
-    assert asked_of({}, named).session == "mine"
+    assert routed_request({"x-session-id": "yours"}, named).session == "yours"
+    assert routed_request({}, named).session == "mine"
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ def test_any_body_can_be_routed(given):
     """
     What is wrong with it is the replica's to say.
     """
-    assert asked_of({}, given).session is None
+    assert routed_request({}, given).session is None

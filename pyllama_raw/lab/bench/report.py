@@ -1,8 +1,9 @@
 """
-Results as a table: a line for each target and point, medians over rounds.
+Results as a person reads them: what was measured and how, then a table.
 
-A ratio is that of one round, target to the first target of its run; the median of the
-rounds is shown with the smallest and the largest.
+The table has a line for each target and point, with medians over rounds. A ratio is that of one
+round, target to the first target of its run; the median of the rounds is shown with the smallest
+and the largest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pyllama_raw.lab.bench.result import Result
 from pyllama_raw.lab.table import Row, digits
 from pyllama_raw.options.host import MAX_OTHERS
 
+CAPTION = "medians over rounds; tok/s of output, and its ratio to the first target of its run; latencies in ms"
 # Of each line: heading and key. Latencies are in ms. The first is what a ratio is of.
 WIDE = {
     "tok/s": "output_throughput",
@@ -46,12 +48,51 @@ RATIO_HEADING = "ratio min-max"
 MAX_REASONS = 3  # shown for a target and point
 
 
+def headline(results: Sequence[Result]) -> list[str]:
+    """
+    Workload and model, versions, machine, command; what is not known is left out.
+
+    Of results of several runs it has the versions, machine and command of each, once.
+    """
+    n_rounds = len(set(map(round_of, results)))
+    points = list(dict.fromkeys(map(point_of, results)))
+    measured = [
+        _all(results, "workload") or "benchmark",
+        _all(results, "model_id"),
+        f"{n_rounds} round{'s' * (n_rounds != 1)}",
+        points[0] if len(points) == 1 else "",
+    ]
+    lines = [", ".join(filter(None, measured))]
+    lines += [line for result in results for line in _run_lines(result)]
+    names = short_names(result["target"] for result in results)
+    for target, short in names.items():
+        if short != target:
+            lines.append(f"{short}: {target.partition('=')[2] or target}")
+    return list(dict.fromkeys(filter(None, lines)))
+
+
+def _all(results: Sequence[Result], key: str) -> str:
+    """The values that *results* have of *key*."""
+    values = dict.fromkeys(str(result[key]) for result in results if key in result)
+    return " and ".join(values)
+
+
+def _run_lines(result: Result) -> list[str]:
+    """On which machine, when and by which command."""
+    facts = {k: v for k, v in result.get("machine", {}).items() if v and k != "date"}
+    words = [
+        f"{k} {', '.join(v) if isinstance(v, list) else v}" for k, v in facts.items()
+    ]
+    moment = str(result.get("date", ""))
+    return [", ".join(filter(None, [*words, moment])), result.get("command", "")]
+
+
 def groups(results: Iterable[Result]) -> dict[tuple[str, str], list[Result]]:
     """Results by point and target; the rounds of one are in their order."""
-    found: dict[tuple[str, str], list[Result]] = {}
+    runs: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        found.setdefault((point_of(result), result["target"]), []).append(result)
-    return found
+        runs.setdefault((point_of(result), result["target"]), []).append(result)
+    return runs
 
 
 def round_of(result: Result) -> tuple[object, int]:
@@ -95,14 +136,14 @@ def rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
 
     So is how calls were sent if that is the same in all: then the headline has it.
     """
-    found = groups(results)
-    points = {point for point, _ in found}
+    runs_of = groups(results)
+    points = {point for point, _ in runs_of}
     names = short_names(result["target"] for result in results)
     firsts: dict[str, str] = {}
     for result in results:
         firsts.setdefault(result.get("apart", ""), result["target"])
     lines: list[Row] = []
-    for (point, target), runs in found.items():
+    for (point, target), runs in runs_of.items():
         line: dict[str, object] = {"target": names[target]}
         if len(points) > 1:
             clients = runs[0]["max_concurrency"]
@@ -118,7 +159,7 @@ def rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
                 line[heading] = value * FACTORS.get(key, 1.0)
             if key == RATIO and len(names) > len(firsts):
                 first = firsts[runs[0].get("apart", "")]
-                below = found.get((point, first), []) if target != first else []
+                below = runs_of.get((point, first), []) if target != first else []
                 line[RATIO_HEADING] = spread(ratios(runs, below, RATIO))
         line["failed"] = sum(run.get("failed", 0) for run in runs)
         if n_busy := sum(most_busy([run]) is not None for run in runs):
@@ -135,11 +176,11 @@ def middle(runs: Iterable[Result], key: str) -> float | None:
 
 def ratios(above: list[Result], below: list[Result], key: str) -> list[float]:
     """Ratios within rounds that both have."""
-    others = {round_of(run): run[key] for run in below}
+    values = {round_of(run): run[key] for run in below}
     return [
-        run[key] / others[round_of(run)]
+        run[key] / values[round_of(run)]
         for run in above
-        if others.get(round_of(run)) and run[key] is not None
+        if values.get(round_of(run)) and run[key] is not None
     ]
 
 
@@ -147,8 +188,8 @@ def spread(values: Sequence[float]) -> str:
     """Median, smallest and largest."""
     if not values:
         return ""
-    shown = [digits(value) for value in (median(values), min(values), max(values))]
-    return "{} {}-{}".format(*shown)
+    texts = [digits(value) for value in (median(values), min(values), max(values))]
+    return "{} {}-{}".format(*texts)
 
 
 def most_busy(results: Iterable[Result]) -> float | None:
@@ -158,7 +199,7 @@ def most_busy(results: Iterable[Result]) -> float | None:
 
 
 def failures(results: Sequence[Result]) -> list[str]:
-    """Why calls have failed, as lines: for each target and point, commonest first."""
+    """Reasons of calls that have failed, as lines: for each target and point, commonest first."""
     lines = []
     names = short_names(result["target"] for result in results)
     for (point, target), runs in groups(results).items():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyllama_raw.replicas.told import Told
+from pyllama_raw.replicas.relay import Progress
 
 START = {"type": "http.response.start", "status": 200}
 PING, TOKEN = b": ping\n\n", b'data: {"choices": []}\n\n'
@@ -20,18 +20,18 @@ def test_comments_are_no_tokens(body, has_token):
     """
     Also where a token comes behind them, in one part.
     """
-    told = Told()
+    progress = Progress()
 
-    sent = [told.goes_on_with(START), told.goes_on_with(part(body))]
+    sent = [progress.goes_on_with(START), progress.goes_on_with(part(body))]
 
     assert sent == [True, True]
-    assert told.has_token == has_token
+    assert progress.has_token == has_token
 
 
 def test_an_answer_starts_once():
     """
     The start of a second replica is not sent.
     """
-    told = Told()
+    progress = Progress()
 
-    assert [told.goes_on_with(START), told.goes_on_with(START)] == [True, False]
+    assert [progress.goes_on_with(START), progress.goes_on_with(START)] == [True, False]
