@@ -433,6 +433,8 @@ def ffibuilder(library: Library) -> Any:
         extra_compile_args=[
             *("-std=c++17", "-O3", "-fno-wrapv", "-g0"),
             "-Wno-deprecated-declarations",
+            # Headers of g++ 12 begin vectors of AVX-512 with themselves, on purpose.
+            *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
         ],
         extra_link_args=[f"-Wl,-rpath,{rpath(library)}"],
         define_macros=[

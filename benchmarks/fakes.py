@@ -11,9 +11,9 @@ from dataclasses import replace
 from threading import Event as Signal
 from time import thread_time
 
-from pyllama_raw.core.memory.limits import ContextLimits
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.slots import ContextLimits
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import Computed, Sampled, StepPlan, StepResult

@@ -5,18 +5,28 @@ Two contexts of the model, one with our kernels and one with libllama's, do the 
 in turn: prompts of 256 tokens for 8 slots, then 64 steps of all slots; then the same for
 one slot with cells in use all around it. Logits are compared without flash attention,
 which alone may differ.
+
+With --products, instead: G operations/s of one thread, by type of weights, columns and level of
+instructions that this CPU has, of woven products and of libllama's plain and repacked ones, as
+shares of what the instructions reach in registers (`of_peak`; of libllama's, the best level's)
+and of what reading alone reaches (`of_bandwidth`). It needs no model. Weights should not fit in
+the caches of the CPU: see --mb. PYLLAMA_RAW_WOVEN makes an engine take a level.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 from argparse import Namespace
 from array import array
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 from load.measure import Report, arguments, median_ratio, run_script, say
+from load.products import compiled, lines_of
 
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
@@ -80,8 +90,25 @@ def n_differing(model: Model, n_threads: int) -> int:
     return int(np.count_nonzero(rows[0] != rows[1]))
 
 
+def measure_products(n_mb: int, report: Report) -> None:
+    """A row of each product; the limits of this CPU are details."""
+    with tempfile.TemporaryDirectory() as folder:
+        say("compiling benchmarks/products.cpp")
+        program = compiled(Path(folder) / "products")
+        for line in lines_of(program, "speed", str(n_mb)):
+            row = json.loads(line)
+            if "type" in row:
+                report.add(**row)
+            else:
+                say(line)
+                report.details.update(row)
+
+
 def measure(options: Namespace, report: Report) -> None:
     """Interleaved rounds; the first does not count."""
+    if options.products:
+        measure_products(options.mb, report)
+        return
     fields = {"n_ctx": N_CTX, "n_threads": options.threads}
     runs: dict[bool, list[Speeds]] = {True: [], False: []}
     with Model.load(options.model) as model:
@@ -103,5 +130,15 @@ def measure(options: Namespace, report: Report) -> None:
         )
 
 
+def main() -> int:
+    """Run the script."""
+    parser = arguments(__doc__)
+    parser.add_argument("--products", action="store_true", help="of each level of CPUs")
+    parser.add_argument(
+        "--mb", type=int, default=64, help="of weights of --products (64)"
+    )
+    return run_script("kernels", measure, parser)
+
+
 if __name__ == "__main__":
-    sys.exit(run_script("kernels", measure, arguments(__doc__)))
+    sys.exit(main())

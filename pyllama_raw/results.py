@@ -20,7 +20,7 @@ from pyllama_raw.api.results import (
     Usage,
 )
 from pyllama_raw.api.vectors import Vectors
-from pyllama_raw.core.memory.cache_stats import CacheStats
+from pyllama_raw.core.memory.cache import CacheStats
 from pyllama_raw.core.request import (
     CacheTier,
     FinishDetail,

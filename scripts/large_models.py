@@ -1,9 +1,9 @@
 """
 Models of some hundred megabytes, of the classes in scripts/tiny_models, for what a tiny one hides.
 
-    python -m scripts.large_models DIRECTORY [NAME ...]
+    python -m scripts.large_models DIRECTORY [NAME | NAME:TYPE ...]
 
-Their weights are small numbers of no meaning, the same in every place. A model is written in f32
+A type, as q4_k_m, makes a second file with such weights beside that of the name. Their weights are small numbers of no meaning, the same in every place. A model is written in f32
 and then quantized, so a gigabyte is needed meanwhile.
 """
 
@@ -36,6 +36,8 @@ class Large:
     recipe: str
     fields: dict[str, object]
     file_type: FileType = "f16"
+    n_vocab: int = N_VOCAB
+    without: tuple[str, ...] = ()  # as of Recipe
 
 
 def wide(n_head: int, n_head_kv: int, n_layer: int, **more: Any) -> dict[str, object]:
@@ -64,11 +66,16 @@ RWKV = {
     "wkv__head_size": 64,
 }
 WINDOW = {"attention__sliding_window": 512, "attention__sliding_window_pattern": 6}
+TIED = ("output.weight",)  # embeddings make the logits, too
 DELTA = {"full_attention_interval": 4, "rope__dimension_sections": SECTIONS}
 
 LARGE = {
     "llama": Large("llama", wide(16, 4, 12)),
     "llama-q8": Large("llama", wide(16, 4, 16), "q8_0"),
+    "llama-230m": Large(
+        "llama", wide(16, 4, 16, n_ff=2816), n_vocab=49152, without=TIED
+    ),
+    "llama-1b": Large("llama", wide(32, 8, 16, n_embd=2048, n_ff=8192), without=TIED),
     "qwen3moe": Large("qwen3moe", wide(16, 4, 8) | EXPERTS, "q8_0"),
     "gemma3": Large("gemma3", wide(8, 2, 12, **WINDOW)),
     "mamba2": Large("mamba2", wide(0, 0, 24) | state_space(group_count=1, **MIXER)),
@@ -104,7 +111,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LARGE))
     options = parser.parse_args()
     for name in options.names or LARGE:
-        path = large_model(name, options.directory)
+        model, _, file_type = name.partition(":")
+        path = (
+            typed_model(model, file_type, options.directory)
+            if file_type
+            else large_model(model, options.directory)
+        )
         print(f"{name:16} {path.stat().st_size:13,} bytes")
 
 
@@ -123,6 +135,14 @@ def large_model(name: str, directory: Path) -> Path:
     return path
 
 
+def typed_model(name: str, file_type: FileType, directory: Path) -> Path:
+    """The model *name* with weights of *file_type*, made of its own file if it is not there."""
+    path = directory / f"{name}-{file_type}.gguf"
+    if not path.exists():
+        quantize(large_model(name, directory), path, file_type)
+    return path
+
+
 def large_projector(name: str, directory: Path) -> Path:
     """The projector *name* for the large model of its text model, made if it is not there."""
     path = directory / f"{name}-projector.gguf"
@@ -136,9 +156,10 @@ def large_projector(name: str, directory: Path) -> Path:
 def recipe_of(name: str) -> Recipe:
     """The recipe of the large model *name*."""
     tiny = RECIPES[LARGE[name].recipe]
-    words = vocab.extended(N_VOCAB) | {f"{tiny.arch}.vocab_size": N_VOCAB}
-    more = {**tiny.more, **words}
-    return replace(tiny, name=name, fields=LARGE[name].fields, more=more)
+    large = LARGE[name]
+    words = vocab.extended(large.n_vocab) | {f"{tiny.arch}.vocab_size": large.n_vocab}
+    more, without = {**tiny.more, **words}, (*tiny.without, *large.without)
+    return replace(tiny, name=name, fields=large.fields, more=more, without=without)
 
 
 def _numbers(_: Recipe, __: str, shape: Iterable[int]) -> weights.Array:

@@ -59,12 +59,52 @@ def _chosen(scores: Scores) -> NDArray[np.bool_]:
     return scores >= least
 
 
-class Routers:
-    """Listens to the graphs of a context, beside our kernels."""
+class Listener:
+    """Listens to the graphs of contexts, beside our kernels."""
 
     def __init__(self) -> None:
-        self._layers: dict[int, np.ndarray] = {}
         self._keep: list[Any] = []
+
+    def wants(self, node: Any) -> bool:
+        """Whether *node*, which our kernels have not seen yet, is to be shown once computed."""
+        raise NotImplementedError
+
+    def see(self, node: Any) -> None:
+        """Take in *node*, which is computed."""
+        raise NotImplementedError
+
+    def attach(self, params: Any) -> None:
+        """To the context made from llama_context_params *params*."""
+        kernels, data = params.cb_eval, params.cb_eval_user_data
+
+        @ffi.callback("ggml_backend_sched_eval_callback")
+        def on_node(node: Any, asks: bool, _: Any) -> bool:
+            if not asks:
+                self.see(node)
+                return True
+            is_wanted = self.wants(node)
+            if kernels != ffi.NULL:
+                kernels(node, asks, data)
+            return is_wanted
+
+        params.cb_eval = on_node
+        self._keep.append(on_node)
+
+
+class Routers(Listener):
+    """Takes in the scores of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._layers: dict[int, np.ndarray] = {}
+
+    def wants(self, node: Any) -> bool:
+        return SCORES.match(name_of(node)) is not None
+
+    def see(self, node: Any) -> None:
+        layer = SCORES.match(name_of(node))
+        assert layer is not None
+        self._layers[int(layer[1])] = _read(node)
 
     def take(self, has_logits: NDArray[np.bool_]) -> Scores:
         """
@@ -81,23 +121,10 @@ class Routers:
             layers.append(rows)
         return np.stack(layers, axis=1)
 
-    def attach(self, params: Any) -> None:
-        """To the context made from llama_context_params *params*."""
-        kernels, data = params.cb_eval, params.cb_eval_user_data
 
-        @ffi.callback("ggml_backend_sched_eval_callback")
-        def on_node(node: Any, asks: bool, _: Any) -> bool:
-            found = SCORES.match(ffi.string(lib.ggml_get_name(node)).decode())
-            if asks:
-                if kernels != ffi.NULL:
-                    kernels(node, asks, data)
-                return found is not None
-            if found:
-                self._layers[int(found[1])] = _read(node)
-            return True
-
-        params.cb_eval = on_node
-        self._keep.append(on_node)
+def name_of(node: Any) -> str:
+    """The name of a node of a graph."""
+    return str(ffi.string(lib.ggml_get_name(node)).decode())
 
 
 def _read(node: Any) -> np.ndarray:
@@ -112,11 +139,18 @@ def _read(node: Any) -> np.ndarray:
 
 @contextmanager
 def listening() -> Iterator[Routers]:
-    """To the contexts that are made in this block."""
+    """To the routers of contexts that are made in this block."""
     routers = Routers()
-    context_module.lib = _Library(routers)
-    try:
+    with attached(routers):
         yield routers
+
+
+@contextmanager
+def attached(listener: Listener) -> Iterator[None]:
+    """*listener* listens to the contexts that are made in this block."""
+    context_module.lib = _Library(listener)
+    try:
+        yield
     finally:
         context_module.lib = lib
 
@@ -124,12 +158,12 @@ def listening() -> Iterator[Routers]:
 class _Library:
     """libllama, but for the making of contexts."""
 
-    def __init__(self, routers: Routers) -> None:
-        self._routers = routers
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
 
     def __getattr__(self, name: str) -> Any:
         return getattr(lib, name)
 
     def plr_context_new(self, model: Any, params: Any) -> Any:
-        self._routers.attach(params)
+        self._listener.attach(params)
         return lib.plr_context_new(model, params)

@@ -40,7 +40,7 @@ def _n_held(context: Any, slot: int) -> int:
 
 def _n_positions(place: Idle | Running) -> int:
     if isinstance(place, Idle):
-        return position(place.spans, place.n_left)
+        return position(place.spans, place.n_held)
     return place.sequence.position(place.n_computed)
 
 

@@ -156,7 +156,7 @@ def test_a_peer_is_looked_for_when_it_is_started(name, monkeypatch):
     """
     Not before: --no-peers does without them, and to build them takes minutes.
     """
-    monkeypatch.setattr("benchmarks.peers._installed", lambda: pytest.fail("built"))
+    monkeypatch.setattr("benchmarks.peers._installed", lambda *_: pytest.fail("built"))
 
     PEERS[name].start(Path("model.gguf"), n_slots=1, n_ctx=64, threads=1)
 

@@ -186,6 +186,25 @@ def test_deterministic_pins_the_context():
     assert EngineConfig(context=given).resolved_context == given
 
 
+def test_deterministic_and_fast_pins_whole_windows_only():
+    """
+    Kernels need no other memory; what they could not keep is refused.
+    """
+    given = ContextConfig(n_ctx=512, n_ubatch=2, swa_full=False)
+    config = EngineConfig(context=given, deterministic="fast")
+
+    pinned = given.model_dump() | {"swa_full": True}
+    assert config.resolved_context.model_dump() == pinned
+    assert config.resolved_model == config.model
+    for part in (
+        {"context": {"fast_kernels": False}},
+        {"scheduler": {"context_full": "shift"}},
+        {"deterministic": "slow"},
+    ):
+        with pytest.raises(ConfigError, match=next(iter(part))):
+            EngineConfig(**{"deterministic": "fast"} | part)
+
+
 @pytest.mark.parametrize(
     ("context", "scheduler", "name"),
     [

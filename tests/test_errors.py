@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 import pytest
 
 from pyllama_raw.api.results import Delta, EngineStats, Result, Score, Timings, Usage
-from pyllama_raw.core.memory.cache_stats import CacheStats, Eviction, Ledger, Refusal
+from pyllama_raw.core.memory.cache import CacheStats, Eviction, Ledger, Refusal
 from pyllama_raw.core.request import CacheTier, FinishReason, SamplerUse, TokenLogprobs
 from pyllama_raw.errors import (
     MAX_REASON,

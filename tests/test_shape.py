@@ -26,9 +26,8 @@ REGISTRIES = {
 }
 # What is known by another number: a slot, a cell, a save, a fetch, an adapter, a token, a state.
 OTHERS = {
-    "core/memory/tier.py": {"_saves"},
-    "core/memory/tiers.py": {"_loading", "_fetching"},
-    "core/memory/restores.py": {"_fetchers", "_loads"},
+    "core/memory/tiers.py": {"_loading", "_fetching", "_saves"},
+    "core/memory/memory.py": {"_fetchers", "_loads"},
     "core/stop_strings.py": {"moves"},
     "engine/adapters.py": {"_all"},
     "engine/adapter_sets.py": {"_known"},

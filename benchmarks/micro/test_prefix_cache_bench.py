@@ -13,8 +13,8 @@ from itertools import chain, count, repeat
 
 import pytest
 
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 
 N_PROMPT = 2000
 N_ENTRIES = 100_000

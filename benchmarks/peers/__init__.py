@@ -1,9 +1,10 @@
 """
 The systems we compare with: where they are, how they are started and stopped.
 
-`benchmarks/peers/setup` builds or installs them; LLAMA_SERVER, LLAMA_BATCHED_BENCH,
-XLLAMACPP_PYTHON, LLAMA_CPP_PYTHON, LLAMA_CPP_SERVER and LLAMA_CPP_LIB name others. All
-listen on 127.0.0.1 only.
+`benchmarks/peers/setup` builds or installs them; variables name others, each like what it
+names, in capitals: LLAMA_SERVER, LLAMA_BATCHED_BENCH, LLAMA_BATCHED_BENCH_OPENMP,
+IK_LLAMA_BATCHED_BENCH, XLLAMACPP_PYTHON, LLAMA_CPP_PYTHON, LLAMA_CPP_SERVER, LLAMA_CPP_LIB.
+All listen on 127.0.0.1 only.
 """
 
 from __future__ import annotations
@@ -32,17 +33,34 @@ ADDRESS = re.compile(
 
 
 @functools.cache
-def _installed() -> dict[str, str]:
-    command = [sys.executable, str(Path(__file__).with_name("setup"))]
+def _installed(*flags: str) -> dict[str, str]:
+    command = [sys.executable, str(Path(__file__).with_name("setup")), *flags]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    versions: dict[str, str] = json.loads(answer.stdout)
-    return versions
+    paths: dict[str, str] = json.loads(answer.stdout)
+    return paths
 
 
 def find(name: str) -> str:
     """The path of the program *name*; builds the peers if nobody names one."""
-    variable = name.upper().replace("-", "_")
-    return os.environ.get(variable) or _installed()[name]
+    return _named(name) or _programs().get(name) or _installed()[name]
+
+
+def is_there(name: str) -> bool:
+    """Whether somebody names the program *name*, or the builds of llama.cpp have it."""
+    return _named(name) is not None or name in _programs()
+
+
+def commit_of_ik() -> str | None:
+    """Of the source of ik_llama.cpp that was built last; None if somebody names the program."""
+    return None if _named("ik-llama-batched-bench") else _programs().get("ik_commit")
+
+
+def _named(name: str) -> str | None:
+    return os.environ.get(name.upper().replace("-", "_"))
+
+
+def _programs() -> dict[str, str]:
+    return _installed("--programs")
 
 
 def free_port() -> int:

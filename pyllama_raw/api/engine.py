@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.generation import Generation
     from pyllama_raw.api.results import Result, Score
     from pyllama_raw.api.session import Session
-    from pyllama_raw.core.memory.cache_stats import CacheStats
+    from pyllama_raw.core.memory.cache import CacheStats
     from pyllama_raw.core.stats import SlotStats
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.options.config import EngineConfig

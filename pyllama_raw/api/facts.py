@@ -102,6 +102,7 @@ class Facts(Owner):
         counts, times = asdict(self._thread.stats), asdict(self._parts.executor.times)
         desk = self._parts.media
         media = {} if desk is None else asdict(desk.encoder.stats)
+        watch = self._parts.watch
         return EngineStats(
             **counts,
             **times,
@@ -111,6 +112,7 @@ class Facts(Owner):
             relaxed_schemas=self._sessions.current.preparation.n_relaxed,
             mended_chats=self._sessions.n_mended,
             queue_s=self.queue_s,
+            products={} if watch is None else watch.products,
         )
 
     @property

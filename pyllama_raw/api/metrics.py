@@ -170,6 +170,12 @@ class EngineMetrics(Collector, Watcher):
             yield CounterMetricFamily(name, text, getattr(stats, field))
         for name, (field, text) in GAUGES.items():
             yield GaugeMetricFamily(name, text, getattr(stats, field))
+        name, text = "pyllama_raw:multiply_adds", "Multiply-adds with weights"
+        products = CounterMetricFamily(name, text, labels=["weights", "kernels"])
+        for weights, counts in stats.products.items():
+            for kernels, n in counts.items():
+                products.add_metric([weights, kernels], n)
+        yield products
         share = stats.n_cells_used / max(stats.n_cells, 1)
         text = "Share of the KV cells that hold tokens"
         yield GaugeMetricFamily("vllm:kv_cache_usage_perc", text, share)

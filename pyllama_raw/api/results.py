@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, exp, fsum, nan
 
@@ -207,6 +207,12 @@ class EngineStats(MediaStats, StepTimes, SchedulerStats):
     """
     Seconds until a request that comes now has a slot, an estimate by the latest ones: 0 while
     a slot is free, None before any request has ended.
+    """
+    products: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """
+    Multiply-adds with weights since the model was loaded, by the type of the weights, then by
+    whose kernels computed them: "ours", "AMX", "libllama's, repacked" or "libllama's". Where there
+    is a GPU it is empty.
     """
 
 

@@ -50,6 +50,13 @@ def add_engine(parser: ArgumentParser, **defaults: int) -> None:
     add(group, "--profile", str, "FILE", text)
     for model, names in ENGINE:
         add_fields(group, model, names, **defaults)
+    group.add_argument(
+        "--deterministic-fast",
+        dest="deterministic",
+        action="store_const",
+        const="fast",
+        help="the fast way of it",
+    )
     text = f"{descriptions(EngineConfig)['fit_ctx']} ({FIT_CTX})"
     add(group, "--fit-ctx", whole_number, "N", text)
     add_fields(parser.add_argument_group("devices"), ModelConfig, DEVICES)

@@ -44,6 +44,7 @@ def _words(text: str) -> list[str]:
 
 HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "policy": {"metavar": "NAME"},
+    "deterministic": {"action": "store_const", "const": True},
     "host": {"metavar": "ADDRESS"},
     "uds": {"metavar": "PATH"},
     "pooling": {"choices": ("mean", "cls", "last")},

@@ -9,8 +9,8 @@ digits. So of every engine:
 
 Of one that is `deterministic`, whose outputs must not depend on what ran before or beside
 (`ContextLimits` has those that are not here):
-- A lot is streams or one prompt (divided): split memory cuts the first row off a prompt that
-  shares a batch with streams.
+- A lot is streams or one prompt (`divided` of core.scheduling.lots): split memory cuts the first
+  row off a prompt that shares a batch with streams.
 - Others may take over prompts, not outputs, which were computed token by token (n_kept).
 - Output that is computed again is computed token by token again (n_chunked).
 - What is moved in a window is moved by a multiple of ALIGN (n_movable).
@@ -19,8 +19,6 @@ Of one that is `deterministic`, whose outputs must not depend on what ran before
 
 from __future__ import annotations
 
-from pyllama_raw.core.lots import Groups, LotGroup
-from pyllama_raw.core.request import Lot
 from pyllama_raw.core.sequence import Sequence
 
 N_FRESH = 2  # tokens of a prompt that are always computed; one has to be sampled from
@@ -29,16 +27,17 @@ ALIGN = 64  # cells that no sum over cells divides: CPUs add 4 to 64 side by sid
 # -- always ------------------------------------------------------------------------
 
 
-def chunk_size(share: int, wanted: int, budget: int) -> int:
+def chunk_size(share: int, n_ready: int, budget: int) -> int:
     """
-    *share* tokens of *wanted*, or one more or less where one would be left alone.
+    *share* tokens of *n_ready*, or one more or less where one would be left alone.
 
     libllama computes a single token by another kernel than several, which is slower for
     a prompt and gives it other last digits. With a budget of one there is no choice.
     """
-    n_tokens = min(max(share, 2), wanted, budget)
-    if wanted - n_tokens == 1:
-        n_tokens = wanted if wanted <= budget else max(n_tokens - 1, min(2, budget))
+    n_tokens = min(max(share, 2), n_ready, budget)
+    # One would be left: it joins, or another one stays with it.
+    if n_ready - n_tokens == 1:
+        n_tokens = n_ready if n_ready <= budget else max(n_tokens - 1, min(2, budget))
     return n_tokens
 
 
@@ -68,19 +67,6 @@ def n_kept(sequence: Sequence) -> int:
     """
     n_prompt = sequence.request.n_prompt
     return n_prompt if n_prompt >= N_FRESH else 0
-
-
-def divided(groups: Groups) -> Groups:
-    """Streams apart from prompts, which are computed one at a time."""
-    found = {}
-    for (name, _, is_whole, adapters, _), (streams, prompts) in groups.items():
-        if streams:
-            lot = Lot(f"{name}: streams", adapters=adapters)
-            found[lot] = LotGroup(streams, [])
-        if prompts:
-            lot = Lot(f"{name}: one prompt", True, is_whole, adapters)
-            found[lot] = LotGroup([], prompts)
-    return found
 
 
 def n_movable(n_tokens: int, n_swa: int) -> int:

@@ -8,6 +8,7 @@ from operator import sub
 from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.request import (
     CacheTier,
+    EmbedRequest,
     FinishDetail,
     Finished,
     FinishReason,
@@ -171,6 +172,43 @@ class Sequence:
             prompt_logprobs=tuple(self.prompt_logprobs),
             detail=self.detail,
         )
+
+
+class TextSequence(Sequence):
+    """
+    A request for vectors in progress: its texts are computed in their order.
+
+    A text has no memory once it is computed, so its request takes no slot.
+    """
+
+    __slots__ = ("has_failed", "n_done", "start")
+    request: EmbedRequest
+
+    def __init__(self, request: EmbedRequest, order: int, now: float) -> None:
+        super().__init__(request, order, now)
+        self.tokens = request.tokens  # no copy, because nothing follows them
+        self.n_done = 0  # texts that have a vector
+        self.start = 0  # tokens of the next one that are computed
+        self.has_failed = False  # the next one has, alone
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every text has a vector."""
+        return self.n_done == len(self.request.ends)
+
+    def tokens_of(self, n_ahead: int) -> array[int] | None:
+        """Tokens to compute of the text after *n_ahead* others; None: there is none."""
+        index = self.n_done + n_ahead
+        if index == len(self.request.ends):
+            return None
+        return self.request.text(index)[0 if n_ahead else self.start :]
+
+    def complete(self) -> int:
+        """Note that the next text has its vector; returns the index of that text."""
+        self.n_done += 1
+        self.start = 0
+        self.has_failed = False
+        return self.n_done - 1
 
 
 class Running:

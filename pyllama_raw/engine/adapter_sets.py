@@ -7,8 +7,8 @@ is how much longer the first decode with a set takes than the next one of as man
 
 from __future__ import annotations
 
-from pyllama_raw.core.lots import SWITCH_S
 from pyllama_raw.core.request import AdapterSet
+from pyllama_raw.core.scheduling.lots import SWITCH_S
 from pyllama_raw.native.adapter import Adapter
 from pyllama_raw.native.context import Context
 

@@ -10,10 +10,10 @@ from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyllama_raw.core.memory.limits import ContextLimits
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import SnapshotCost, Tier
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.slots import ContextLimits
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
@@ -41,9 +41,12 @@ from pyllama_raw.engine.state_file import (
 from pyllama_raw.engine.telling import PolicyLog
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native.abort import AbortFlag
+from pyllama_raw.native.compute_thread import has_gpu
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.kernels import weaves
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import SamplerChain
+from pyllama_raw.native.watch import Watch
 from pyllama_raw.options.chat_templates import (
     FALLBACK,
     FALLBACK_SOURCE,
@@ -83,6 +86,7 @@ def assemble(
             changes nothing of it before it is woken.
 
     Raises:
+        ConfigError: it is to be deterministic and fast, and cannot.
         ContextFailed: *use* may be closed already.
         Unsupported: the model does not generate text token by token.
     """
@@ -97,6 +101,7 @@ def assemble(
     memory = memory if memory and memory.fits(use.files, config) else None
     keys = memory.span_keys if memory else SpanKeys()
     writer = None if store is None else DiskWriter(store)
+    watched = None if has_gpu() else Watch()
 
     def make_context(lanes: Sequence[SamplerChain]) -> Context:
         return Context(
@@ -105,12 +110,14 @@ def assemble(
             abort=flag,
             lanes=lanes,
             deterministic=config.deterministic,
+            watch=watched,
             **fields,
         )
 
     waits, texts = config.scheduler, None
     if Operation.EMBED in capabilities.operations:
-        texts = text_contexts(model, config, may_cut=capabilities.model.is_causal)
+        is_causal = capabilities.model.is_causal
+        texts = text_contexts(model, config, watched, may_cut=is_causal)
     executor = NativeExecutor(
         make_context,
         # A sequence may run in a parked slot, too.
@@ -131,6 +138,8 @@ def assemble(
         scheduler = _make_scheduler(
             executor.context, config, layout, store, keys, texts=limits
         )
+        if config.deterministic == "fast":
+            check_apart(executor.context, has_media=config.media.mmproj is not None)
         executor.attach_lanes()
         if memory is not None:
             scheduler = memory.scheduler
@@ -156,6 +165,7 @@ def assemble(
             texts=texts,
             span_keys=keys,
             media=media,
+            watch=watched,
             adapter_host=executor if start is None else None,
             max_adapter_bytes=config.max_adapter_bytes,
             decoder_start=start,
@@ -165,6 +175,33 @@ def assemble(
     except BaseException:
         opened.close()
         raise
+
+
+def check_apart(context: Context, *, has_media: bool) -> None:
+    """
+    Check that rows of *context*, which has computed some, do not depend on what is beside them.
+
+    Raises:
+        ConfigError: kernels of libllama take part whose sums do, or cells are not listed by
+            position in a pool for all slots.
+    """
+    model, kernels = context.model, context.kernels
+    is_woven = kernels is not None and any(row.is_woven for row in kernels.taken)
+    # Rows of an image may share a position, and windows and states have caches of their own.
+    others = model.n_swa or model.is_recurrent or model.is_hybrid or has_media
+    why = ""
+    if not weaves(model.header):
+        why = "weights are of types that our kernels do not weave on this CPU"
+    elif not is_woven:
+        why = "weights are not woven, because they are not mapped or libllama repacks them"
+    elif kernels is not None and kernels.stray:
+        why = f"libllama computes {kernels.stray}"
+    elif others and context.kv_unified:
+        why = "with windows, states or images it needs context.kv_unified=False"
+    if why:
+        raise ConfigError(
+            f"deterministic='fast': {model.path}: {why}; or take deterministic=True"
+        )
 
 
 def chat_template_of(model: Model, config: ModelConfig) -> ChatTemplate | None:
@@ -352,7 +389,8 @@ def limits_of(
     if not stretched:
         n_ctx_slot = min(n_ctx_slot, model.n_ctx_train)
     n_batch = context.max_tokens
-    if config.deterministic:  # else the rest of a chunk could be a graph of one token
+    is_pinned = config.deterministic is True
+    if is_pinned:  # else the rest of a chunk could be a graph of one token
         n_batch = min(n_batch, context.n_ubatch)
     return ContextLimits(
         n_slots=config.scheduler.n_slots,
@@ -361,7 +399,7 @@ def limits_of(
         n_cells=context.n_ctx,
         n_parked=layout.n_parked,
         unified=context.kv_unified and not model.is_recurrent,
-        deterministic=config.deterministic,
+        deterministic=is_pinned,
         can_shift=context.can_shift and layout.kind.can_cut and not model.reads_sources,
         kind=layout.kind,
         n_outputs=context.n_outputs_max,

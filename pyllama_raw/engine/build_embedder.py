@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.capabilities import Capabilities
@@ -16,8 +16,10 @@ from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.native.abort import AbortFlag
+from pyllama_raw.native.compute_thread import has_gpu
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
+from pyllama_raw.native.watch import Watch
 from pyllama_raw.options.config import EngineConfig
 
 MAX_TEXTS = 64  # of a step
@@ -34,7 +36,8 @@ def assemble_embedder(
         ContextFailed, NativeError: nothing is left behind but *use*.
     """
     model, info = use.model, capabilities.model
-    executor = text_contexts(model, config, may_cut=info.is_causal)
+    watched = None if has_gpu() else Watch()
+    executor = text_contexts(model, config, watched, may_cut=info.is_causal)
     context = executor.prepare(info.pooling or Pooling.NONE)
     assert context is not None
     limits = replace(executor.limits, n_cells=context.n_ctx)
@@ -57,17 +60,24 @@ def assemble_embedder(
         describer(context, config, limits),
         capabilities,
         texts=executor,
+        watch=watched,
     )
 
 
 def text_contexts(
-    model: Model, config: EngineConfig, *, may_cut: bool
+    model: Model, config: EngineConfig, watch: Watch | None, *, may_cut: bool
 ) -> EmbedExecutor:
-    """An executor of texts, which has no context yet; *may_cut* is as it says."""
+    """
+    An executor of texts, which has no context yet.
+
+    *watch* notes what its contexts compute; *may_cut* is as the executor says.
+    """
     fields = text_fields(model, config)
 
     def make_context(pooling: Pooling) -> Context:
-        context = Context(model, abort=AbortFlag(), pooling=pooling.value, **fields)
+        context = Context(
+            model, abort=AbortFlag(), watch=watch, pooling=pooling.value, **fields
+        )
         try:
             with context.one_thread():  # where a failed assertion is an error
                 compute(context, 2)

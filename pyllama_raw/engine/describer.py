@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from logging import getLogger
 
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
@@ -53,7 +53,7 @@ def describer(
         type_v=wanted.type_v,
         flash_attn=wanted.flash_attn,
         kv_unified=limits.unified,
-        can_cut=limits.can_cut,
+        can_cut=limits.kind.can_cut,
         kernels={row.computes: row.needs for row in taken},
         config=config,
         chat_template=None if template is None else template.source,

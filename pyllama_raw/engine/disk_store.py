@@ -26,7 +26,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from pyllama_raw.core.memory.tier import KnownState
+from pyllama_raw.core.memory.tiers import StoredState
 from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.engine import state_index as sql
 from pyllama_raw.engine.span_keys import SpanKeys
@@ -79,7 +79,7 @@ class DiskStore:
         with suppress(sqlite3.Error), self._index.held(waits=False) as index:
             self._make_room(index, 0)  # else a writer makes room
 
-    def scan(self, keys: SpanKeys) -> list[KnownState]:
+    def scan(self, keys: SpanKeys) -> list[StoredState]:
         """
         Files of this fingerprint, the latest used last; bad ones go.
 
@@ -160,7 +160,7 @@ class DiskStore:
         _delete(self._path_of(name))
         self._later.append((sql.REMOVE, name))
 
-    def _look_at(self, row: sql.Found, keys: SpanKeys) -> KnownState | None:
+    def _look_at(self, row: sql.Found, keys: SpanKeys) -> StoredState | None:
         """State that a later read() of the file of *row* can give; None: none."""
         name, said, state_at, n_bytes, digest = row
         path = self._path_of(name)
@@ -175,7 +175,7 @@ class DiskStore:
             return None
         key = make_key(self._fingerprint, namespace, data)
         file = StoredFile(path, state_at, n_bytes, key, digest)
-        return KnownState(namespace, tokens, file, file.counted_bytes - len(data))
+        return StoredState(namespace, tokens, file, file.counted_bytes - len(data))
 
     def _make_room(self, index: sqlite3.Connection, n_bytes: int) -> bool:
         """

@@ -8,7 +8,7 @@ from threading import Lock
 
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.admission import Admission
-from pyllama_raw.core.scheduling.slot_change import SlotChange
+from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.stream import Stream

@@ -12,8 +12,8 @@ from dataclasses import replace
 from logging import getLogger
 
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
+from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.core.scheduling.slot_change import SlotChange
 from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.step_log import step_record

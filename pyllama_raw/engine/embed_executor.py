@@ -22,7 +22,7 @@ from itertools import accumulate
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import Request, SamplerUse
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse
 from pyllama_raw.core.spans import text_of
 from pyllama_raw.core.stats import StepTimes

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import (
     Copy,

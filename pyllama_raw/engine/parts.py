@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyllama_raw.engine.disk_writer import DiskWriter
     from pyllama_raw.engine.embed_executor import EmbedExecutor
     from pyllama_raw.engine.media_desk import MediaDesk
+    from pyllama_raw.native.watch import Watch
 
 T = TypeVar("T")
 
@@ -134,6 +135,7 @@ class EngineParts:
     media: MediaDesk | None = None  # None: prompts are text
     adapter_host: AdapterHost | None = None  # None: the engine takes no adapters
     max_adapter_bytes: int = 0
+    watch: Watch | None = None  # notes whose kernels compute; None: nobody does
     # What begins an output, if an encoder reads the prompt; None: outputs go on with it.
     decoder_start: int | None = None
     restarts: Restarts = field(default_factory=Restarts)  # after failures

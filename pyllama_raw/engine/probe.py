@@ -16,8 +16,8 @@ from math import inf
 from time import perf_counter
 from typing import TypeAlias
 
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import SnapshotCost
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.speed import CopyPrice
 from pyllama_raw.errors import DecodeFailed, ModelLoadFailed, Unsupported
 from pyllama_raw.native.arrays import new_bytes

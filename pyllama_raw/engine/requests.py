@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduling.admission import Ticket
-from pyllama_raw.core.scheduling.deadlines import Deadlines
+from pyllama_raw.core.scheduling.roster import Deadlines
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.engine.adapters import KnownAdapter
 from pyllama_raw.engine.encoder import RequestEncodes

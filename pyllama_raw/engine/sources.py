@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import isfinite
 
-from pyllama_raw.core.memory.tier import SnapshotCost
+from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo
 from pyllama_raw.engine.probe import blaming, cost_of, measure, some_tokens
 from pyllama_raw.errors import ConfigError, ModelLoadFailed, Unsupported
@@ -35,7 +35,7 @@ def checked_config(info: ModelInfo, config: EngineConfig) -> EngineConfig:
         return config
     if config.deterministic:
         raise ConfigError(
-            f"deterministic=True: {WHY}, those of several requests at once: leave it False"
+            f"deterministic={config.deterministic!r}: {WHY}, those of several requests at once: leave it False"
         )
     if not config.context.kv_unified:
         raise ConfigError(

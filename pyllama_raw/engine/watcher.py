@@ -13,7 +13,7 @@ from threading import current_thread, main_thread
 from typing import NamedTuple
 
 from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.core.scheduling.slot_change import SlotChange
+from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.engine.engine_state import EngineState
 
 METHODS = ("came", "changed", "stepped", "ended", "engine")

@@ -18,7 +18,7 @@ from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.compute_thread import compute_thread, has_gpu
 from pyllama_raw.native.demand import check_memory
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.kernels import Kernels
+from pyllama_raw.native.kernels import Deterministic, Kernels
 from pyllama_raw.native.lanes import pointers_of, seq_configs
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.logprobs import RowScores, check_top
@@ -54,8 +54,9 @@ class Context(SlotMemory):
         abort: stops a decode while it is set; kept alive by the context.
         lanes: lanes[i] runs in the graph for slot i, see set_lanes().
         fast_kernels: our own kernels, where they are usable.
-        deterministic: products do not depend on what is computed beside, on x86-64 CPUs.
-        watch: notes whose kernels compute; kept alive by the context.
+        deterministic: products do not depend on what is computed beside, on x86-64 CPUs;
+            "fast": nor does all else, with sums of our kernels (see Kernels.stray).
+        watch: notes whose kernels compute, for many contexts; kept alive by the context.
         fields: all others of ContextConfig, all optional; n_ctx and n_threads as numbers.
 
     Raises:
@@ -74,7 +75,7 @@ class Context(SlotMemory):
         abort: AbortFlag | None = None,
         lanes: Sequence[SamplerChain] = (),
         fast_kernels: bool = True,
-        deterministic: bool = False,
+        deterministic: Deterministic = False,
         watch: Watch | None = None,
         **fields: Any,
     ) -> None:

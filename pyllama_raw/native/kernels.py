@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pyllama_raw.native.gguf_header import Header
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import devices, ffi, lib, text
 
 FLOATS = {"f32", "f16", "bf16"}
+
+Deterministic = bool | Literal["fast"]
 
 
 class Kernel(NamedTuple):
@@ -17,12 +19,8 @@ class Kernel(NamedTuple):
     computes: str  # "attention", products by "columns", or with a type of weights
     needs: str  # of the CPU
     is_usable: bool  # on this machine
+    is_woven: bool  # multiplies woven weights (_ffi/kernels/woven_types.h)
     why_not: str = ""  # empty if it is usable
-
-    @property
-    def is_woven(self) -> bool:
-        """Whether it multiplies weights that are woven once (_ffi/kernels/woven_tile.h)."""
-        return "without AVX-512" in self.needs
 
 
 def table() -> tuple[Kernel, ...]:
@@ -42,24 +40,36 @@ def table() -> tuple[Kernel, ...]:
             why_not = f"a device that is no CPU is there ({', '.join(others)})"
         elif not row.is_usable:
             why_not = "the CPU lacks these, or its libllama multiplies with other bits"
-        rows.append(Kernel(computes, needs, bool(row.is_usable), why_not))
+        is_usable, is_woven = bool(row.is_usable), bool(row.is_woven)
+        rows.append(Kernel(computes, needs, is_usable, is_woven, why_not))
     return tuple(rows)
 
 
-def weaves(header: Header) -> bool:
+def woven_levels() -> tuple[str, ...]:
     """
-    Whether our kernels for woven weights multiply all weights of a model here.
+    Sets of instructions of this CPU that can multiply woven weights, the least first.
 
-    They leave experts to libllama, and so a model that has some.
+    PYLLAMA_RAW_WOVEN names the one that does. All give the same bits.
     """
+    is_usable = ffi.new("bool *")
+    names: list[str] = []
+    index = 0
+    while name := text(lib.plr_woven_level(index, is_usable)):
+        if is_usable[0]:
+            names.append(name)
+        index += 1
+    return tuple(names)
+
+
+def weaves(header: Header) -> bool:
+    """Whether our kernels for woven weights multiply all weights of a model here."""
     woven = {row.computes for row in table() if row.is_woven and row.is_usable}
     kinds = {
         text(lib.ggml_type_name(tensor.type)).lower()
         for tensor in header.tensors
         if len(tensor.dims) > 1
     }
-    has_experts = any(len(tensor.dims) > 2 for tensor in header.tensors)
-    return bool(kinds & woven) and kinds <= woven | FLOATS and not has_experts
+    return bool(kinds & woven) and kinds <= woven | FLOATS
 
 
 class Kernels(Handle):
@@ -77,7 +87,7 @@ class Kernels(Handle):
 
     @classmethod
     def attached(
-        cls, params: Any, *, fast: bool, follows: bool, deterministic: bool
+        cls, params: Any, *, fast: bool, follows: bool, deterministic: Deterministic
     ) -> Kernels | None:
         """
         Kernels of the context that llama_context_params *params* makes, if they can be attached.
@@ -87,9 +97,14 @@ class Kernels(Handle):
             follows: whether all slots share one pool of cells, in one cache: then cells are
                 listed by position, so sums do not depend on where they lie. What is done to
                 slots has to be told.
-            deterministic: the one that multiplies each column like one alone.
+            deterministic: each column is multiplied like one alone; "fast": by our kernels.
         """
-        pointer = lib.plr_kernels_attach(params, fast, follows, deterministic)
+        sums = {
+            False: lib.PLR_SUMS_ANY,
+            True: lib.PLR_SUMS_LIBLLAMA,
+            "fast": lib.PLR_SUMS_OURS,
+        }[deterministic]
+        pointer = lib.plr_kernels_attach(params, fast, follows, sums)
         return None if pointer == ffi.NULL else cls(pointer, lib.plr_kernels_free)
 
     def removed(self, slot: int, p0: int, p1: int) -> None:
@@ -115,6 +130,15 @@ class Kernels(Handle):
     def _check(self, code: int) -> None:
         if code:
             self.cleared()  # no memory for the lists: cells are taken as they lie
+
+    @property
+    def stray(self) -> str:
+        """
+        An operation so far whose results of a token may depend on tokens beside it, by its name.
+
+        It is looked for if *deterministic* is "fast"; empty if there is none.
+        """
+        return text(lib.plr_kernels_stray(self.ptr))
 
     @property
     def taken(self) -> dict[Kernel, int]:

@@ -7,6 +7,7 @@ The loaded libraries: initialised once, on first use of `lib` or `ffi`.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import threading
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyllama_raw import _ffi
 from pyllama_raw._ffi.loaded import library_of
+from pyllama_raw.errors import ConfigError
 
 __all__ = [
     "Device",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 _LIBRARY = re.compile(r"lib(llama|ggml|mtmd)[^/]*\.(so|dylib)\b")
+WOVEN = "PYLLAMA_RAW_WOVEN"  # the level of our kernels for woven weights
 _lock = threading.Lock()
 _loaded: tuple[Any, Any] | None = None
 _address = 0  # of a function of libllama, once it is loaded
@@ -44,11 +47,18 @@ def load() -> tuple[Any, Any]:
 
     Raises:
         LibraryNotBuilt: the extension is missing; the message says what to do.
+        ConfigError: PYLLAMA_RAW_WOVEN names no level of this CPU.
     """
     global _loaded, _address  # noqa: PLW0603 -- one library a process
     with _lock:
         if _loaded is None:
             ffi, lib = _ffi.load()
+            level = os.environ.get(WOVEN) or "auto"
+            if not lib.plr_woven_choose(level.encode()):
+                raise ConfigError(
+                    f"{WOVEN}={level}: levels are auto, plain, avx2, avxvnni and avx512vnni, "
+                    f"and this CPU does not have this one: unset {WOVEN}"
+                )
             lib.plr_log_install()
             lib.plr_abort_install()
             if lib.ggml_backend_reg_count() == 0:  # they were built as modules

@@ -18,7 +18,20 @@ from pyllama_raw.native.model import Model
 
 # Those that need no importance matrix.
 FileType = Literal[
-    "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_1", "q5_0", "q4_k_m", "q4_1", "q4_0"
+    "f16",
+    "bf16",
+    "q8_0",
+    "q6_k",
+    "q5_k_m",
+    "q5_1",
+    "q5_0",
+    "q4_k_m",
+    "q4_1",
+    "q4_0",
+    "iq4_nl",
+    "iq4_xs",
+    "q3_k_m",
+    "q2_k",
 ]
 FILE_TYPES: tuple[str, ...] = get_args(FileType)
 

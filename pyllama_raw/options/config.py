@@ -62,7 +62,11 @@ class ModelConfig(Frozen):
     tensor_split: Listed[Annotated[Finite, Field(ge=0)]] | None = None
     """The share of each device in the model. None: by free memory."""
     load_mode: LoadMode = "auto"
-    """The way that the model file is read into memory."""
+    """
+    The way that the model file is read into memory. Kernels of ours that weave weights (AVX2) need
+    them mapped, as auto and mmap do: mmap_mlock holds them twice, and with the others libllama
+    multiplies, slower on such CPUs and with other last digits.
+    """
     lazy_mode: LazyMode = "auto"
     """Whether weights may be read from the file when they are first used."""
     kv_overrides: Mapped[str, bool | int | Finite | str] = Field(default_factory=dict)
@@ -368,8 +372,12 @@ class EngineConfig(Frozen):
     Compute a micro-batch and a token of each slot before the engine is open, so the first
     request waits for nothing that a device does once.
     """
-    deterministic: bool = False
-    """Outputs do not depend on other requests (docs/exactness.md); costs speed."""
+    deterministic: bool | Literal["fast"] = False
+    """
+    Outputs do not depend on other requests (docs/exactness.md). True costs speed, and gives the
+    tokens of llama-server with most types of weights; fast gives tokens of its own, where kernels
+    of ours multiply all weights, and leaves memory and flash attention as they are.
+    """
 
     @property
     def projector_on_device(self) -> bool:
@@ -382,7 +390,12 @@ class EngineConfig(Frozen):
         if n_ctx is not None and n_ctx < n_slots:
             allowed = f"at least n_slots ({n_slots}): it is the cells of all slots"
             yield "context.n_ctx", allowed
-        if not self.deterministic:
+        if self.deterministic == "fast":
+            if not self.context.fast_kernels:
+                yield "context.fast_kernels", "True, if deterministic is fast"
+            if self.scheduler.context_full == "shift":
+                yield "scheduler.context_full", "stop, if deterministic is fast"
+        if self.deterministic is not True:
             return
         # No chunk of a prompt may be a single token, and no rest of one.
         if self.context.n_ubatch < max(MIN_CHUNK, n_slots):
@@ -395,11 +408,15 @@ class EngineConfig(Frozen):
     @property
     def resolved_model(self) -> ModelConfig:
         """The model with what `deterministic` pins (docs/exactness.md)."""
-        pinned = {"use_extra_bufts": False} if self.deterministic else {}
+        pinned = {"use_extra_bufts": False} if self.deterministic is True else {}
         return self.model.model_copy(update=pinned)
 
     @property
     def resolved_context(self) -> ContextConfig:
         """The context with what `deterministic` pins (docs/exactness.md)."""
-        exact = {"kv_unified": False, "flash_attn": "off", "swa_full": True}
-        return self.context.model_copy(update=exact if self.deterministic else {})
+        pinned: dict[str, Any] = {}
+        if self.deterministic:
+            pinned = {"swa_full": True}
+        if self.deterministic is True:
+            pinned |= {"kv_unified": False, "flash_attn": "off"}
+        return self.context.model_copy(update=pinned)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from pyllama_raw.api.engine import AsyncEngine
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.capabilities import Capabilities, capabilities_of
@@ -159,7 +159,7 @@ def _describe(
         type_v="f16",
         flash_attn="auto",
         kv_unified=limits.unified,
-        can_cut=limits.can_cut,
+        can_cut=limits.kind.can_cut,
         kernels={},
         devices=(),
         versions={},

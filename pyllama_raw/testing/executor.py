@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import SOURCES, Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from pyllama_raw.core.memory.limits import ContextLimits
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.slots import ContextLimits
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.spans import Spans
 from pyllama_raw.core.step import (

@@ -5,8 +5,8 @@ import pytest
 
 from pyllama_raw import CacheConfig, FinishReason, SamplingParams
 from pyllama_raw.api.preparation import MAX_SEED
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.step import DecodeStatus
 from pyllama_raw.engine.build import make_cache
 from pyllama_raw.errors import DecodeFailed, InvalidRequest, SamplingFailed

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pyllama_raw import Result
-from pyllama_raw.core.memory.tier import SnapshotCost
+from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.results import Timings, Usage
 from tests.core.support import answer, make_request, make_scheduler

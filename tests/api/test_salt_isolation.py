@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyllama_raw import AsyncEngine, SamplingParams
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import SnapshotCost
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.namespace import Private
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -119,6 +120,15 @@ def test_flags_reach_the_engine(cli: Cli, opened: list[object]):
         "fit_ctx": 4096,
         "deterministic": True,
     }
+
+
+def test_the_fast_way_of_deterministic_has_a_flag(cli: Cli, opened: list[Any]):
+    """
+    A value behind the other flag could be taken for a prompt.
+    """
+    cli("generate", "a", "--max-tokens", "1", "--deterministic-fast")
+
+    assert opened[1].deterministic == "fast"
 
 
 def test_json_lines_and_bad_lines(cli: Cli):

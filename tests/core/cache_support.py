@@ -5,9 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Hashable
 
-from pyllama_raw.core.memory.cache_entry import Entry, Hit
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import Entry, Hit, SnapshotKind
 
 
 def toks(text: str) -> array[int]:

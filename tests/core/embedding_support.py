@@ -3,7 +3,7 @@
 from array import array
 from itertools import accumulate
 
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import EmbedRequest, Finished, Lot
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import (

@@ -2,9 +2,9 @@
 
 from array import array
 
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import SnapshotCost, Tier
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.request import (
     CacheTier,
     Request,

@@ -3,8 +3,8 @@
 from array import array
 from collections.abc import Callable, Collection, Iterable
 
-from pyllama_raw.core.memory.limits import ContextLimits
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.slots import ContextLimits
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import Event, Finished, Request, TokenLogprobs
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import (

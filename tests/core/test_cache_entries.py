@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_raw.core.memory.cache_stats import Eviction
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache import Eviction
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.namespace import Adapted
 from tests.core.cache_support import find, make_cache, store, toks
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_raw.core.memory.cache_entry import Entry
-from pyllama_raw.core.memory.cache_stats import Refusal
-from pyllama_raw.core.memory.eviction import EvictionQueue
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache import Refusal
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from tests.core.cache_support import find, held, make_cache, spans, store, toks
 
 RANGE, STATE, EXACT, CHAIN = SnapshotKind
@@ -228,22 +226,14 @@ def test_the_least_recently_used_goes_first():
     assert cache.take_released() == ["bbbb"]
 
 
-def test_queue_lets_go_of_dropped_entries():
+def test_dropped_entries_do_not_pile_up():
     """
-    Entries that leave without being evicted do not pile up.
+    Entries that leave without being evicted take no memory for long.
     """
-    queue = EvictionQueue()
-    for n in range(10_000):
-        queue.push(Entry(n, "model", 0, 1, 1, None))
+    cache = make_cache(STATE)
+    for n in range(1000):
+        cache.drop(store(cache, f"{n}"))
+    cache.take_released()
 
-    assert len(queue._heap) <= 64
-
-
-def test_queue_without_candidates():
-    """
-    If nothing may go, nothing does.
-    """
-    queue = EvictionQueue()
-    queue.push(Entry(0, "model", 0, 1, 1, None))
-
-    assert queue.pop(lambda entry: False) is None
+    assert held(cache) == 0
+    assert len(cache._queue._heap) <= 64

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import SnapshotCost
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.speed import (
     MIN_PART,
     SHARE,

@@ -1,6 +1,6 @@
 """Cells of unified memory are counted once, whoever shares them."""
 
-from pyllama_raw.core.memory.cells import CellPool
+from pyllama_raw.core.memory.slots import CellPool
 
 
 def make_shared() -> CellPool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from tests.core.cache_support import find, make_cache, spans, store, toks
 from tests.core.reuse_support import Engine
 

@@ -4,9 +4,10 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import KnownState, Tier
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.slots import Contents
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import StoredState, Tier
 from pyllama_raw.core.namespace import Private
 from pyllama_raw.core.request import CacheTier, Request
 from pyllama_raw.core.sequence import Sequence
@@ -41,7 +42,7 @@ def make_tier(kind=SnapshotKind.STATE, known=(), **limits) -> Tier:
 
 def saved(tier, tokens, host, namespace=None) -> list:
     """What saves slot 0, which holds *tokens*."""
-    return tier.save(0, namespace, array("i", tokens), host)
+    return tier.save(Contents(0, namespace, array("i", tokens)), host)
 
 
 def found(tier, sequence) -> int:
@@ -62,8 +63,8 @@ def written(tier: Tier, tokens, payload="file", namespace=None) -> None:
     tier.end_save(write.save_id, Saved(payload, 10 * len(tokens)))
 
 
-def known_of(tokens, payload) -> KnownState:
-    return KnownState(None, array("i", tokens), payload, 10 * len(tokens))
+def known_of(tokens, payload) -> StoredState:
+    return StoredState(None, array("i", tokens), payload, 10 * len(tokens))
 
 
 def test_rows_of_an_image_are_found_whole_or_not_at_all():
@@ -238,7 +239,7 @@ def test_a_known_file_larger_than_its_tokens_is_deleted():
     No writer made it, and a read would take memory for all of it.
     """
     tokens = array("i", range(N))
-    tier = make_tier(known=[KnownState(None, tokens, "forged", 10 * N + 1)])
+    tier = make_tier(known=[StoredState(None, tokens, "forged", 10 * N + 1)])
 
     assert found(tier, sequence_of(range(N))) == 0
     assert tier.deletions() == [Delete(("forged",))]
@@ -264,7 +265,8 @@ def test_snapshots_on_the_path_of_exact_memory_are_written_too():
         store_all(host, range(n_tokens), f"state of {n_tokens}")
     tier = make_tier(SnapshotKind.EXACT)
 
-    operations = tier.save_snapshots(None, array("i", range(N)), host)
+    contents = Contents(0, None, array("i", range(N)))
+    operations = tier.save_snapshots(contents, host)
     for write in operations:
         tier.end_save(write.save_id, Saved(write.source.payload, 100))
 
@@ -272,9 +274,9 @@ def test_snapshots_on_the_path_of_exact_memory_are_written_too():
         (90, "state of 90"),
         (70, "state of 70"),
     ]
-    assert tier.save_snapshots(None, array("i", range(N)), host) == []
+    assert tier.save_snapshots(contents, host) == []
     assert found(tier, sequence_of([*range(80), 7, 7])) == 70
-    assert make_tier().save_snapshots(None, array("i", range(N)), host) == []
+    assert make_tier().save_snapshots(contents, host) == []
 
 
 def store_all(cache, tokens, payload) -> None:

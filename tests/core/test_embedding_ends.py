@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import Embedded, FinishReason
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import (

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import Tier
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Load, Trim
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from pyllama_raw.core.memory.cache_stats import Eviction
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import KnownState, Tier
+from pyllama_raw.core.memory.cache import Eviction, PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import StoredState, Tier
 from pyllama_raw.core.request import CacheTier, FinishReason
 from pyllama_raw.core.step import Copy, Fetch, Load
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeFile
@@ -23,7 +22,7 @@ def make_engine(n_slots=3, kind=SnapshotKind.RANGE, **options) -> Engine:
     """Somebody streams, and a file has all of LONG; it is not read before finish()."""
     file = FakeFile(0, tuple(enumerate(LONG)))
     index = PrefixCache(kind.whole, max_bytes=10**6, max_entries=10)
-    known = KnownState(None, array("i", LONG), file, file.n_bytes)
+    known = StoredState(None, array("i", LONG), file, file.n_bytes)
     disk = Tier(CacheTier.DISK, index, lambda n: HEAD_BYTES + TOKEN_BYTES * n, [known])
     engine = Engine(
         n_slots, kind=kind, disk=disk, n_ctx_slot=128, n_cells=512, **options
@@ -247,7 +246,7 @@ def test_a_long_file_is_loaded_a_portion_a_step():
     Streams go on in each of these steps; the request goes on when it has all.
     """
     engine = make_engine()
-    engine.scheduler._memory.restores.load_tokens = 32
+    engine.scheduler._memory.load_tokens = 32
     asked = engine.add(ASKED)
     engine.step()
     finish(engine)
@@ -268,7 +267,7 @@ def test_who_leaves_between_portions_leaves_what_was_loaded(n_steps):
     The slot keeps it, and the memory of the rest is free.
     """
     engine = make_engine()
-    engine.scheduler._memory.restores.load_tokens = 32
+    engine.scheduler._memory.load_tokens = 32
     asked = engine.add(ASKED)
     engine.step()
     finish(engine)
@@ -290,7 +289,7 @@ def test_a_portion_that_fails_is_a_miss():
     What was loaded before it is gone, the prompt is computed, and the file goes.
     """
     engine = make_engine()
-    engine.scheduler._memory.restores.load_tokens = 32
+    engine.scheduler._memory.load_tokens = 32
     asked = engine.add(ASKED)
     engine.step()
     finish(engine)
@@ -309,7 +308,7 @@ def test_a_new_context_begins_a_load_again():
     The portions before are lost with the old one.
     """
     engine = make_engine()
-    engine.scheduler._memory.restores.load_tokens = 32
+    engine.scheduler._memory.load_tokens = 32
     asked = engine.add(ASKED)
     engine.step()
     finish(engine)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from pyllama_raw.core.memory.cache_entry import Hit
 from pyllama_raw.core.memory.placement import (
     Cold,
     CopyOf,
@@ -15,6 +14,7 @@ from pyllama_raw.core.memory.placement import (
     fill,
     place,
 )
+from pyllama_raw.core.memory.snapshots import Hit
 from pyllama_raw.core.request import CacheTier
 
 N_MOST = 100  # tokens that may be taken over

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama_raw.core.exact import chunk_size, without_rest
-from pyllama_raw.core.scheduling.prefill import (
+from pyllama_raw.core.scheduling.packer import (
     PrefillTurns,
     share_rows,
 )

@@ -6,9 +6,8 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.memory.cache_stats import Eviction, Refusal
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.snapshot_points import snapshot_points, spaced
+from pyllama_raw.core.memory.cache import Eviction, Refusal
+from pyllama_raw.core.memory.snapshots import SnapshotKind, snapshot_points, spaced
 from tests.core.cache_support import find, held, make_cache, spans, store, toks
 
 RANGE, STATE, EXACT, CHAIN = SnapshotKind

@@ -25,9 +25,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pyllama_raw.core.memory.cache_entry import Entry, Hit, Reservation
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache import PrefixCache, Reservation
+from pyllama_raw.core.memory.snapshots import Entry, Hit, SnapshotKind
 from tests.core.cache_support import toks
 
 MAX_BYTES = 400

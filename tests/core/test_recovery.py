@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from pyllama_raw.core.memory.limits import ContextLimits
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.slots import ContextLimits
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import Decode, DecodeStatus, Held, Prefill, StepResult
@@ -395,7 +395,7 @@ def test_prompts_that_lack_cells_make_room():
         engine.add(prompt, 100)
     while min(len(text) for text in engine.texts.values()) < 108:
         engine.step()
-    engine.scheduler._memory.starts.keeps = False  # nothing is shared this time
+    engine.scheduler._memory.reuses = False  # nothing is shared this time
     engine.step(breaks=True)
 
     engine.run()

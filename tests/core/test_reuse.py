@@ -5,12 +5,10 @@ from random import Random
 
 import pytest
 
-from pyllama_raw.core.memory.limits import ContextLimits
-from pyllama_raw.core.memory.placement import Source
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.slots import Slots
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.sources import Prefixes, find_sources
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.placement import Prefixes, Source, find_sources
+from pyllama_raw.core.memory.slots import ContextLimits, Slots
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.step import (
@@ -391,7 +389,7 @@ def test_what_is_cached_can_be_asked_for_many_at_once(kind):
     """
     rng = Random(0)  # noqa: S311
     engine = Engine(4, kind=kind, n_ctx_slot=64, n_cells=160, max_bytes=0)
-    slots, starts = engine.scheduler._slots, engine.scheduler._memory.starts
+    memory = engine.scheduler._memory
 
     def prompt():
         return [rng.choice((1, 3)) for _ in range(3)] + [4] * rng.randrange(1, 30)
@@ -401,9 +399,9 @@ def test_what_is_cached_can_be_asked_for_many_at_once(kind):
         if rng.random() < 0.4:
             engine.add(prompt(), max_tokens=rng.randrange(1, 6))
         engine.step()
-        sequence, prefixes = make_sequence(prompt()), Prefixes(slots)
-        sources = [each.n_later for each in find_sources(slots, sequence)]
-        found.append((starts.n_cached(sequence, prefixes), max(sources, default=0)))
+        sequence, prefixes = make_sequence(prompt()), Prefixes(memory.slots)
+        later = [s.n_later for s in find_sources(memory.slots, sequence)]
+        found.append((memory.n_cached(sequence, prefixes), max(later, default=0)))
 
     assert [fast for fast, _ in found] == [slow for _, slow in found]
     assert len(set(found)) > 5

@@ -15,9 +15,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import SnapshotCost, Tier
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
+from pyllama_raw.core.policies.queue import KEYS
 from pyllama_raw.core.request import TOKENS, CacheTier, Lot, NewTokens, Request
 from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import (
@@ -36,7 +37,6 @@ from pyllama_raw.core.step import (
     StepResult,
     Trim,
 )
-from pyllama_raw.core.victims import KEYS
 from pyllama_raw.errors import (
     BadMedia,
     DecodeFailed,
@@ -130,8 +130,8 @@ class SchedulerModel(RuleBasedStateMachine):
             snapshot_cost=COST,
             snapshot_interval_tokens=interval,
         )
-        self.scheduler._memory.starts.min_wait = 2
-        self.scheduler._memory.restores.load_tokens = 4
+        self.scheduler._memory.min_wait = 2
+        self.scheduler._memory.load_tokens = 4
         self.now = 0.0
         self.memory = FakeMemory(self.scheduler.limits, self.fails)
         self.data = None

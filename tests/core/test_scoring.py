@@ -3,8 +3,8 @@
 import pytest
 
 from pyllama_raw import CacheConfig
-from pyllama_raw.core.memory.limits import ContextLimits
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.slots import ContextLimits
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import Request, TokenLogprobs
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import (

@@ -4,8 +4,8 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.memory.cache_stats import Eviction, Refusal
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache import Eviction, Refusal
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
 from pyllama_raw.core.step import (
     Load,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import (
     FinishReason,
     LengthLimit,
@@ -197,7 +197,7 @@ def test_a_file_is_loaded_in_portions_that_hold_images_whole():
     engine.driver.cancel(1)
     engine.write_all()
     engine.scheduler._memory.cache.clear()
-    engine.scheduler._memory.restores.load_tokens = 8
+    engine.scheduler._memory.load_tokens = 8
     engine.add([*ASKED, *IMAGE, *range(130, 141)], 1, key=b"k" * 32)
     engine.driver.step()
     engine.read_all()

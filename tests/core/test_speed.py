@@ -4,8 +4,8 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier, Request
 from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
 from pyllama_raw.core.step import Load

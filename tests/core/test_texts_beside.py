@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import Embedded, FinishReason
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler

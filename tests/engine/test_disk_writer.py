@@ -8,9 +8,9 @@ from threading import Event
 import numpy as np
 import pytest
 
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import KnownState, Tier
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import StoredState, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Fetched
 from pyllama_raw.engine import disk_writer
@@ -205,7 +205,7 @@ def test_streams_go_on_while_a_file_is_read():
     files = FakeFiles(executor.memory)
     file = FakeFile(0, tuple(enumerate(range(100, 190))))
     executor.memory.files.add(file)
-    known = KnownState(None, array("i", file.tokens), file, file.n_bytes)
+    known = StoredState(None, array("i", file.tokens), file, file.n_bytes)
     thread = start(executor, files, [known])
     late, stream = PlainStream(PlainLoop()), PlainStream(PlainLoop())
     thread.submit_all((make_request(0, 90, 2),), late)

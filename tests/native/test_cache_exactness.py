@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Copy, Load, Piece, Release, Save
 from pyllama_raw.engine.operations import SlotOperations
@@ -101,7 +101,7 @@ def n_reused(player: Player, way) -> int:
     limits = player.parts.scheduler.limits
     if way is continue_live:
         return 96
-    if limits.can_cut or way is fork:
+    if limits.kind.can_cut or way is fork:
         return limits.n_movable(len(PROMPT))
     return len(PROMPT) - 2
 

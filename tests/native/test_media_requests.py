@@ -46,7 +46,7 @@ def live(player: MediaPlayer, prompt: Prompt) -> int:
     """Behind another question about the same image, or its own beginning."""
     earlier = player.prompt(after=QUESTION)
     limits = player.parts.scheduler.limits
-    if not limits.can_cut:
+    if not limits.kind.can_cut:
         n_tokens = limits.n_movable(len(prompt.tokens) - 3)
         earlier = replace(prompt, tokens=prompt.tokens[:n_tokens])
     player.play(earlier, 1)
@@ -172,7 +172,7 @@ def test_the_same_image_in_two_requests_is_computed_once(name):
     """
     with playing_media(name, n_slots=2, **LAYOUTS["unified"]) as player:
         n_rows = sum(span.stop - span.start for span in player.prompt().spans)
-        player.parts.scheduler._memory.starts.min_wait = 2
+        player.parts.scheduler._memory.min_wait = 2
         for _ in range(2):
             player.add(player.prompt())
         player.run()

@@ -10,7 +10,7 @@ from array import array
 import numpy as np
 import pytest
 
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Load, Piece, Save
 from pyllama_raw.engine.build import layout_of

@@ -4,8 +4,8 @@ from datetime import datetime
 
 import pytest
 
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.native.body import NativeCompletionBody

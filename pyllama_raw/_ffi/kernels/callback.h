@@ -10,6 +10,7 @@
 
 #include "boundary/views.h"
 #include "cells.h"
+#include "kernels.h"
 #include "llama.h"
 #include "table.h"
 
@@ -35,14 +36,16 @@ class Kernels {
 
     int64_t n_taken[kernels::N_ROWS] = {};  // operations of all graphs, by row of the table
     Cells   cells;
+    const char * stray = "";  // see plr_kernels_stray()
 
     // With *follows* there is one pool of cells in one cache, and they are listed by position.
-    void attach(llama_context_params * params, bool fast, bool follows, bool deterministic) {
+    void attach(llama_context_params * params, bool fast, bool follows, int32_t sums) {
         is_fast_                  = fast && has_fast();
-        is_deterministic_         = deterministic && has_columns();
+        multiplies_               = is_fast_ && sums != PLR_SUMS_OURS;  // they leave one column
+        sums_                     = has_columns() ? sums : PLR_SUMS_ANY;
         follows_                  = is_fast_ && follows;
-        // Sums have other last digits than libllama's, which `deterministic` promises.
-        weaves_                   = is_fast_ && !deterministic && kernels::is_usable(kernels::WOVEN);
+        // Sums have other last digits than libllama's.
+        weaves_ = is_fast_ && sums != PLR_SUMS_LIBLLAMA && kernels::is_usable(kernels::WOVEN);
         makes_vectors_            = is_fast_ && params->embeddings;
         attends_texts_            = makes_vectors_ && multiplies_floats();
         params->cb_eval           = on_node;
@@ -62,18 +65,58 @@ class Kernels {
         if (is_view(node) || joins(node)) {
             return;
         }
+        replace(node);
+        if (sums_ == PLR_SUMS_OURS && !is_apart(node->op)) {
+            stray = ggml_op_name(node->op);
+        }
+    }
+
+    // Whether *node* multiplies weights of the model or of an adapter. Keys, values and what a
+    // graph computes are no weights: sums over cells depend on where these lie.
+    static bool is_product(const ggml_tensor * node) {
+        if (node->op != GGML_OP_MUL_MAT && node->op != GGML_OP_MUL_MAT_ID) {
+            return false;
+        }
+        const ggml_tensor * rows = node->src[0];
+        return rows->view_src == nullptr && rows->buffer != nullptr &&
+               ggml_backend_buffer_get_usage(rows->buffer) != GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+    }
+
+    // Whether what an operation computes of a token does not depend on the tokens beside it. It
+    // moves numbers, or computes a row of a tensor from the same row of others.
+    static bool is_apart(ggml_op op) {
+        switch (op) {
+            case GGML_OP_CUSTOM:  // ours
+            case GGML_OP_NONE:    // has joined one of ours
+            case GGML_OP_DUP: case GGML_OP_CPY: case GGML_OP_CONT: case GGML_OP_CONCAT:
+            case GGML_OP_REPEAT: case GGML_OP_GET_ROWS: case GGML_OP_SET_ROWS:
+            case GGML_OP_ADD: case GGML_OP_ADD_ID: case GGML_OP_SUB: case GGML_OP_MUL:
+            case GGML_OP_DIV: case GGML_OP_SQR: case GGML_OP_SQRT: case GGML_OP_SCALE:
+            case GGML_OP_CLAMP: case GGML_OP_UNARY: case GGML_OP_GLU:
+            case GGML_OP_NORM: case GGML_OP_RMS_NORM: case GGML_OP_L2_NORM:
+            case GGML_OP_SUM_ROWS: case GGML_OP_SOFT_MAX: case GGML_OP_ROPE:
+            case GGML_OP_ARGSORT: case GGML_OP_TOP_K:
+                return true;
+            default:
+                return false;
+        }
+    }
+
+    void replace(ggml_tensor * node) {
         const ggml_tensor * before = std::exchange(leader_, nullptr);
         if (node->op == GGML_OP_SET_ROWS && follows_) {
             follow(node);
         } else if (node->op == GGML_OP_CUSTOM) {
             reset(node);
-        } else if (is_fast_ && has_q4_1_ && q4_1_.takes(node)) {
+        } else if (multiplies_ && has_q4_1_ && q4_1_.takes(node)) {
             take(node, kernels::Q4_1, q4_1_node_);
-        } else if (is_fast_ && has_q8_0_ && q8_0_.takes(node)) {
+        } else if (multiplies_ && has_q8_0_ && q8_0_.takes(node)) {
             take(node, kernels::Q8_0, q8_0_node_);
         } else if (weaves_ && woven_.takes(node)) {
             take(node, kernels::WOVEN + WovenProduct::kind_of(node->src[0]->type), woven_node_);
-        } else if (is_deterministic_ && columns_.takes(node, are_streams())) {
+        } else if (sums_ == PLR_SUMS_LIBLLAMA && columns_.takes(node, are_streams())) {
+            take(node, kernels::COLUMNS, columns_node_);
+        } else if (sums_ == PLR_SUMS_OURS && is_product(node) && columns_.can_take(node)) {
             take(node, kernels::COLUMNS, columns_node_);
         } else if (is_fast_ && Attention::takes(node)) {
             take(node, kernels::attention_row(), attends_texts_ ? text_node_ : attention_node_,
@@ -180,7 +223,8 @@ class Kernels {
     const bool             has_q4_1_ = kernels::is_usable(kernels::Q4_1);
     const bool             has_q8_0_ = kernels::is_usable(kernels::Q8_0);
     bool                   is_fast_  = false;
-    bool                   is_deterministic_ = false;
+    int32_t                sums_     = PLR_SUMS_ANY;
+    bool                   multiplies_ = false;
     bool                   follows_  = false;
     bool                   weaves_   = false;
     bool                   makes_vectors_ = false;  // bits then need not be libllama's
@@ -214,9 +258,10 @@ class Kernels {
   public:
     int64_t     n_taken[1] = {};
     Cells       cells;
+    const char * stray = "";
     static bool has_fast() { return false; }
     static bool has_columns() { return false; }
-    void        attach(llama_context_params *, bool, bool, bool) {}
+    void        attach(llama_context_params *, bool, bool, int32_t) {}
 };
 
 #endif

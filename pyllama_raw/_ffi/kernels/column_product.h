@@ -29,13 +29,23 @@ class ColumnProduct {
             return false;
         }
         const ggml_tensor *rows = node->src[0], *columns = node->src[1];
-        if (!has_experts && (node->op_params[1] != GGML_HINT_NONE || ggml_n_dims(rows) > 2)) {
-            return false;
-        }
         const bool depends = ggml_blck_size(rows->type) == 256
                                  ? ggml_nrows(columns) > 1
                                  : are_streams && !has_experts && columns->ne[1] > 1;
-        return depends && rows->buffer != nullptr && ggml_backend_buffer_is_host(rows->buffer) &&
+        return depends && can_take(node);
+    }
+
+    // Whether it can compute *node*, wherever its columns are from; makes room for them.
+    bool can_take(const ggml_tensor * node) {
+        const bool has_experts = node->op == GGML_OP_MUL_MAT_ID;
+        if (!has_experts && node->op != GGML_OP_MUL_MAT) {
+            return false;
+        }
+        const ggml_tensor *rows = node->src[0], *columns = node->src[1];
+        if (!has_experts && (node->op_params[1] != GGML_HINT_NONE || ggml_n_dims(rows) > 2)) {
+            return false;
+        }
+        return rows->buffer != nullptr && ggml_backend_buffer_is_host(rows->buffer) &&
                columns->ne[3] == 1 && columns->type == GGML_TYPE_F32 &&
                columns->nb[0] == sizeof(float) && traits_of(*rows)->vec_dot != nullptr &&
                packed_.reserve(ggml_nrows(columns) * packed_bytes(*node));

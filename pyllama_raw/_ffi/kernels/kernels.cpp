@@ -1,5 +1,8 @@
 #include "kernels.h"
 
+#include <cstring>
+#include <iterator>
+
 #include "boundary/exceptions.h"
 #include "callback.h"
 
@@ -8,8 +11,7 @@ struct plr_kernels : Kernels {};
 bool plr_kernels_row(int32_t index, plr_kernel * row) {
 #if defined(__x86_64__) && defined(__GNUC__)
     if (index < kernels::N_ROWS) {
-        const kernels::Row & found = kernels::kTable[index];
-        *row = {found.computes, found.needs,
+        *row = {kernels::kTable[index].computes, kernels::needs(index), index >= kernels::WOVEN,
                 guarded<bool>(false, [&] { return kernels::is_usable(index); })};
         return true;
     }
@@ -17,20 +19,42 @@ bool plr_kernels_row(int32_t index, plr_kernel * row) {
     return false;
 }
 
+const char * plr_woven_level(int32_t index, bool * is_usable) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (index < int32_t(std::size(woven::kLevels))) {
+        *is_usable = woven::kLevels[index].is_usable();
+        return woven::kLevels[index].name;
+    }
+#endif
+    return nullptr;
+}
+
+bool plr_woven_choose(const char * name) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    return woven::choose_level(name);
+#else
+    return std::strcmp(name, "auto") == 0;
+#endif
+}
+
 const char * plr_cpu_level(void) {
     return PLR_CPU_LEVEL;
 }
 
 plr_kernels * plr_kernels_attach(llama_context_params * params, bool fast, bool follows,
-                                 bool deterministic) {
+                                 int32_t sums) {
     return guarded<plr_kernels *>(nullptr, [&]() -> plr_kernels * {
-        if (!(fast && Kernels::has_fast()) && !(deterministic && Kernels::has_columns())) {
+        if (!(fast && Kernels::has_fast()) && !(sums != PLR_SUMS_ANY && Kernels::has_columns())) {
             return nullptr;
         }
         auto * kernels = new plr_kernels;
-        kernels->attach(params, fast, follows, deterministic);
+        kernels->attach(params, fast, follows, sums);
         return kernels;
     });
+}
+
+const char * plr_kernels_stray(const plr_kernels * kernels) {
+    return kernels->stray;
 }
 
 void plr_kernels_free(plr_kernels * kernels) {

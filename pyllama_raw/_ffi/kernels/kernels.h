@@ -19,26 +19,47 @@
 typedef struct plr_kernel {
     const char * computes;
     const char * needs;      /* of the CPU */
+    bool         is_woven;   /* a product of weights that are woven once */
     bool         is_usable;  /* here */
 } plr_kernel;
 
 /* The table of kernels, of a kind the best first; false if it has no row *index*. */
 bool plr_kernels_row(int32_t index, plr_kernel * row);
 
+/*
+ * The sets of instructions that multiply woven weights, the least first, as PYLLAMA_RAW_WOVEN names
+ * them; NULL if there is no *index*. All give the same bits.
+ */
+const char * plr_woven_level(int32_t index, bool * is_usable);
+
+/* Contexts that are made from now on take this level; "auto": the one that was measured to be best.
+   False: it does not exist or is not usable here. */
+bool plr_woven_choose(const char * name);
+
 /* The level of CPUs that libllama and the kernels are built for: see _ffi/cpu_level.py. */
 const char * plr_cpu_level(void);
+
+/* What the sums of a product may be. */
+#define PLR_SUMS_ANY 0 /* those of the fastest kernels */
+#define PLR_SUMS_LIBLLAMA 1 /* those of libllama for a column alone, whatever is beside it */
+#define PLR_SUMS_OURS 2 /* of a column alone, too, but woven where a kernel weaves the weights */
 
 /*
  * Those of the context that is made from *params*, freed after it; NULL: none is usable, or
  * there is no memory. fast: those that are faster than libllama. follows: all slots share one
  * pool of cells, in one cache. Then the cells of a row are listed by position, and what is done
- * to slots has to be told. deterministic: the one that multiplies each
- * column like one alone.
+ * to slots has to be told. sums: PLR_SUMS_ANY, PLR_SUMS_LIBLLAMA or PLR_SUMS_OURS.
  */
 typedef struct plr_kernels plr_kernels;
 plr_kernels * plr_kernels_attach(struct llama_context_params * params, bool fast, bool follows,
-                                 bool deterministic);
+                                 int32_t sums);
 void          plr_kernels_free(plr_kernels * kernels);
+
+/*
+ * The name of an operation of a graph so far whose results of a token may depend on the tokens
+ * beside it; empty if there is none. It is looked for with PLR_SUMS_OURS only.
+ */
+const char * plr_kernels_stray(const plr_kernels * kernels);
 
 /* Operations that row *index* of the table took so far, in all graphs that were made. */
 int64_t plr_kernels_taken(const plr_kernels * kernels, int32_t index);

@@ -7,6 +7,9 @@
 #define PLR_AVX512 \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
 #define PLR_AVX2 __attribute__((target("avx2,fma,f16c")))
+#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11  // older compilers do not know it
+#define PLR_AVXVNNI __attribute__((target("avx2,fma,f16c,avxvnni")))
+#endif
 
 // For functions that unmarked functions call: GCC 12 drops such calls, because it believes that
 // nobody uses what is stored through vectors.
@@ -34,4 +37,13 @@ inline bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512vnni") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl");
+}
+
+// VNNI in vectors of 256 bits, which CPUs without AVX-512 have, too.
+inline bool has_avxvnni() {
+#if defined(PLR_WITHOUT_AVX512) || !defined(PLR_AVXVNNI)
+    return false;
+#else
+    return has_avx2() && __builtin_cpu_supports("avxvnni");
+#endif
 }

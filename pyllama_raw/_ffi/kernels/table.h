@@ -20,7 +20,6 @@ namespace kernels {
 
 constexpr const char * kAvx512 = "AVX-512 F, BW, DQ, VL and VNNI";
 constexpr const char * kAvx2   = "AVX2, FMA and F16C";
-constexpr const char * kOnlyAvx2 = "AVX2, FMA and F16C, without AVX-512 VNNI";
 
 enum Index {
     ATTENTION_AVX512, ATTENTION_AVX2, Q4_1, Q8_0, COLUMNS, F32, F16, GELU, NORM, HALVES,
@@ -29,7 +28,7 @@ enum Index {
 
 struct Row {
     const char * computes;
-    const char * needs;
+    const char * needs;  // nullptr: see needs()
     bool (*is_usable)();
 };
 
@@ -44,14 +43,20 @@ constexpr Row kTable[N_ROWS] = {  // of one kind the first usable row computes
     {"gelu", kAvx2, has_avx2},
     {"norm", kAvx2, has_avx2},
     {"halves", kAvx2, has_avx2},
-    {"q4_0", kOnlyAvx2, WovenProduct::is_usable},
-    {"q4_1", kOnlyAvx2, WovenProduct::is_usable},
-    {"q5_0", kOnlyAvx2, WovenProduct::is_usable},
-    {"q5_1", kOnlyAvx2, WovenProduct::is_usable},
-    {"q8_0", kOnlyAvx2, WovenProduct::is_usable},
-    {"q4_k", kOnlyAvx2, WovenProduct::is_usable},
-    {"q5_k", kOnlyAvx2, WovenProduct::is_usable},
-    {"q6_k", kOnlyAvx2, WovenProduct::is_usable},
+    // Of woven weights; they need what the level needs that is chosen.
+    {"q4_0", nullptr, WovenProduct::is_usable},
+    {"q4_1", nullptr, WovenProduct::is_usable},
+    {"q5_0", nullptr, WovenProduct::is_usable},
+    {"q5_1", nullptr, WovenProduct::is_usable},
+    {"q8_0", nullptr, WovenProduct::is_usable},
+    {"q4_k", nullptr, WovenProduct::is_usable},
+    {"q5_k", nullptr, WovenProduct::is_usable},
+    {"q6_k", nullptr, WovenProduct::is_usable},
+    {"q2_k", nullptr, WovenProduct::is_usable},
+    {"q3_k", nullptr, WovenProduct::is_usable},
+    {"iq4_nl", nullptr, WovenProduct::is_usable},
+    {"iq4_xs", nullptr, WovenProduct::is_usable},
+    {"mxfp4", nullptr, WovenProduct::is_usable},
 };
 
 // No other device knows a custom operation.
@@ -66,7 +71,16 @@ inline bool has_only_cpus() {
 
 inline bool is_usable(int row) {
     static const bool only_cpus = has_only_cpus();
-    return only_cpus && kTable[row].is_usable();
+    const bool gives_way = (row == Q4_1 || row == Q8_0) && WovenProduct::is_usable();
+    return only_cpus && !gives_way && kTable[row].is_usable();
+}
+
+inline const char * needs(int row) {
+    if (kTable[row].needs != nullptr) {
+        return kTable[row].needs;
+    }
+    const woven::Level * level = woven::level();
+    return level != nullptr ? level->needs : "AVX2, without AVX-512 VNNI";
 }
 
 inline Index attention_row() {

@@ -1,10 +1,12 @@
 // Products with weights that are woven once (woven_tile.h): which nodes are taken, who owns woven
 // weights, and how threads share a product.
 //
-// The weights of a model are woven by the first product that needs them, by all threads. Contexts
-// of one model share them. The pages of the file that they were read from are given back, so a
-// model takes as much memory as before. Only weights that are mapped from their file are taken,
-// because others would be there twice.
+// A tensor is one matrix, or several: one for each expert, or for each part of the columns. A
+// matrix is woven by the first product that needs it, by all threads. So the first tokens of a
+// large mixture of experts wait for the experts that they are sent to, and not for all of them, and
+// an expert that is never used is never read. Contexts of one model share what is woven. The pages
+// of the file that it was read from are given back, so a model takes as much memory as before. Only
+// weights that are mapped from their file are taken, because others would be there twice.
 #pragma once
 
 #include <sys/mman.h>
@@ -12,21 +14,25 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bitset>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <unordered_map>
 
 #include "custom_node.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "scratch.h"
-#include "woven_tile.h"
+#include "woven_levels.h"
 
 class WovenWeights {
   public:
-    Scratch           memory;
-    std::atomic<bool> is_ready{false};
+    using Flags = std::unique_ptr<std::atomic<bool>[]>;
+
+    Scratch memory;
+    Flags   is_ready;  // of each matrix
 
     // Those of *rows*, which contexts of one model share; nullptr: there is no memory.
     static std::shared_ptr<WovenWeights> of(const ggml_tensor & rows, size_t n_bytes) {
@@ -36,7 +42,8 @@ class WovenWeights {
         if (auto there = all[rows.data].lock()) {
             return there;
         }
-        auto made = std::make_shared<WovenWeights>();
+        auto made      = std::make_shared<WovenWeights>();
+        made->is_ready = Flags(new std::atomic<bool>[rows.ne[2]]());
         if (!made->memory.reserve(n_bytes)) {
             return nullptr;
         }
@@ -47,13 +54,12 @@ class WovenWeights {
 
 class WovenProduct {
   public:
-    // CPUs with AVX-512 have faster kernels, of ours or of libllama.
-    static bool is_usable() { return has_avx2() && !has_avx512(); }
+    static bool is_usable() { return woven::level() != nullptr; }
 
     // Whether weights of *type* can be woven, and the row of the table from that of the first.
     static int kind_of(ggml_type type) {
         for (int i = 0; i < kKinds; ++i) {
-            if (kinds()[i].type == type) {
+            if (woven::kKinds[i].type == type) {
                 return i;
             }
         }
@@ -62,103 +68,71 @@ class WovenProduct {
 
     // Whether this kernel computes *node*; makes room for its columns and its weights.
     bool takes(const ggml_tensor * node) {
-        if (node->op != GGML_OP_MUL_MAT || node->op_params[1] != GGML_HINT_NONE) {
+        const bool has_experts = node->op == GGML_OP_MUL_MAT_ID;
+        const bool is_plain = node->op == GGML_OP_MUL_MAT && node->op_params[1] == GGML_HINT_NONE;
+        if (!has_experts && !is_plain) {
             return false;
         }
         const ggml_tensor *rows = node->src[0], *columns = node->src[1];
         const int          kind = kind_of(rows->type);
-        if (kind < 0 || !is_mapped(*rows) || ggml_n_dims(rows) > 2 || ggml_n_dims(columns) > 2 ||
-            !ggml_is_contiguous(rows) || columns->type != GGML_TYPE_F32 ||
-            columns->nb[0] != sizeof(float) || rows->ne[0] > kMaxValues) {
+        // A part of a tensor would be woven as if it was all of it.
+        if (kind < 0 || rows->view_src != nullptr || !is_mapped(*rows) || rows->ne[3] != 1 ||
+            !ggml_is_contiguous(rows) || rows->ne[0] > kMaxValues || columns->ne[3] != 1 ||
+            columns->type != GGML_TYPE_F32 || columns->nb[0] != sizeof(float) ||
+            rows->ne[2] > kMaxMatrices) {
             return false;
         }
         const int n_blocks = int(rows->ne[0] / woven::kBlock);
-        if (!packed_.reserve(columns->ne[1] * woven::Columns::bytes(n_blocks))) {
+        if (!packed_.reserve(ggml_nrows(columns) * woven::Columns::bytes(n_blocks)) ||
+            !places_.reserve((rows->ne[2] + 1 + ggml_nrows(node)) * sizeof(int32_t))) {
             return false;
         }
         auto & weights = weights_[rows->data];
         if (!weights) {
-            weights = WovenWeights::of(*rows, n_groups(*rows) * group_bytes(*rows) + kAhead);
+            weights = WovenWeights::of(*rows, rows->ne[2] * matrix_bytes(*rows) + kAhead);
         }
         return weights != nullptr;
     }
 
     // Every thread of libllama calls this for every product, as number *ith* of *n_threads*.
     static void compute(ggml_tensor * node, int ith, int n_threads, void * data) {
-        const auto &         self     = *static_cast<const WovenProduct *>(data);
-        const ggml_tensor &  rows     = *node->src[0];
-        const ggml_tensor &  from     = *node->src[1];
-        const Kind &         kind     = kinds()[kind_of(rows.type)];
-        const int            n_blocks = int(rows.ne[0] / woven::kBlock);
-        const int            n_columns = int(node->ne[1]), n_rows = int(node->ne[0]);
-        const woven::Columns columns{self.packed_.data(), n_blocks};
-        NodeState &          state   = NodeState::of(node);
-        WovenWeights &       weights = *self.weights_.at(rows.data);
-        auto *               memory  = reinterpret_cast<uint8_t *>(weights.memory.data());
-        const size_t         n_bytes = group_bytes(rows);
-        // A thread packs a part of each column, or some of the columns if there are many.
-        const bool by_column = n_columns >= n_threads;
-        const int  n_parts   = by_column ? n_columns : n_blocks;
-        const int  first = n_parts * ith / n_threads, last = n_parts * (ith + 1) / n_threads;
-        for (int c = by_column ? first : 0; c < (by_column ? last : n_columns); ++c) {
-            const auto * values = reinterpret_cast<const float *>(
-                static_cast<const char *>(from.data) + c * from.nb[1]);
-            woven::pack(columns, c, by_column ? 0 : first, by_column ? n_blocks : last, values);
+        const auto &        self    = *static_cast<const WovenProduct *>(data);
+        const ggml_tensor & rows    = *node->src[0];
+        WovenWeights &      weights = *self.weights_.at(rows.data);
+        NodeState &         state   = NodeState::of(node);
+        self.pack(*node->src[1], ith, n_threads);
+        if (ith == 0) {
+            self.sort(*node);
         }
-        // Nobody sets this before all threads have looked at it, which is behind the wait.
-        const bool was_ready = weights.is_ready.load(std::memory_order_acquire);
-        if (!was_ready) {
-            const auto n = n_groups(rows);
-            for (int64_t group = n * ith / n_threads; group < n * (ith + 1) / n_threads; ++group) {
-                weave(rows, kind, group, memory + group * n_bytes);
+        // Nobody sets a flag before all threads have looked at it, which is behind the wait.
+        const Matrices missing = missing_of(*node, weights);
+        for (int32_t matrix = 0; missing.any() && matrix < rows.ne[2]; ++matrix) {
+            if (missing[matrix]) {
+                const int64_t n = n_groups(rows);
+                weave(rows, weights, matrix, n * ith / n_threads, n * (ith + 1) / n_threads);
             }
         }
         state.wait_for_all(n_threads);
-        if (!was_ready && !weights.is_ready.exchange(true, std::memory_order_acq_rel)) {
-            give_back(rows);
-        }
-        const size_t stride = node->nb[1] / sizeof(float);
-        auto *       out    = static_cast<float *>(node->data);
-        const int    chunk  = n_rows >= kManyRows ? 4 * woven::kRows : woven::kRows;
-        for (int row = state.take() * chunk; row < n_rows; row = state.take() * chunk) {
-            for (int column = 0; column < n_columns; column += kColumnsOnce) {
-                const int end = std::min(column + kColumnsOnce, n_columns);
-                for (int r = row; r < std::min(row + chunk, n_rows); r += woven::kRows) {
-                    kind.tiles(memory + r / woven::kRows * n_bytes, columns, column, end, out + r,
-                               stride, std::min(woven::kRows, n_rows - r));
-                }
+        const int32_t * begins = self.begins();
+        for (int32_t matrix = 0; ith == 0 && matrix < rows.ne[2]; ++matrix) {
+            if (begins[matrix] < begins[matrix + 1] &&
+                !weights.is_ready[matrix].exchange(true, std::memory_order_acq_rel)) {
+                give_back(rows, matrix);
             }
         }
+        self.multiply(*node, weights, state, n_threads);
     }
 
-    static constexpr int kKinds = 8;
+    static constexpr int kKinds = int(woven::kKinds.size());
 
   private:
-    struct Kind {
-        ggml_type type;
-        int       n_blocks;  // of 32 weights, that are woven together
-        int       n_bytes;   // of these, of 16 rows
-        void (*weave)(const char * const *, uint8_t *);
-        void (*tiles)(const uint8_t *, const woven::Columns &, int, int, float *, size_t, int);
-    };
-
-    template <class W>
-    static constexpr Kind kind() {
-        return {W::kType, W::kBlocks, W::kBytes, W::weave, woven::tiles<W>};
-    }
-
-    static const Kind * kinds() {  // in the order of the table
-        static constexpr Kind all[kKinds] = {
-            kind<woven::Q4_0>(), kind<woven::Q4_1>(), kind<woven::Q5_0>(), kind<woven::Q5_1>(),
-            kind<woven::Q8_0>(), kind<woven::Q4_K>(), kind<woven::Q5_K>(), kind<woven::Q6_K>(),
-        };
-        return all;
-    }
-
     static constexpr int     kColumnsOnce = 64;       // columns that stay in the cache of a core
-    static constexpr int     kManyRows    = 1024;     // from which a thread takes more of them
+    static constexpr int     kChunks      = 8;        // large ones that each thread finds
     static constexpr size_t  kAhead       = 4096;     // that a tile may look at behind the end
     static constexpr int64_t kMaxValues   = 1 << 18;  // of a row
+    static constexpr int64_t kMaxMatrices = 1024;     // libllama: 512 experts
+
+    using Matrices = std::bitset<kMaxMatrices>;
 
     // The file is read again where somebody looks at the pages that are given back.
     static bool is_mapped(const ggml_tensor & rows) {
@@ -171,36 +145,185 @@ class WovenProduct {
     }
 
     static size_t group_bytes(const ggml_tensor & rows) {
-        const Kind & kind = kinds()[kind_of(rows.type)];
+        const woven::Kind & kind = woven::kKinds[kind_of(rows.type)];
         return size_t(rows.ne[0] / (woven::kBlock * kind.n_blocks)) * kind.n_bytes;
     }
 
+    static size_t matrix_bytes(const ggml_tensor & rows) {
+        return n_groups(rows) * group_bytes(rows);
+    }
+
+    // The matrix that column *i1* of part *i2* of the result is of; it may not exist.
+    static int32_t matrix_of(const ggml_tensor & node, int64_t i1, int64_t i2) {
+        const ggml_tensor * ids = node.src[2];
+        if (ids == nullptr) {
+            return int32_t(i2 / (node.ne[2] / node.src[0]->ne[2]));
+        }
+        const char * data = static_cast<const char *>(ids->data) + i1 * ids->nb[0] + i2 * ids->nb[1];
+        return *reinterpret_cast<const int32_t *>(data);
+    }
+
+    // Matrices that *node* needs and nobody has woven.
+    static Matrices missing_of(const ggml_tensor & node, const WovenWeights & weights) {
+        Matrices      missing, used;
+        const int64_t n = node.src[0]->ne[2];
+        for (int64_t matrix = 0; matrix < n; ++matrix) {
+            missing[matrix] = !weights.is_ready[matrix].load(std::memory_order_acquire);
+        }
+        for (int64_t i = 0; missing.any() && i < ggml_nrows(&node); ++i) {
+            const int32_t matrix = matrix_of(node, i % node.ne[1], i / node.ne[1]);
+            if (matrix >= 0 && matrix < n) {
+                used.set(matrix);
+            }
+        }
+        return missing & used;
+    }
+
+    // Where the columns of each matrix begin in order(), and the end of the last.
+    int32_t * begins() const { return reinterpret_cast<int32_t *>(places_.data()); }
+
+    // The columns of the result, those of the first matrix first.
+    int32_t * order(const ggml_tensor & node) const { return begins() + node.src[0]->ne[2] + 1; }
+
+    // Sort the columns of *node* by their matrices. Those of no matrix are 0.
+    void sort(ggml_tensor & node) const {
+        const int64_t n_matrices = node.src[0]->ne[2];
+        int32_t *     next = begins(), *to = order(node);
+        std::fill_n(next, n_matrices + 1, 0);
+        // First as many as there are before, then where the next one of each goes.
+        for (int pass = 0; pass < 2; ++pass) {
+            for (int64_t i = 0; i < ggml_nrows(&node); ++i) {
+                const int32_t matrix = matrix_of(node, i % node.ne[1], i / node.ne[1]);
+                if (matrix < 0 || matrix >= n_matrices) {
+                    std::memset(static_cast<char *>(node.data) + i * node.nb[1], 0, node.nb[1]);
+                } else if (pass == 0) {
+                    ++next[matrix + 1];
+                } else {
+                    to[next[matrix]++] = int32_t(i);
+                }
+            }
+            if (pass == 0) {
+                std::partial_sum(next, next + n_matrices + 1, next);
+            }
+        }
+        // Each now begins where the next one should.
+        std::copy_backward(next, next + n_matrices, next + n_matrices + 1);
+        next[0] = 0;
+    }
+
+    // A thread packs some of the columns, or a part of each if there are few.
+    void pack(const ggml_tensor & from, int ith, int n_threads) const {
+        const int            n_blocks  = int(from.ne[0] / woven::kBlock);
+        const int            n_columns = int(ggml_nrows(&from));
+        const woven::Columns columns{packed_.data(), n_blocks};
+        const bool           by_column = n_columns >= n_threads;
+        const int            n_parts   = by_column ? n_columns : n_blocks;
+        const int first = n_parts * ith / n_threads, last = n_parts * (ith + 1) / n_threads;
+        for (int c = by_column ? first : 0; c < (by_column ? last : n_columns); ++c) {
+            const auto * values = reinterpret_cast<const float *>(
+                static_cast<const char *>(from.data) + c % from.ne[1] * from.nb[1] +
+                c / from.ne[1] * from.nb[2]);
+            level_->pack(columns, c, by_column ? 0 : first, by_column ? n_blocks : last, values);
+        }
+    }
+
     // Rows that do not exist repeat the last one.
-    static void weave(const ggml_tensor & rows, const Kind & kind, int64_t group, uint8_t * to) {
+    static void weave(const ggml_tensor & rows, const WovenWeights & weights, int32_t matrix,
+                      int64_t first, int64_t last) {
+        const woven::Kind & kind = woven::kKinds[kind_of(rows.type)];
         const size_t  n_bytes  = ggml_type_size(rows.type);
         const int64_t n_blocks = rows.ne[0] / ggml_blck_size(rows.type);
-        const char *  from[woven::kRows];
-        for (int r = 0; r < woven::kRows; ++r) {
-            const int64_t row = std::min(group * woven::kRows + r, rows.ne[1] - 1);
-            from[r]           = static_cast<const char *>(rows.data) + row * rows.nb[1];
-        }
-        for (int64_t i = 0; i < n_blocks; ++i, to += kind.n_bytes) {
-            kind.weave(from, to);
-            for (const char *& row : from) {
-                row += n_bytes;
+        uint8_t *     to       = memory_of(rows, weights, matrix) + first * group_bytes(rows);
+        for (int64_t group = first; group < last; ++group) {
+            const char * from[woven::kRows];
+            for (int r = 0; r < woven::kRows; ++r) {
+                const int64_t row = std::min(group * woven::kRows + r, rows.ne[1] - 1);
+                from[r]           = data_of(rows, matrix) + row * rows.nb[1];
+            }
+            for (int64_t i = 0; i < n_blocks; ++i, to += kind.n_bytes) {
+                kind.weave(from, to);
+                for (const char *& row : from) {
+                    row += n_bytes;
+                }
             }
         }
     }
 
-    static void give_back(const ggml_tensor & rows) {
+    // A thread takes some rows of a matrix at a time, and multiplies all columns of the matrix.
+    void multiply(ggml_tensor & node, const WovenWeights & weights, NodeState & state,
+                  int n_threads) const {
+        const ggml_tensor & rows       = *node.src[0];
+        const int           n_matrices = int(rows.ne[2]), n_rows = int(node.ne[0]);
+        const int64_t       n_all      = std::min<int64_t>(n_matrices, ggml_nrows(&node)) * n_rows;
+        const bool          are_many   = n_all >= int64_t(kChunks) * 4 * woven::kRows * n_threads;
+        const int           chunk      = (are_many ? 4 : 1) * woven::kRows;
+        const int           n_chunks   = (n_rows + chunk - 1) / chunk;
+        int                 matrix = 0, n_before = 0;  // chunks of matrices before
+        for (int part = state.take(); true; part = state.take()) {
+            for (; matrix < n_matrices; ++matrix) {
+                const bool is_used = begins()[matrix] < begins()[matrix + 1];
+                if (is_used && part < n_before + n_chunks) {
+                    break;
+                }
+                n_before += is_used ? n_chunks : 0;
+            }
+            if (matrix == n_matrices) {
+                return;
+            }
+            const int first = (part - n_before) * chunk;
+            multiply(node, memory_of(rows, weights, matrix), matrix, first,
+                     std::min(first + chunk, n_rows));
+        }
+    }
+
+    // Rows first to last of *matrix*, times its columns.
+    void multiply(ggml_tensor & node, const uint8_t * memory, int matrix, int first, int last) const {
+        const ggml_tensor & rows   = *node.src[0];
+        const int           kind   = kind_of(rows.type);
+        const size_t        stride = node.nb[1] / sizeof(float);
+        const int64_t       n_each = node.src[1]->ne[1];  // experts may share one
+        const int32_t       end    = begins()[matrix + 1];
+        for (int32_t i = begins()[matrix]; i < end; i += kColumnsOnce) {
+            const int            n  = std::min(kColumnsOnce, end - i);
+            const int32_t *      to = order(node) + i;
+            int32_t              from[kColumnsOnce];
+            for (int c = 0; c < n; ++c) {
+                from[c] = int32_t(to[c] / node.ne[1] * n_each + to[c] % node.ne[1] % n_each);
+            }
+            const woven::Columns columns{packed_.data(), int(rows.ne[0] / woven::kBlock), from};
+            for (int row = first; row < last; row += woven::kRows) {
+                alignas(64) float out[kColumnsOnce * woven::kRows];
+                const int         n_rows = std::min(woven::kRows, last - row);
+                level_->tiles[kind](memory + row / woven::kRows * group_bytes(rows), columns, 0, n, out,
+                           woven::kRows, n_rows);
+                for (int c = 0; c < n; ++c) {
+                    std::memcpy(static_cast<float *>(node.data) + to[c] * stride + row,
+                                out + c * woven::kRows, n_rows * sizeof(float));
+                }
+            }
+        }
+    }
+
+    static const char * data_of(const ggml_tensor & rows, int32_t matrix) {
+        return static_cast<const char *>(rows.data) + matrix * rows.nb[2];
+    }
+
+    static uint8_t * memory_of(const ggml_tensor & rows, const WovenWeights & weights, int32_t matrix) {
+        return reinterpret_cast<uint8_t *>(weights.memory.data()) + matrix * matrix_bytes(rows);
+    }
+
+    static void give_back(const ggml_tensor & rows, int32_t matrix) {
         const auto page  = uintptr_t(sysconf(_SC_PAGESIZE));
-        const auto begin = (uintptr_t(rows.data) + page - 1) / page * page;
-        const auto end   = (uintptr_t(rows.data) + ggml_nbytes(&rows)) / page * page;
+        const auto data  = uintptr_t(data_of(rows, matrix));
+        const auto begin = (data + page - 1) / page * page;
+        const auto end   = (data + rows.nb[2]) / page * page;
         if (begin < end) {
             madvise(reinterpret_cast<void *>(begin), end - begin, MADV_DONTNEED);
         }
     }
 
-    Scratch packed_;
+    const woven::Level * const level_ = woven::level();
+
+    Scratch packed_, places_;
     std::unordered_map<const void *, std::shared_ptr<WovenWeights>> weights_;
 };

@@ -1,5 +1,7 @@
 """
-Memory of sequences: the slots of a context, and what is kept of them elsewhere.
+Memory of sequences: the slots of a context, and what is saved of them elsewhere.
 
-`memory.Memory` is the interface; nothing outside of this folder needs more of it.
+Read `memory` first, which is the interface. `placement` is the rule that chooses what a
+sequence starts from. `slots` counts what the context holds. `tiers` saves and loads, by
+means of `cache`, `snapshots` and `radix_tree`.
 """

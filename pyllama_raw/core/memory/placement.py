@@ -1,18 +1,38 @@
 """
-Placement: where a sequence takes its first tokens from, decided once, as a value, then done.
+Placement: where a sequence takes its first tokens from, as a value.
 
-In this order of preference: wait for a sequence that is computing them right now, if that
-saves many; the memory of a slot, running or idle; a snapshot or file that reaches further
-than its tier asks for; else they are computed.
+In this order of preference: wait for a sequence that is computing them right now, if
+that saves many; the memory of a slot, running or idle; a snapshot or file that reaches
+further than its tier asks for; else they are computed.
+
+`find_sources()` looks at all slots for what `place()` and `fill()` decide on. Only
+slots of the same namespace count, and none whose tokens a context shift changed.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-from pyllama_raw.core.memory.cache_entry import Hit
+from pyllama_raw.core.exact import N_FRESH
+from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, n_common
+from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots
+from pyllama_raw.core.memory.snapshots import Hit
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.sequence import Running, Sequence
+
+# -- what there is ---------------------------------------------------------------------
+
+
+class Question(NamedTuple):
+    """A question to placement: how much is looked for, and the rules of this memory."""
+
+    n_most: int  # tokens that may be taken over; those after are computed
+    can_cut: bool
+    min_wait: int  # tokens that waiting must save
+    min_gain: int  # tokens that giving up a slot in which one could go on must save
 
 
 class Source(NamedTuple):
@@ -32,13 +52,7 @@ class Offer(NamedTuple):
     min_gain: int  # tokens it must have beyond what is nearer, to be worth a restore
 
 
-class Question(NamedTuple):
-    """A question to placement: what is looked for, and the rules of this memory."""
-
-    n_most: int  # tokens that may be taken over; those after are computed
-    can_cut: bool
-    min_wait: int  # tokens that waiting must save
-    min_gain: int  # tokens that giving up a slot in which one could go on must save
+# -- what is decided -------------------------------------------------------------------
 
 
 class TakeOver(NamedTuple):
@@ -77,8 +91,11 @@ class Cold(NamedTuple):
 Placement = TakeOver | CopyOf | Restore | Follow | Cold
 
 
+# -- the rule --------------------------------------------------------------------------
+
+
 def place(
-    wanted: Question, sources: Items[Source], offers: Items[Offer], idle: Items[int]
+    question: Question, sources: Items[Source], offers: Items[Offer], idle: Items[int]
 ) -> tuple[int, Placement]:
     """
     The slot for a sequence that has none, and what it starts from.
@@ -87,48 +104,50 @@ def place(
         offers: of nearer tiers first.
         idle: slots without a sequence, the one that is missed least first.
     """
-    near, found = _nearest(sources), fill(wanted, sources, offers)
+    near, start = _nearest(sources), fill(question, sources, offers)
+    # No slot has anything of it now: the one that is missed least is emptied.
     if near is None:
-        return idle[0], found
-    if _goes_on(wanted, near, found, is_last=len(idle) == 1):
+        return idle[0], start
+    n_far = start.hit.n_tokens if isinstance(start, Restore) else 0
+    if near.n_held is None or isinstance(start, Follow):
+        # A running sequence has it, or will: that one keeps its slot.
+        goes_on = False
+    elif n_far >= near.n_now + question.min_gain:
+        # A tier has so much more that the idle slot is better left to others.
+        goes_on = False
+    elif near.n_now == near.n_held:
+        # The next turn of a chat: all that the idle slot holds is a prefix.
+        goes_on = True
+    else:
+        # What the idle slot has beyond the prefix would be lost, so it is copied out
+        # of, if there is another slot. A prompt that is asked again goes on all the
+        # same: what it cuts off is an earlier answer.
+        is_last, is_again = len(idle) == 1, near.n_now == question.n_most
+        goes_on = question.can_cut and (is_last or is_again)
+    if goes_on:
         return near.slot, TakeOver(near.slot, near.n_now)
+    # Not the slot that is copied, unless there is no other: what it holds is lost then.
     slot = next((index for index in idle if index != near.slot), idle[0])
-    left = [source for source in sources if source.slot != slot]
-    return slot, fill(wanted, left, offers)
+    others = [source for source in sources if source.slot != slot]
+    return slot, fill(question, others, offers)
 
 
-def fill(wanted: Question, sources: Items[Source], offers: Items[Offer]) -> Placement:
+def fill(question: Question, sources: Items[Source], offers: Items[Offer]) -> Placement:
     """The start of a sequence whose slot is empty."""
     near = _nearest(sources)
-    n_live = near.n_now if near is not None else 0
-    load = _load(offers, n_live)
-    n_best = load.hit.n_tokens if load is not None else n_live
+    n_live = n_best = near.n_now if near is not None else 0
+    restore = None
+    for tier, hit, min_gain in offers:
+        # A lower tier must have more than all above it, by what its copies cost.
+        if hit.n_tokens >= n_best + min_gain:
+            restore, n_best = Restore(tier, hit, n_live), hit.n_tokens
+    # Waiting must save many tokens beyond what is there now, because it takes steps.
     far = max(sources, key=lambda source: source.n_later, default=None)
-    if far is not None and far.n_later >= n_best + wanted.min_wait:
+    if far is not None and far.n_later >= n_best + question.min_wait:
         return Follow(far.slot, far.n_later)
-    if load is not None:
-        return load
+    if restore is not None:
+        return restore
     return CopyOf(near.slot, n_live) if near is not None else Cold()
-
-
-def _goes_on(
-    wanted: Question, near: Source, found: Placement, *, is_last: bool
-) -> bool:
-    """
-    Whether to go on in the slot of *near* instead of copying out of it.
-
-    A prompt that is asked again does: what it cuts off is an earlier answer.
-    """
-    if near.n_held is None or isinstance(found, Follow):
-        return False
-    if (
-        isinstance(found, Restore)
-        and found.hit.n_tokens >= near.n_now + wanted.min_gain
-    ):
-        return False
-    if near.n_now == near.n_held:
-        return True
-    return wanted.can_cut and (is_last or near.n_now == wanted.n_most)
 
 
 def _nearest(sources: Items[Source]) -> Source | None:
@@ -137,9 +156,105 @@ def _nearest(sources: Items[Source]) -> Source | None:
     return max(now, key=lambda s: (s.n_now, s.n_now == s.n_held), default=None)
 
 
-def _load(offers: Items[Offer], n_live: int) -> Restore | None:
-    best, n_best = None, n_live
-    for tier, hit, min_gain in offers:
-        if hit.n_tokens >= n_best + min_gain:
-            best, n_best = Restore(tier, hit, n_live), hit.n_tokens
-    return best
+# -- the look at all slots -------------------------------------------------------------
+
+
+def n_reusable(sequence: Sequence) -> int:
+    """Tokens of *sequence* that may be taken over; those after are computed."""
+    return sequence.whole(max(sequence.n_in_chunks - N_FRESH, 0))
+
+
+def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
+    """The slots that have something of *sequence*, or will."""
+    key = sequence.tokens[: n_reusable(sequence)].tobytes()
+    first, first_token = key[:TOKEN_BYTES], sequence.tokens[0]
+    sources = []
+    for place in slots.all if key else ():
+        # Most slots differ in the first token, which is sooner compared than all.
+        if isinstance(place, Idle):
+            may_share = place.key.startswith(first)
+        else:
+            may_share = place.tokens[0] == first_token
+        if may_share:
+            source = _source(place, sequence, key, slots.limits)
+            if source is not None:
+                sources.append(source)
+    return sources
+
+
+def _source(
+    place: Idle | Running, sequence: Sequence, key: bytes, limits: ContextLimits
+) -> Source | None:
+    """The slot at *place* as a source of *key*, the first tokens of *sequence*."""
+    if isinstance(place, Idle):
+        namespace, tokens, n_held = place.namespace, place.key, place.n_held
+        n_shareable = n_held if place.is_usable else 0
+    else:
+        other = place.sequence
+        if other is sequence or other.is_shifted:
+            return None
+        namespace, tokens = place.request.namespace, place.tokens.tobytes()
+        n_held, n_shareable = place.n_computed, limits.n_kept(other)
+    if namespace != sequence.request.namespace:
+        return None
+    n_same = min(n_common(tokens, key), n_shareable)
+    if n_same == 0:
+        return None
+    n_now = sequence.whole(min(n_same, n_held))
+    # Memory that cannot be cut is of use as a whole only.
+    if not limits.kind.can_cut and (n_now < n_held or limits.n_movable(n_now) < n_now):
+        n_now = 0
+    if isinstance(place, Idle):
+        return Source(place.slot, n_now, n_now, n_held) if n_now else None
+    # A running prompt will have more, unless it waits for *sequence* itself.
+    n_later, leads = n_now, place.n_behind > 1
+    ahead: Running | None = place
+    while leads and ahead is not None:
+        leads, ahead = ahead.sequence is not sequence, ahead.leader
+    if leads:
+        n_later = max(n_now, sequence.whole(_n_later(place, n_same, limits)))
+    return Source(place.slot, n_now, n_later) if n_later else None
+
+
+def _n_later(leader: Running, n_same: int, limits: ContextLimits) -> int:
+    """Count the first *n_same* tokens that *leader* can stop at, to be copied."""
+    if limits.kind.can_cut:
+        return leader.sequence.whole(n_same)
+    # A chunk has to end there, so that enough tokens are left behind it, and before it.
+    n_tokens = leader.sequence.n_in_chunks
+    if 0 < n_tokens - n_same < N_FRESH:
+        n_same = n_tokens - N_FRESH
+    n_later = limits.n_movable(leader.sequence.whole(n_same))
+    is_whole = leader.sequence.whole(n_later) == n_later
+    return n_later if is_whole and n_later >= leader.n_computed + N_FRESH else 0
+
+
+class Prefixes:
+    """
+    Prefixes that slots hold, or will, as of now, in memory that can be cut.
+
+    Keys are sorted: those beside the place of another one have most in common with it.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self._keys: dict[Namespace, list[bytes]] = {}
+        for place in slots.all:
+            if type(place) is Idle:
+                self._keys.setdefault(place.namespace, []).append(place.key)
+            elif isinstance(place, Running) and not place.sequence.is_shifted:
+                n_tokens = slots.limits.n_kept(place.sequence)
+                # Nobody waits for output.
+                if place.n_behind == 1:
+                    n_tokens = min(n_tokens, place.n_computed)
+                key = place.tokens[:n_tokens].tobytes()
+                self._keys.setdefault(place.request.namespace, []).append(key)
+        for keys in self._keys.values():
+            keys.sort()
+
+    def n_longest(self, sequence: Sequence, n_most: int) -> int:
+        """Tokens of a waiting *sequence*, at most *n_most*, that a slot has or will."""
+        keys = self._keys.get(sequence.request.namespace, [])
+        key = sequence.tokens[:n_most].tobytes()
+        at = bisect_left(keys, key)
+        beside = keys[max(at - 1, 0) : at + 1]
+        return sequence.whole(max([n_common(near, key) for near in beside], default=0))

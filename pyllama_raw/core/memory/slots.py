@@ -2,52 +2,110 @@
 Places in the context's memory: where sequences run, and what idle slots still hold.
 
 A slot that a request left keeps its tokens until somebody needs the place or the cells,
-so the next turn of a chat finds them. Unified memory is one pool of cells for all slots;
-in split memory each slot has its own and the slot limit alone counts.
+so the next turn of a chat finds them. Unified memory is one pool of cells for all
+slots; in split memory each slot has its own and the slot limit alone counts.
 
 Rules:
 1. Nobody else writes what a slot holds or how much of a sequence is computed.
 2. Each change leaves behind the move that the context has to make, in one list, because
    moves depend on each other: a slot may be copied first and emptied later in a step.
+3. A cell counts once, however many slots share it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from pyllama_raw.core.memory.cells import CellPool
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core import exact
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.request import Request
+from pyllama_raw.core.sequence import NO_LIMIT, Running, Sequence
 from pyllama_raw.core.spans import Spans, position
 from pyllama_raw.core.step import Copy, Load, Move, Release, Shift, Trim
+from pyllama_raw.errors import BadMedia, PromptTooLong
 
 HEADROOM = 64  # output tokens a running sequence is promised cells for
 
 
-@dataclass(slots=True)
-class Idle:
-    """A slot without a sequence, and what the last one left."""
+@dataclass(frozen=True, slots=True)
+class ContextLimits:
+    """Limits of a context, as it reported them."""
 
-    slot: int
-    left: bytes = b""  # tokens it still holds, one C int each
-    namespace: Namespace = None  # of left
-    last_used: int = 0  # counts departures
-    is_usable: bool = True  # False: left holds more than others may take over, uncut
-    spans: Spans = ()  # of left
-    n_prompt: int = (
-        0  # tokens of left that were computed in chunks; those after one by one
-    )
+    n_slots: int  # sequences that run at once
+    n_ctx_slot: int  # tokens one slot may hold
+    n_batch: int  # tokens of one step
+    n_cells: int  # cells of all slots together
+    n_parked: int = 0  # slots beyond n_slots, for what idle ones hold
+    unified: bool = True
+    deterministic: bool = False  # outputs must not depend on others: see core.exact
+    can_shift: bool = True
+    kind: SnapshotKind = SnapshotKind.RANGE
+    n_outputs: int | None = None  # output rows of one step; None: one a slot
+    n_swa: int = 0  # positions a window of the model holds; 0: it has none
+    n_ubatch: int = 0  # tokens of one graph; 0: as many as a step has
+    n_source: int = 0  # tokens that an encoder reads at once; 0: there is no encoder
+
+    def __post_init__(self) -> None:
+        assert self.n_ctx_slot >= 2, "one token of a prompt and one of output"
+        assert self.n_batch >= self.n_slots >= 1, "every stream goes on in every step"
+        assert self.n_cells >= 1
+        assert min(self.n_parked, self.n_swa) >= 0
+        assert self.n_outputs is None or self.n_outputs >= self.n_slots
+        assert 0 <= self.n_source <= self.n_batch
 
     @property
-    def n_left(self) -> int:
-        return len(self.left) // array("i").itemsize
+    def n_whole_rows(self) -> int:
+        """The most rows that can see each other."""
+        return min(self.n_ubatch or self.n_batch, self.n_batch)
 
-    @property
-    def tokens(self) -> array[int]:
-        return array("i", self.left)
+    def check(self, request: Request) -> None:
+        """
+        Check that the context can compute *request*; other contexts compute texts.
+
+        Raises:
+            PromptTooLong: it leaves no room for an output token, or is more than an
+                encoder reads at once.
+            BadMedia: rows that see each other are more than one micro-batch.
+        """
+        if request.lot.makes_vectors:
+            return
+        if len(request.tokens) >= self.n_ctx_slot:
+            raise PromptTooLong(request.n_prompt, self.n_ctx_slot)
+        assert (request.source is None) is (self.n_source == 0)
+        if request.n_source > self.n_source:
+            raise PromptTooLong(request.n_source, self.n_ctx_slot, self.n_source)
+        for index, span in enumerate(request.spans):
+            n_rows, n_most = span.stop - span.start, self.n_whole_rows
+            if not span.is_causal and n_rows > n_most:
+                raise BadMedia(
+                    f"its {n_rows} rows see each other, so they are computed at once, "
+                    f"and n_ubatch lets {n_most} be: raise it",
+                    index,
+                )
+
+    def n_kept(self, sequence: Sequence) -> int:
+        """Tokens of *sequence* that others may take over, once they are computed."""
+        return exact.n_kept(sequence) if self.deterministic else len(sequence.tokens)
+
+    def n_chunked(self, request: Request) -> int:
+        """Tokens to be computed in chunks; those after them one by one."""
+        return request.n_prompt if self.deterministic else NO_LIMIT
+
+    def n_movable(self, n_tokens: int) -> int:
+        """The most of a slot's first *n_tokens* that others may get a copy of."""
+        return exact.n_movable(n_tokens, self.n_swa) if self.deterministic else n_tokens
+
+    def is_repeatable(self, sequence: Sequence) -> bool:
+        """
+        Whether *sequence*, computed again, has the output that it would have had.
+
+        What a shifted one holds was computed with tokens that are not there any more.
+        """
+        return not (self.deterministic and sequence.is_shifted)
 
 
 class Slots:
@@ -67,15 +125,14 @@ class Slots:
     @property
     def has_free(self) -> bool:
         """Whether another sequence may have a slot."""
+        # Parked slots only hold what sequences have left.
         return len(self.running) < self.limits.n_slots
 
     @property
     def idle(self) -> list[Idle]:
         """Slots without a sequence: useless ones first, then the longest unused."""
         idle = [place for place in self.all if type(place) is Idle]
-        return sorted(
-            idle, key=lambda place: place.last_used if _is_of_use(place) else 0
-        )
+        return sorted(idle, key=lambda i: i.last_used if i.key and i.is_usable else 0)
 
     def is_here(self, running: Running) -> bool:
         """Whether *running* has not left its slot since."""
@@ -94,6 +151,7 @@ class Slots:
         """Cells that no running sequence holds; a split slot never lacks any."""
         if not self.limits.unified:
             return self.n_free_cells
+        # Idle slots would give what none of the running ones shares with them.
         idle = {place.slot for place in self.all if type(place) is Idle}
         return self.n_free_cells + self.cells.n_only_of(idle)
 
@@ -103,14 +161,14 @@ class Slots:
         if not self.limits.unified:
             return self.n_not_running
         running = self.running.values()
-        wanted = sum([growth(each.sequence, each.n_computed) for each in running])
-        return self.n_not_running - wanted
+        n_promised = sum([growth(r.sequence, r.n_computed) for r in running])
+        return self.n_not_running - n_promised
 
     @property
     def n_source_room(self) -> int:
         """Tokens that an encoder could read beside the sources of all that run."""
         running = self.running.values()
-        return self.limits.n_source - sum([each.request.n_source for each in running])
+        return self.limits.n_source - sum([r.request.n_source for r in running])
 
     @property
     def has_moves(self) -> bool:
@@ -132,7 +190,7 @@ class Slots:
         """Give *sequence* an idle slot, with the tokens that are in it."""
         place = self.all[slot]
         assert isinstance(place, Idle)
-        self.all[slot] = running = Running(sequence, slot, place.n_left)
+        self.all[slot] = running = Running(sequence, slot, place.n_held)
         self._list_running()
         return running
 
@@ -140,6 +198,7 @@ class Slots:
         """*running*, whose slot is empty, gets the first tokens of *src* too."""
         assert running.n_computed == 0
         running.n_computed = n_tokens
+        # Unified memory has one pool, so both slots use the same cells from now on.
         if self.limits.unified:
             self.cells.share(src, running.slot, n_tokens)
         else:
@@ -153,22 +212,16 @@ class Slots:
         self._moves.append(load)
 
     def advance(self, running: Running, n_tokens: int) -> None:
-        """
-        The next *n_tokens* of *running* are in memory, too.
-
-        It is grow() by hand, because every token of every stream comes through here.
-        """
+        """The next *n_tokens* of *running* are in memory, too."""
         running.n_computed += n_tokens
+        # grow() by hand, because every token of every stream comes through here.
         cells = self.cells
         cells.tails[running.slot] += n_tokens
         cells.n_used += n_tokens
 
     def rewind(self, running: Running, n_tokens: int) -> None:
-        """
-        Keep the first *n_tokens* of *running* only, and no part of a span.
-
-        They may be more than it had, if a step was aborted.
-        """
+        """Keep the first *n_tokens* of *running* only, and no part of a span."""
+        # A step that was aborted may have computed more than it had: then it grows.
         n_tokens = running.sequence.whole(n_tokens)
         self._hold(running, n_tokens)
         n_pos = running.sequence.position(n_tokens)
@@ -178,8 +231,7 @@ class Slots:
         """
         Drop tokens from the middle; what is left is no prefix of anything.
 
-        False: all of it is to be computed again, because cells have one position for all that
-        share them, or this memory cannot shift.
+        False: all of it is to be computed again.
         """
         shifts = self.limits.can_shift and not self.cells.is_shared(running.slot)
         running.sequence.drop(n_keep, n_discard)
@@ -187,48 +239,49 @@ class Slots:
             self._hold(running, running.n_computed - n_discard)
             self._moves.append(Shift(running.slot, n_keep, n_discard))
         else:
+            # A cell has one position for all that share it, or none can be shifted.
             self.rewind(running, 0)
         return shifts
 
     def leave(self, running: Running, n_kept: int) -> None:
-        """Take the slot of *running*; it still holds its first *n_kept* tokens, if it can."""
+        """Take the slot of *running*; it still holds *n_kept* tokens, if it can."""
         self._n_departures += 1
-        n_held, spans = running.n_computed, running.request.spans
-        if spans:
-            n_kept = running.sequence.whole(min(n_kept, n_held))
+        limits, sequence, n_held = self.limits, running.sequence, running.n_computed
+        if running.request.spans:
+            n_kept = sequence.whole(min(n_kept, n_held))
+        # Memory that can be cut is cut to what others may have. Other memory stays as
+        # it is, and is of use if others may have all of it.
+        is_usable = limits.kind.can_cut or (
+            n_held <= limits.n_kept(sequence)
+            and n_held == limits.n_movable(n_held)
+            and n_held == sequence.whole(n_held)
+        )
         idle = Idle(
             running.slot,
             running.tokens[:n_held].tobytes(),
             running.request.namespace,
             self._n_departures,
-            self._is_usable(running),
-            spans,
+            is_usable,
+            running.request.spans,
             running.request.n_prompt,
         )
         self.all[idle.slot] = idle
         self._list_running()
-        if n_kept == 0 or self.limits.can_cut:
+        if n_kept == 0 or limits.kind.can_cut:
             self.cut(idle, n_kept)
-
-    def _is_usable(self, running: Running) -> bool:
-        """Whether what *running* leaves is of use; what can be cut will be."""
-        limits, n_held = self.limits, running.n_computed
-        return limits.can_cut or (
-            n_held <= limits.n_kept(running.sequence)
-            and n_held == limits.n_movable(n_held)
-            and n_held == running.sequence.whole(n_held)
-        )
 
     def cut(self, idle: Idle, n_tokens: int) -> None:
         """An idle slot keeps its first *n_tokens* only."""
         if n_tokens == 0:
             self._moves.append(Release(idle.slot))
-        elif n_tokens < idle.n_left:
+        elif n_tokens < idle.n_held:
+            # Cells after the cut stay in use where other slots share them.
             self._moves.append(Trim(idle.slot, position(idle.spans, n_tokens)))
         self._shorten(idle, n_tokens)
 
     def lose(self, slot: int) -> None:
         """The context turned out to hold nothing of *slot*."""
+        # There is nothing to move: the context has nothing there.
         place = self.all[slot]
         if isinstance(place, Idle):
             self._shorten(place, 0)
@@ -251,11 +304,11 @@ class Slots:
         running.n_computed = n_tokens
 
     def _shorten(self, idle: Idle, n_tokens: int) -> None:
-        idle.left = idle.left[: n_tokens * array("i").itemsize]
+        idle.key = idle.key[: n_tokens * array("i").itemsize]
         self.cells.cut(idle.slot, n_tokens)
 
     def _list_running(self) -> None:
-        """Another dictionary each time: callers go through the old one meanwhile."""
+        # A new dictionary, because callers go through the old one meanwhile.
         self.running = {
             place.request.request_id: place
             for place in self.all
@@ -267,7 +320,7 @@ class Slots:
         self.cells.check_integrity()
         for slot, place in enumerate(self.all):
             assert place.slot == slot
-            n_held = place.n_left if isinstance(place, Idle) else place.n_computed
+            n_held = place.n_held if isinstance(place, Idle) else place.n_computed
             assert self.cells.length(slot) == n_held
             if isinstance(place, Running):
                 assert place is self.running[place.request.request_id]
@@ -281,9 +334,141 @@ class Slots:
 
 def growth(sequence: Sequence, n_computed: int = 0) -> int:
     """Cells to promise *sequence*: its tokens behind and some output."""
-    left = sequence.request.max_tokens - sequence.n_output
-    return len(sequence.tokens) - n_computed + min(left, HEADROOM)
+    n_output = sequence.request.max_tokens - sequence.n_output
+    return len(sequence.tokens) - n_computed + min(n_output, HEADROOM)
 
 
-def _is_of_use(idle: Idle) -> bool:
-    return bool(idle.left) and idle.is_usable
+@dataclass(slots=True)
+class Idle:
+    """A slot without a sequence, and what the last one left."""
+
+    slot: int
+    key: bytes = b""  # tokens it still holds, one C int each
+    namespace: Namespace = None  # of these, as spans and n_prompt
+    last_used: int = 0  # counts departures
+    is_usable: bool = True  # False: it holds more than others may take over, uncut
+    spans: Spans = ()
+    n_prompt: int = 0  # tokens that were computed in chunks; others one by one
+
+    @property
+    def n_held(self) -> int:
+        return len(self.key) // array("i").itemsize
+
+
+class Contents(NamedTuple):
+    """What a slot holds, as a state of it is saved."""
+
+    slot: int
+    namespace: Namespace
+    tokens: array[int]
+    spans: Spans = ()
+    n_prompt: int = 0  # tokens that were computed in chunks; others one by one
+
+
+def contents_of(place: Idle | Running) -> Contents:
+    """The contents of the slot at *place*, at this moment."""
+    if isinstance(place, Idle):
+        tokens = array("i", place.key)
+        return Contents(
+            place.slot, place.namespace, tokens, place.spans, place.n_prompt
+        )
+    request, tokens = place.request, place.tokens[: place.n_computed]
+    return Contents(
+        place.slot, request.namespace, tokens, request.spans, request.n_prompt
+    )
+
+
+class CellPool:
+    """
+    Counts of the cells in use, by all and by some slots.
+
+    A slot's cells are a path of segments, then a tail that only it uses: growing is
+    counting. A copy makes the tail of its source a segment and shares the path. A
+    segment has as many cells as the holder that uses most of it.
+    """
+
+    def __init__(self, n_slots: int) -> None:
+        self.n_used = 0
+        self._paths: list[list[Segment]] = [[] for _ in range(n_slots)]
+        self.tails = [0] * n_slots  # cells after the path
+
+    def grow(self, slot: int, n_cells: int) -> None:
+        """*slot* fills *n_cells* new cells."""
+        self.tails[slot] += n_cells
+        self.n_used += n_cells
+
+    def cut(self, slot: int, n_kept: int) -> None:
+        """*slot* keeps its first *n_kept* cells; others keep what they share."""
+        path = self._paths[slot]
+        # The tail goes first: nobody else uses it.
+        excess = max(self.length(slot) - n_kept, 0)
+        n_cut = min(excess, self.tails[slot])
+        self.tails[slot] -= n_cut
+        self.n_used -= n_cut
+        excess -= n_cut
+        # Then segments, from the last one on; cells that others use stay in use.
+        while excess:
+            segment = path[-1]
+            before = segment.n_cells
+            n_cut = min(excess, segment.holds[slot])
+            segment.holds[slot] -= n_cut
+            excess -= n_cut
+            if not segment.holds[slot]:
+                del segment.holds[slot]
+                path.pop()
+            segment.n_cells = max(segment.holds.values(), default=0)
+            self.n_used -= before - segment.n_cells
+
+    def share(self, src: int, dst: int, n_cells: int) -> None:
+        """*dst*, which is empty, gets the first *n_cells* of *src* too."""
+        assert self.length(dst) == 0
+        # The tail of *src* is not its own any more.
+        if self.tails[src]:
+            self._paths[src].append(Segment(src, self.tails[src]))
+            self.tails[src] = 0
+        # The path is shared from its start on, and its last segment in part.
+        for segment in self._paths[src]:
+            if n_cells <= 0:
+                return
+            segment.holds[dst] = min(segment.holds[src], n_cells)
+            self._paths[dst].append(segment)
+            n_cells -= segment.holds[dst]
+
+    def length(self, slot: int) -> int:
+        """Cells *slot* uses, shared or not."""
+        return self.tails[slot] + sum(seg.holds[slot] for seg in self._paths[slot])
+
+    def is_shared(self, slot: int) -> bool:
+        return any(len(segment.holds) > 1 for segment in self._paths[slot])
+
+    def n_only_of(self, slots: Collection[int]) -> int:
+        """Cells that some of *slots* use, and nobody else."""
+        # A segment stays as long as the slot beside them that uses most of it.
+        n_cells = sum([self.tails[slot] for slot in slots])
+        segments = {segment for slot in slots for segment in self._paths[slot]}
+        for segment in segments:
+            others = segment.holds.keys() - slots
+            n_others = max([segment.holds[slot] for slot in others], default=0)
+            n_cells += segment.n_cells - n_others
+        return n_cells
+
+    def check_integrity(self) -> None:
+        """The sum of the segments is the number of used cells."""
+        segments = {segment for path in self._paths for segment in path}
+        n_in_segments = sum(segment.n_cells for segment in segments)
+        assert self.n_used == n_in_segments + sum(self.tails)
+        assert min(self.tails) >= 0
+        for segment in segments:
+            assert segment.n_cells == max(segment.holds.values())
+            assert all(n > 0 for n in segment.holds.values())
+            assert all(segment in self._paths[slot] for slot in segment.holds)
+
+
+class Segment:
+    """A run of cells and how many of them each slot uses."""
+
+    __slots__ = ("holds", "n_cells")
+
+    def __init__(self, slot: int, n_cells: int) -> None:
+        self.holds = {slot: n_cells}  # cells from the start of the segment, by slot
+        self.n_cells = n_cells  # of the holder with most

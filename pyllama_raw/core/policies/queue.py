@@ -1,31 +1,93 @@
 """
-The waiting queue of a policy.
+The order in which sequences get slots, and the one in which they lose them.
 
-It is sorted by rank, which is the order of `fcfs`, and by the keys of the policy besides.
-Rank decides wherever the policy does not: among equal keys, and while the policy fails.
+`WaitingQueue` is sorted by rank: by priority, then arrival, which is the order of
+`fcfs`. `PolicyQueue` is sorted by the keys of a policy besides. Rank decides wherever
+the policy does not: among equal keys, and while the policy fails. `choose()` says which
+sequence loses its slot, if one must and no policy says which.
 
-Rules:
-1. A preempted one goes before all keys, because it would otherwise be preempted for those
-   it waits for.
+Rules of a policy's queue:
+1. A preempted one goes before all keys, because it would otherwise be preempted for
+   those it waits for.
 2. The first by rank goes next after `max_overtakes` others. So one with r others before
-   it by rank waits for (r + 1) * (max_overtakes + 1) admissions at most, whatever the keys.
+   it by rank waits for (r + 1) * (max_overtakes + 1) admissions at most, whatever the
+   keys.
 3. A step asks for a bounded number of keys again, so a long queue does not slow it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Items
 from heapq import heapify, heappop, heappush, nsmallest
 from typing import Literal
 
-from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.waiting import WaitingQueue
+from pyllama_raw.core.sequence import Running, Sequence
 
 N_FIRST = 16  # keys asked for again in each step: those of the first ones
 N_TURN = 8  # and of so many others in turn
+MAX_PREEMPTED = 3  # after so many times, others are preempted first
 
 Numbers = tuple[float, ...]
 Ask = Callable[[Sequence], Numbers | None]  # None: the policy failed
+Victim = Literal["latest", "largest", "smallest"]
+
+
+class WaitingQueue:
+    """
+    Sequences that hold no slot, best rank first.
+
+    A sorted list: insertion moves pointers only, and the order can be read in place.
+    """
+
+    def __init__(self) -> None:
+        self.n_tokens = 0
+        self._items: list[tuple[tuple[int, int], Sequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (sequence for _, sequence in self._items)
+
+    @property
+    def head(self) -> Sequence:
+        """The first of those that wait."""
+        return self._items[0][1]
+
+    def candidates(self) -> Iterator[Sequence]:
+        """
+        Sequences to be admitted, the best first; those that were may be gone meanwhile.
+        """
+        return (sequence for _, sequence in tuple(self._items))
+
+    def note_overtaken(self, by: Sequence, blocked: Sequence | None) -> None:
+        """*by* was admitted, although *blocked* was before it."""
+        if blocked is not None:
+            blocked.n_overtaken += 1
+
+    def push(self, sequence: Sequence) -> None:
+        insort(self._items, (sequence.rank, sequence))
+        self.n_tokens += sequence.n_known
+
+    def remove(self, sequence: Sequence) -> None:
+        index = bisect_left(self._items, (sequence.rank,))
+        assert self._items[index][1] is sequence
+        del self._items[index]
+        self.n_tokens -= sequence.n_known
+
+    def discard(self, sequences: Items[Sequence]) -> None:
+        """Take out those of *sequences* that are here."""
+        gone = set(map(id, sequences))
+        self._items = [item for item in self._items if id(item[1]) not in gone]
+        self.n_tokens = sum(sequence.n_known for sequence in self)
+
+    def check_integrity(self) -> None:
+        """Sorted, and the tokens add up."""
+        ranks = [rank for rank, _ in self._items]
+        assert ranks == sorted(ranks)
+        assert self.n_tokens == sum(s.n_known for s in self)
 
 
 class PolicyQueue(WaitingQueue):
@@ -92,7 +154,10 @@ class PolicyQueue(WaitingQueue):
         return True
 
     def _due(self) -> Iterable[Sequence]:
-        """Sequences that are new, and some others if keys change: the first ones, and in turn."""
+        """
+        Sequences that are new, and some others if keys change: the first ones, and in
+        turn.
+        """
         due = self._new()
         if self._changes:
             known = [each for each, key in self._keys.items() if key]
@@ -108,7 +173,10 @@ class PolicyQueue(WaitingQueue):
         return [each for each in wanted if each not in self._keys]
 
     def _wanted(self) -> dict[Sequence, None]:
-        """Sequences that need a key: all, or the first of each client and the preempted ones."""
+        """
+        Sequences that need a key: all, or the first of each client and the preempted
+        ones.
+        """
         if not self._by_client:
             return dict.fromkeys(self)
         firsts: dict[str | None, Sequence] = {}
@@ -123,3 +191,21 @@ class PolicyQueue(WaitingQueue):
         super().check_integrity()
         assert self._keys.keys() <= set(self)
         assert all(bool(key) != bool(s.n_preempted) for s, key in self._keys.items())
+
+
+KEYS: Mapping[Victim, Callable[[Running], int]] = {
+    "latest": lambda _: 0,
+    "largest": lambda running: running.n_computed,
+    "smallest": lambda running: -running.n_computed,
+}
+
+
+def choose(victim: Victim, running: Items[Running]) -> Running:
+    """One of *running*: the one with the largest key, and of those the worst rank."""
+    candidates = running
+    # The worst rank gets better as others end. Sizes need not, so those that were
+    # preempted often are spared.
+    if victim != "latest":
+        rare = [r for r in running if r.sequence.n_preempted < MAX_PREEMPTED]
+        candidates = rare or running
+    return max(candidates, key=lambda r: (KEYS[victim](r), r.sequence.rank))

@@ -14,13 +14,12 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from pyllama_raw.core.memory.memory import Memory
-from pyllama_raw.core.memory.sources import Prefixes
+from pyllama_raw.core.memory.placement import Prefixes
 from pyllama_raw.core.policies.checks import checked_key, checked_quota
 from pyllama_raw.core.policies.policy import SchedulerView, SchedulingPolicy
-from pyllama_raw.core.policies.queue import Numbers, PolicyQueue
+from pyllama_raw.core.policies.queue import MAX_PREEMPTED, Numbers, PolicyQueue
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.step import StepPlan
-from pyllama_raw.core.victims import MAX_PREEMPTED
 from pyllama_raw.core.view import RequestView
 
 T = TypeVar("T")
@@ -107,7 +106,7 @@ class PolicyRunner:
             return 0
         if self._prefixes is None:
             self._prefixes = Prefixes(self._memory.slots)
-        return self._memory.starts.n_cached(sequence, self._prefixes)
+        return self._memory.n_cached(sequence, self._prefixes)
 
     @property
     def chooses_victims(self) -> bool:

@@ -4,9 +4,9 @@ Admission of requests by an engine: one for each slot, and those that may wait.
 Rules:
 1. A request is open from the moment it is posted until it has ended, so what was posted
    during a long step counts as what is in the queue.
-2. A request that finds a slot free when it comes is never refused. The prompt of any other
-   one counts in tokens until the request has had a slot. Which one gets the next slot is the
-   policy's business, and nothing to these counts.
+2. A request that finds a slot free when it comes is never refused. The prompt of any
+   other one counts in tokens until the request has had a slot. Which one gets the next
+   slot is the policy's business, and nothing to these counts.
 3. Texts that become vectors need no slot. They count as a request, and not in tokens.
 """
 

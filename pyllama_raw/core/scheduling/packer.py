@@ -1,25 +1,54 @@
 """
 The packer chooses what the next step computes.
 
-1. A step has works of one lot; lots take turns. Rows of spans are a lot of their own, and so
-   are sequences with other adapters.
-2. Every sequence of the lot that can decode goes on by a token; prompts share what is left of
-   the token budget, and always some.
-3. When cells are short, the sequence of the worst rank gives up its own.
+1. A step has works of one lot; lots take turns. Rows of spans are a lot of their own,
+   and so are sequences with other adapters.
+2. Sequences of the lot that can decode go on by a token; prompts have what is left of
+   the token budget. The budget mode says who waits where that is not enough. Who waits
+   takes turns:
+
+   | mode | streams | prompts |
+   |---|---|---|
+   | balanced | all | what is left, and always some |
+   | latency_first | all | what is left, if there is any |
+   | throughput_first | at most a quarter | the others |
+
+3. The budget is the latency knob: a step stalls each stream as long as it takes, so it
+   has what the machine computes in `target_s`. The speed is learned from the steps
+   themselves.
+4. Prompts share the step by deficit round-robin. The prompt whose turn it is takes
+   tokens until its quantum is spent or it is done, then the next one's turn comes. A
+   turn outlives the step: what is left of a quantum is the sequence's `deficit`. So a
+   short prompt waits for at most one quantum of each other prompt, however long those
+   are, and few prompts share a step, which keeps chunks large.
+5. When cells are short, the sequence of the worst rank gives up its own.
+
+Source: Shreedhar and Varghese, Efficient Fair Queuing using Deficit Round Robin, 1995.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from types import MappingProxyType
+from typing import Literal
+
 from pyllama_raw.core import exact
-from pyllama_raw.core.lots import Groups, LotGroup, LotTurns, by_lot, n_least
 from pyllama_raw.core.request import Lot
-from pyllama_raw.core.scheduling.budget import StepBudget
-from pyllama_raw.core.scheduling.budget_modes import BudgetMode, divide
-from pyllama_raw.core.scheduling.prefill import PrefillTurns, share_rows
+from pyllama_raw.core.scheduling.lots import (
+    Groups,
+    LotGroup,
+    LotTurns,
+    by_lot,
+    divided,
+    n_least,
+)
 from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.scheduling.suspects import Suspects
 from pyllama_raw.core.sequence import Running
-from pyllama_raw.core.spans import span_at
+from pyllama_raw.core.spans import border, span_at
+from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.step import (
     Decode,
     Prefill,
@@ -30,6 +59,12 @@ from pyllama_raw.core.step import (
 )
 
 MAX_WITHOUT = 8  # steps in a row in which streams leave prompts nothing
+FIRST_BUDGET = 64  # before anything was measured
+IDLE_FACTOR = 4  # a step that stalls no stream may take longer
+GRAIN = 16  # matrix kernels like multiples
+NO_CAPS: Mapping[int, int] = MappingProxyType({})
+
+BudgetMode = Literal["balanced", "latency_first", "throughput_first"]
 
 new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a token
 
@@ -47,6 +82,7 @@ class Packer:
     ) -> None:
         self.prefill_cap: int | None = None  # after a step that found no space
         self.budget: int | None = None  # tokens of the last plan, if prompts share it
+        self.lots = LotTurns()
         self._roster = roster
         self._memory = roster.memory
         self._slots = roster.slots
@@ -57,13 +93,11 @@ class Packer:
         self._n_without = 0  # steps in a row in which streams left prompts nothing
         self._next_stream = 0  # slot of the stream that has waited longest for its turn
         self._turns: dict[Lot, PrefillTurns] = {}
-        self.lots = LotTurns()
 
     def pack(self, now: float) -> StepPlan:
         """A plan without moves; makes moves where it needs cells."""
         self.budget = None
         streams, prompts, replays = self._ready(now)
-        recovers = bool(self._suspects.all)
         if not (streams or prompts):
             return StepPlan()
         groups = self._groups(streams, prompts)
@@ -71,26 +105,25 @@ class Packer:
         decodes, prompts = groups[lot]
         n_prefill = 0
         if prompts:
+            # Lots of rows and of tokens take turns, so a stream waits for all of them.
             n_turns = len(groups) if self._roster.n_with_spans else 1
             decodes, n_prefill = self._division(decodes, len(streams), n_turns)
+        # Output that is known is computed again, token by token.
         works = _replay(decodes) if replays else _decode(decodes)
         if n_prefill:
             if lot not in self._turns:
-                known = self._turns.items()
-                self._turns = {k: turns for k, turns in known if k in groups}
+                turns = self._turns.items()
+                self._turns = {key: turn for key, turn in turns if key in groups}
                 self._turns[lot] = PrefillTurns(self._quantum)
             if lot.is_whole:
+                # Rows that see each other are computed at once, whatever the budget.
                 chosen = self._turns[lot].pick(prompts)
                 works.append(_prefill(chosen, n_least(chosen)))
             else:
                 n_decodes, n_streams = len(decodes), len(streams)
                 works += self._prefills(lot, n_decodes, n_streams, prompts, n_prefill)
-        steady = (
-            not (recovers or replays or len(groups) > 1)  # another plan is sure to come
-            and (not prompts or self._completes(works, prompts))
-            and self._all_go_on(decodes)
-            and self._all_go_on(prompts)
-        )
+        is_sure_to_change = self._suspects.all or replays or len(groups) > 1
+        steady = not is_sure_to_change and self._is_steady(works, decodes, prompts)
         return StepPlan((), tuple(works), lot, steady)
 
     def repeat(self, *, from_start: bool) -> None:
@@ -107,33 +140,20 @@ class Packer:
 
     def _ready(self, now: float) -> tuple[list[Running], list[Running], bool]:
         """
-        Sequences that go on by one token, and prompts; preempts until all that decode fit.
+        Sequences that go on by one token, and prompts; preempts until the former fit.
 
         Also whether one of the former computes output again that is known.
         """
         while True:
-            streams, prompts, replays = self._divide()
-            if self._suspects.all:
-                streams, prompts = self._suspects.narrow(streams, prompts)
-            n_cells = len(streams) or self._n_least(prompts)
-            self._memory.reclaim(n_cells)
-            # Each turn preempts a running sequence, so the loop ends.
-            if n_cells <= self._slots.n_free_cells or not self._slots.running:
-                return streams, prompts, replays
-            self._roster.make_room(now)
-
-    def _n_least(self, prompts: list[Running]) -> int:
-        """Cells that one of *prompts* needs to go on."""
-        if self._roster.n_with_spans:
-            return min(map(n_least, prompts), default=0)
-        return min(len(prompts), 1)
-
-    def _divide(self) -> tuple[list[Running], list[Running], bool]:
-        streams: list[Running] = []
-        prompts: list[Running] = []
-        replays = False
-        for running in self._slots.running.values():
-            if running.leader is None and running.fetch_id is None and running.is_read:
+            streams: list[Running] = []
+            prompts: list[Running] = []
+            replays = False
+            for running in self._slots.running.values():
+                # It waits for a leader, for a file, or for its source.
+                if running.leader is not None or running.fetch_id is not None:
+                    continue
+                if not running.is_read:
+                    continue
                 if running.points:
                     self._memory.reach(running)
                 if len(running.tokens) - running.n_computed == 1:
@@ -143,45 +163,54 @@ class Packer:
                 else:
                     streams.append(running)
                     replays = True
-        return streams, prompts, replays
+            if self._suspects.all:
+                streams, prompts = self._suspects.narrow(streams, prompts)
+            n_cells = len(streams)
+            # Without streams one prompt at least has to go on.
+            if not streams and prompts:
+                has_spans = self._roster.n_with_spans
+                n_cells = min(map(n_least, prompts)) if has_spans else 1
+            self._memory.reclaim(n_cells)
+            # Each turn preempts a running sequence, so the loop ends.
+            if n_cells <= self._slots.n_free_cells or not self._slots.running:
+                return streams, prompts, replays
+            self._roster.make_room(now)
 
     def _groups(self, streams: list[Running], prompts: list[Running]) -> Groups:
         """Sequences that can be computed, by lot."""
-        lots = self._roster.lots
+        lots, n_streams = self._roster.lots, len(streams)
         if len(lots) > 1 or self._roster.n_with_spans:
-            groups = by_lot(streams, self._with_cells(prompts, len(streams)))
+            # A whole span needs many cells beside those of streams.
+            n_most = max(map(n_least, prompts), default=0)
+            if n_most > 1:
+                self._memory.reclaim(n_streams + n_most)
+                n_free = max(self._slots.n_free_cells - n_streams, 1)
+                prompts = [prompt for prompt in prompts if n_least(prompt) <= n_free]
+            groups = by_lot(streams, prompts)
         else:
             groups = dict.fromkeys(lots, LotGroup(streams, prompts))
         if self._slots.limits.deterministic:
-            groups = exact.divided(groups)
+            groups = divided(groups)
         if len(groups) > 1:
-            n_streams = len(streams)
             self._memory.reclaim(n_streams + 1)
-            if self._slots.n_free_cells <= n_streams:  # none for prompts
+            # Streams of other lots need the cells that are left.
+            if self._slots.n_free_cells <= n_streams:
                 groups = {lot: group for lot, group in groups.items() if group.streams}
         return groups
-
-    def _with_cells(self, prompts: list[Running], n_streams: int) -> list[Running]:
-        """Select the *prompts* that can go on beside streams: a whole span needs many cells."""
-        n_most = max(map(n_least, prompts), default=0)
-        if n_most > 1:
-            self._memory.reclaim(n_streams + n_most)
-            n_free = max(self._slots.n_free_cells - n_streams, 1)
-            prompts = [running for running in prompts if n_least(running) <= n_free]
-        return prompts
 
     # -- how much ----------------------------------------------------------------
 
     def _division(
         self, decodes: list[Running], n_streams: int, n_turns: int
     ) -> tuple[list[Running], int]:
-        """Divide the step: the *decodes* that go on beside prompts, and the tokens of the prompts."""
+        """The *decodes* that go on beside prompts, and the tokens of the prompts."""
         captures = self._memory.captures
         total = self._budget.limit(
             streams=n_streams > 0, n_turns=n_turns, spent_s=captures.spent_s
         )
         captures.reserve_slack()
         n_ready = len(decodes)
+        # Prompts that have had nothing for many steps get some, whatever the mode.
         mode = "balanced" if self._n_without >= MAX_WITHOUT else self._mode
         if mode != "throughput_first":  # no stream waits
             n_floor = max(total // 8, 1) if mode == "balanced" else 0
@@ -190,16 +219,13 @@ class Packer:
         n_decodes, n_prefill = divide(mode, n_ready, total)
         self._n_without = 0 if n_prefill else self._n_without + 1
         if n_decodes < n_ready:
-            decodes = self._in_turn(decodes, n_decodes)
+            # Streams that have to wait take turns, by slot.
+            slots = [running.slot for running in decodes]
+            ahead = [slot for slot in slots if slot >= self._next_stream]
+            chosen = [*ahead, *slots][:n_decodes]
+            self._next_stream = chosen[-1] + 1
+            decodes = [running for running in decodes if running.slot in chosen]
         return decodes, n_prefill
-
-    def _in_turn(self, streams: list[Running], n: int) -> list[Running]:
-        """*n* of *streams*, by slot; each has its turn."""
-        slots = [running.slot for running in streams]
-        ahead = [slot for slot in slots if slot >= self._next_stream]
-        chosen = [*ahead, *slots][:n]
-        self._next_stream = chosen[-1] + 1
-        return [running for running in streams if running.slot in chosen]
 
     def _prefills(
         self,
@@ -209,14 +235,22 @@ class Packer:
         prompts: list[Running],
         n_tokens: int,
     ) -> list[Work]:
-        """Chunks of *prompts*, *n_tokens* at most, beside *n_decodes* of all *n_streams*."""
+        """Chunks of *prompts*, *n_tokens* at most, beside *n_decodes* of streams."""
+        # A policy may have some wait, and others take less.
         limits, caps = self._slots.limits, dict[int, int]()
         if self._roster.policy is not None:
             some, policy = n_decodes > 0, self._roster.policy
             prompts, caps = policy.quotas(prompts, all_may_wait=some)
-        budget = self._prefill_budget(n_decodes, n_streams, prompts, n_tokens)
+        # As many as there are, as fit the batch, and as have cells beside streams.
+        n_left = min(n_tokens, sum(running.n_behind for running in prompts))
+        if self.prefill_cap is not None:
+            n_left = min(n_left, self.prefill_cap)
+        self._memory.reclaim(n_streams + n_left)
+        n_free = self._slots.n_free_cells - n_streams
+        budget = min(n_left, limits.n_batch - n_decodes, n_free)
         if budget < 1:
             return []
+        # Scored prompts need a row for each token: those that streams leave.
         n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
         share_rows(n_rows, prompts, single=lot.is_single)
         turns = self._turns[lot]
@@ -224,38 +258,28 @@ class Packer:
         shares = exact.without_rest(shares, n_decodes, limits.n_ubatch)
         return [_prefill(r, n) for r in prompts if (n := shares.get(r.slot, 0))]
 
-    def _prefill_budget(
-        self, n_decodes: int, n_streams: int, prompts: list[Running], n_tokens: int
-    ) -> int:
-        left = min(n_tokens, sum(running.n_behind for running in prompts))
-        if self.prefill_cap is not None:
-            left = min(left, self.prefill_cap)
-        self._memory.reclaim(n_streams + left)
-        return min(
-            left,
-            self._slots.limits.n_batch - n_decodes,
-            self._slots.n_free_cells - n_streams,
-        )
-
     # -- what comes next -----------------------------------------------------------
 
-    def _completes(self, works: list[Work], prompts: list[Running]) -> bool:
-        """Whether all that run have a row in *works*, in the order of the next plan."""
-        slots = [work.slot for work in works]
-        return (
-            len(works) == len(self._slots.running)
-            and slots == sorted(slots)
-            and all(work.samples and type(work) is not ScoredPrefill for work in works)
-            and not any(running.points for running in prompts)
-            and not self._roster.could_start
-        )
-
-    def _all_go_on(self, group: list[Running]) -> bool:
-        """Whether none of *group* has its last token, or a full slot, after a step."""
+    def _is_steady(
+        self, works: list[Work], decodes: list[Running], prompts: list[Running]
+    ) -> bool:
+        """Whether the next plan will have just the next token of all *works*."""
+        if prompts:
+            # All that run have a row, in the order of the next plan, and nobody comes.
+            slots = [work.slot for work in works]
+            if not (
+                len(works) == len(self._slots.running)
+                and slots == sorted(slots)
+                and all(w.samples and type(w) is not ScoredPrefill for w in works)
+                and not any(running.points for running in prompts)
+                and not self._roster.could_start
+            ):
+                return False
+        # None has its last token, or a full slot, after the step.
         n_ctx_slot = self._slots.limits.n_ctx_slot
-        for r in group:
-            n_left = r.request.max_tokens - r.sequence.n_output
-            if n_left < 2 or n_ctx_slot - len(r.tokens) < 2:
+        for running in (*decodes, *prompts):
+            n_left = running.request.max_tokens - running.sequence.n_output
+            if n_left < 2 or n_ctx_slot - len(running.tokens) < 2:
                 return False
         return True
 
@@ -284,7 +308,174 @@ def _prefill(running: Running, n_tokens: int) -> Work:
     if span is not None:
         n_before = start - running.request.spans[span].start
         return PrefillSpan(request_id, slot, pos, chunk, span, n_before)
+    # Tokens that were scored before are computed again without.
     if sequence.is_scoring and start == len(sequence.prompt_logprobs):
         targets = tokens[start + 1 : end + 1]
         return ScoredPrefill(request_id, slot, pos, chunk, samples, targets)
     return Prefill(request_id, slot, pos, chunk, samples)
+
+
+class StepBudget:
+    """Token budget of the next step: a fixed number, or one learned from step times."""
+
+    def __init__(
+        self,
+        fixed: int | None,
+        target_s: float,
+        max_tokens: int,
+        speed: PrefillSpeed,
+    ) -> None:
+        self._fixed = fixed
+        self._target_s = target_s
+        self._max_tokens = max_tokens
+        self._speed = speed
+
+    def limit(self, *, streams: bool, n_turns: int = 1, spent_s: float = 0.0) -> int:
+        """
+        Tokens the next step may hold, 1 to max_tokens.
+
+        Args:
+            streams: some are decoding.
+            n_turns: the steps from one token of a stream to the next, which share the
+                target.
+            spent_s: what captures take of the step.
+        """
+        if self._fixed is not None:
+            return min(self._fixed, self._max_tokens)
+        # What stalls nobody may take longer.
+        factor = 1 / n_turns if streams else IDLE_FACTOR
+        target = max(self._target_s * factor - spent_s, 0.0)
+        tokens_per_s = self._speed.tokens_per_s
+        if tokens_per_s is None:
+            n_tokens = FIRST_BUDGET
+        else:
+            n_tokens = int(tokens_per_s * target) // GRAIN * GRAIN
+        return max(min(n_tokens, self._max_tokens), min(GRAIN, self._max_tokens))
+
+
+def divide(mode: BudgetMode, n_streams: int, total: int) -> tuple[int, int]:
+    """Tokens of streams and tokens of the prompts beside them, *total* together."""
+    n_most = total
+    if mode == "balanced":
+        n_most = max(total - 1, 1)
+    elif mode == "throughput_first":
+        n_most = max(total - total * 3 // 4, 1)
+    n_streams = min(n_streams, n_most)
+    return n_streams, total - n_streams
+
+
+class PrefillTurns:
+    """Remembers whose turn it is between steps."""
+
+    def __init__(self, quantum: int) -> None:
+        self._quantum = quantum
+        self._turn = 0  # slot that goes first
+        self._last_turn = 0  # the one that went first the last time
+
+    def share(
+        self,
+        budget: int,
+        prompts: Items[Running],
+        *,
+        single: bool = False,
+        caps: Mapping[int, int] = NO_CAPS,
+    ) -> dict[int, int]:
+        """
+        Divide *budget* tokens among *prompts*.
+
+        Args:
+            prompts: sequences with a slot and more than one token behind, by slot.
+            single: whether only one may have tokens.
+            caps: the most tokens of some, two or more, by slot.
+
+        Returns:
+            Tokens by slot; they sum up to the budget unless no prompt can take more.
+        """
+        self._last_turn = self._turn
+        ring = self._ring(prompts)
+        shares: dict[int, int] = {}
+        while ring and budget > 0:
+            running = ring[0]
+            slot = running.slot
+            # Its turn begins, unless it goes on from an earlier step.
+            if running.deficit == 0:
+                running.deficit = self._quantum
+            taken = shares.get(slot, 0)
+            ready = n_ready(running)
+            if slot in caps:
+                ready = min(ready, caps[slot])
+            missing = ready - taken
+            # Better two tokens in the next step than one in this.
+            if shares and (budget == 1 < missing or (single and slot not in shares)):
+                break
+            share = min(budget, running.deficit)
+            chunk = exact.chunk_size(taken + share, ready, taken + budget)
+            shares[slot], n_tokens = chunk, chunk - taken
+            budget -= n_tokens
+            running.deficit = max(running.deficit - n_tokens, 0)
+            # Its turn ends when it has all, or has spent its quantum.
+            if n_tokens == missing:
+                running.deficit = 0
+                ring.popleft()
+            elif running.deficit == 0:
+                ring.rotate(-1)
+        if ring:
+            self._turn = ring[0].slot
+        return shares
+
+    def pick(self, prompts: Items[Running]) -> Running:
+        """The prompt whose turn it is, where a turn is one work."""
+        self._last_turn = self._turn
+        chosen = self._ring(prompts)[0]
+        self._turn = chosen.slot + 1
+        return chosen
+
+    def repeat(self) -> None:
+        """Take back the last turn, because it was not computed."""
+        self._turn = self._last_turn
+
+    def _ring(self, prompts: Items[Running]) -> deque[Running]:
+        """*prompts* from the one on whose turn it is."""
+        ring = deque(prompts)
+        for _ in range(len(ring)):
+            if ring[0].slot >= self._turn:
+                break
+            ring.rotate(-1)
+        return ring
+
+
+def n_ready(running: Running) -> int:
+    """
+    Tokens *running* may compute in one step.
+
+    Chunks end at its points and have text or rows of one span. While it is scored each
+    token takes an output row, and what has been scored before is computed without.
+    """
+    sequence, n_computed = running.sequence, running.n_computed
+    n_ready = sequence.n_in_chunks - n_computed
+    if running.points:
+        n_ready = running.points[0] - n_computed
+    end = border(running.request.spans, n_computed)
+    if end is not None:
+        n_ready = min(n_ready, end - n_computed)
+    # What was scored already needs no rows, and the others one each.
+    if sequence.is_scoring:
+        n_scored = len(sequence.prompt_logprobs)
+        n_plain = n_scored - n_computed
+        n_rows = running.max_rows
+        n_ready = min(n_ready, n_plain) or exact.chunk_size(n_rows, n_ready, n_rows)
+    return n_ready
+
+
+def share_rows(n_rows: int, prompts: Items[Running], *, single: bool = False) -> None:
+    """
+    Divide *n_rows* output rows among *prompts*: one for each that is not scored.
+
+    Where only one of them gets into the step, it has all.
+    """
+    scoring = [running for running in prompts if running.sequence.is_scoring]
+    if scoring:
+        n_free = n_rows - (len(prompts) - len(scoring))
+        n_each = n_rows if single else n_free // len(scoring)
+        for running in scoring:
+            running.max_rows = max(n_each, 1)

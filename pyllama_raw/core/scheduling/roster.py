@@ -1,5 +1,5 @@
 """
-The requests that have not ended, and the four things that happen to them.
+The roster: requests that have not ended, and the four things that happen to them.
 
 enter -> start -> (preempt -> start)* -> finish. `Memory` does what that takes of slots.
 """
@@ -7,23 +7,25 @@ enter -> start -> (preempt -> start)* -> finish. `Memory` does what that takes o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import asdict
+from heapq import heappop, heappush
 from math import isnan
+from typing import Literal
 
 from pyllama_raw.core.memory.memory import Memory
+from pyllama_raw.core.policies.queue import Victim, WaitingQueue, choose
 from pyllama_raw.core.policies.runner import PolicyRunner
 from pyllama_raw.core.request import EmbedRequest, Event, FinishReason, Lot, Request
-from pyllama_raw.core.scheduling.deadlines import Deadlines
-from pyllama_raw.core.scheduling.slot_change import Note, SlotChange
-from pyllama_raw.core.scheduling.texts import Texts, TextSequence
-from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.sequence import Running, Sequence, TextSequence
 from pyllama_raw.core.spans import are_valid
 from pyllama_raw.core.stats import Counters, SchedulerStats
-from pyllama_raw.core.victims import Victim, choose
-from pyllama_raw.core.waiting import WaitingQueue
 from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError, WaitedTooLong
+
+# A request gets a slot or its first step, or gives its slot up and will get another.
+SlotChange = Literal["running", "preempted"]
+Note = Callable[[SlotChange, int, float], None]  # with its id and the time
 
 
 class Roster:
@@ -40,7 +42,8 @@ class Roster:
         self.policy = policy  # None: first come, first served
         self._victim = victim
         self.waiting = WaitingQueue() if policy is None else policy.queue
-        self.texts = Texts()  # requests that need no slot
+        # Requests that need no slot, in the order of their turns.
+        self.texts: list[TextSequence] = []
         self.deadlines = Deadlines()
         self.alive: dict[int, Sequence] = {}
         self.lots = Counter[Lot]()  # of those that take slots
@@ -55,17 +58,35 @@ class Roster:
         entered: list[Sequence] = []
         try:
             for order, request in enumerate(requests, self.counters.submitted):
-                entered.append(self._sequence(request, order, now))
-                self._enter(entered[-1])
+                sequence = self._sequence(request, order, now)
+                entered.append(sequence)
+                request_id = request.request_id
+                assert request_id not in self.alive
+                for moment in request.time_limits(now):
+                    self.deadlines.add(moment, request_id)
+                if isinstance(sequence, TextSequence):
+                    # Sorted, and equal ones stay in their order.
+                    self.texts.append(sequence)
+                    self.texts.sort(key=lambda text: text.request.priority)
+                    self.alive[request_id] = sequence
+                else:
+                    self.waiting.push(sequence)
+                    self.alive[request_id] = sequence
+                    self.lots[request.lot] += 1
+                    self.n_with_spans += bool(request.spans)
         except BaseException:
-            self._forget(entered)
+            # Deadlines stay: those of nobody alive are skipped.
+            for sequence in entered:
+                if self.alive.get(sequence.request.request_id) is sequence:
+                    self._remove(sequence)
+            self.waiting.discard(entered)
             raise
         self.counters.submitted += len(entered)
         for sequence in entered:
             self._tell("on_arrival", sequence, now)
 
     def _sequence(self, request: Request, order: int, now: float) -> Sequence:
-        """The request in progress, if the order of the queue and the cache can bear it."""
+        """The request in progress, if queue and cache can bear it."""
         assert isinstance(request.priority, int)
         assert are_valid(request.spans, request.n_prompt)
         assert len(request.payloads) in (0, len(request.spans))
@@ -73,38 +94,17 @@ class Roster:
         if request.deadline is not None:
             assert isinstance(request.deadline, float | int)
             assert not isnan(request.deadline)
-        hash(request.namespace)  # raises here instead of in the middle of a step
+        # Raises here instead of in the middle of a step.
+        hash(request.namespace)
         if isinstance(request, EmbedRequest):
             return TextSequence(request, order, now)
         return Sequence(request, order, now, self.slots.limits.n_chunked(request))
-
-    def _enter(self, sequence: Sequence) -> None:
-        request = sequence.request
-        assert request.request_id not in self.alive
-        for moment in request.time_limits(sequence.submitted):
-            self.deadlines.add(moment, request.request_id)
-        if isinstance(sequence, TextSequence):
-            self.texts.push(sequence)
-            self.alive[request.request_id] = sequence
-            return
-        self.waiting.push(sequence)
-        self.alive[request.request_id] = sequence
-        self.lots[request.lot] += 1
-        self.n_with_spans += bool(request.spans)
-
-    def _forget(self, entered: list[Sequence]) -> None:
-        """Take back what enter() did; a deadline of nobody alive is skipped."""
-        for sequence in entered:
-            request_id = sequence.request.request_id
-            if self.alive.get(request_id) is sequence:
-                self._remove(sequence)
-        self.waiting.discard(entered)
 
     def _remove(self, sequence: Sequence) -> None:
         request_id, lot = sequence.request.request_id, sequence.request.lot
         del self.alive[request_id]
         if isinstance(sequence, TextSequence):
-            self.texts.remove(sequence)
+            self.texts = [text for text in self.texts if text is not sequence]
             return
         self.n_with_spans -= bool(sequence.request.spans)
         self.lots[lot] -= 1
@@ -114,7 +114,8 @@ class Roster:
     @property
     def n_running(self) -> int:
         """Requests that have a slot, and those whose texts are being computed."""
-        return len(self.slots.running) + self.texts.n_running
+        n_texts = sum([text.admitted is not None for text in self.texts])
+        return len(self.slots.running) + n_texts
 
     @property
     def n_waiting(self) -> int:
@@ -135,6 +136,7 @@ class Roster:
         """Give a waiting sequence a slot."""
         self.waiting.remove(sequence)
         self.memory.seat(sequence)
+        # One that was preempted was admitted before.
         if sequence.admitted is None:
             sequence.admitted = now
         self.note("running", sequence.request.request_id, now)
@@ -144,7 +146,7 @@ class Roster:
         """Take the slot of a running sequence; it waits at its old rank."""
         self.counters.preempted += 1
         running.sequence.n_preempted += 1
-        self.memory.swaps.save(running)
+        self.memory.swap_out(running)
         self.note("preempted", running.request.request_id, now)
         self.memory.leave(running, in_flight=self.in_flight)
         self._tell("on_preempted", running.sequence, now)
@@ -160,7 +162,7 @@ class Roster:
         return sequence is not None
 
     def expire(self, now: float) -> None:
-        """End the requests whose deadline is over, or that have waited too long for a slot."""
+        """End requests whose deadline is over, or that waited too long for a slot."""
         for request_id in self.deadlines.expired(now):
             sequence = self.alive.get(request_id)
             if sequence is None:
@@ -182,7 +184,7 @@ class Roster:
         elif not isinstance(sequence, TextSequence):
             self.waiting.remove(sequence)
         self._remove(sequence)
-        self.memory.swaps.drop(sequence)
+        self.memory.drop_swap(sequence)
         self._tell("on_finished", sequence, now)
         if isinstance(end, FinishReason):
             self.counters.finished[end] += 1
@@ -194,6 +196,7 @@ class Roster:
     def make_room(self, now: float) -> None:
         """Preempt the worst sequence; one that is alone ends instead."""
         running = list(self.slots.running.values())
+        # None is left to give way to it, so it can never go on.
         if len(running) == 1:
             (alone,) = running
             message = f"{len(alone.tokens)} tokens do not fit; raise n_ctx"
@@ -226,15 +229,17 @@ class Roster:
         """The state of this moment and all totals."""
         limits = self.slots.limits
         host, disk = self.memory.ledgers
+        texts = [text for text in self.texts if text.admitted is None]
+        n_text_tokens = sum([text.request.n_prompt for text in texts])
         return SchedulerStats(
             n_slots=limits.n_slots,
             running=self.n_running,
             waiting=self.n_waiting,
-            waiting_tokens=self.waiting.n_tokens + self.texts.n_tokens,
+            waiting_tokens=self.waiting.n_tokens + n_text_tokens,
             n_cells=limits.n_cells,
             n_cells_used=self.slots.cells.n_used,
-            swapped=self.memory.swaps.n_swapped,
-            swapped_bytes=self.memory.swaps.n_swapped_bytes,
+            swapped=self.memory.n_swapped,
+            swapped_bytes=self.memory.n_swapped_bytes,
             kv_bytes_used=self.slots.cells.n_used * self.memory.cell_bytes,
             cache_bytes=host.n_used_bytes,
             disk_bytes=disk.n_used_bytes,
@@ -247,7 +252,7 @@ class Roster:
         self.memory.check_integrity()
         self.waiting.check_integrity()
         here = [r.sequence for r in self.slots.running.values()]
-        here += [*self.waiting, *self.texts.all]
+        here += [*self.waiting, *self.texts]
         assert len(here) == len(self.alive)
         assert {id(s) for s in here} == {id(s) for s in self.alive.values()}
         stats = self.stats()
@@ -257,3 +262,28 @@ class Roster:
 
 def _to_nobody(change: SlotChange, request_id: int, now: float) -> None:
     """Nobody watches."""
+
+
+class Deadlines:
+    """
+    Moments at which time may be over for requests, earliest first.
+
+    A heap with lazy removal: requests that ended are skipped when they come up.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+
+    def add(self, moment: float, request_id: int) -> None:
+        heappush(self._heap, (moment, request_id))
+
+    def next(self, alive: Container[int]) -> float | None:
+        """The earliest moment of a request in *alive*."""
+        while self._heap and self._heap[0][1] not in alive:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def expired(self, now: float) -> Iterator[int]:
+        """Take out the ids whose moment is not after *now*."""
+        while self._heap and self._heap[0][0] <= now:
+            yield heappop(self._heap)[1]

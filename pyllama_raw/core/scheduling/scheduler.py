@@ -1,11 +1,12 @@
 """
-Continuous batching: the requests that run, and the results of their steps. `Packer` says what it computes.
+The scheduler: continuous batching of requests. `Packer` says what a step computes.
 
 Rules, in this order:
-1. A waiting request starts when a slot is free, the cells it will need are not promised to
-   others, and its source, if it has one, can be read beside those of others. A blocked head of the queue is overtaken a bounded number of times.
+1. A waiting request starts when a slot is free, the cells it will need are not promised
+   to others, and its source, if it has one, can be read beside those of others. If the
+   head of the queue cannot start, at most `max_overtakes` others start before it.
 2. When memory is short, the sequence of the worst rank gives its cells up and goes on
-   later: see `Swaps`. Only a sequence that is alone and does not fit is ended.
+   later: see `Memory`. Only a sequence that is alone and does not fit is ended.
 3. Every request ends exactly once, with a `Finished` event. If there is work and
    nothing of it can be computed, all end with `EngineStalled`.
 4. A step that did not work loses nothing: see `Failures`.
@@ -20,13 +21,12 @@ from collections.abc import Sequence as Items
 from itertools import islice
 from typing import Literal
 
-from pyllama_raw.core.memory.cache_stats import CacheStats
-from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.memory import Memory
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.slots import growth
-from pyllama_raw.core.memory.tier import SnapshotCost, Tier
+from pyllama_raw.core.memory.slots import ContextLimits, growth
+from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.policies.policy import SchedulingPolicy
+from pyllama_raw.core.policies.queue import Victim
 from pyllama_raw.core.policies.runner import (
     PolicyFault,
     PolicyRunner,
@@ -34,21 +34,16 @@ from pyllama_raw.core.policies.runner import (
 )
 from pyllama_raw.core.policies.shipped import Fcfs
 from pyllama_raw.core.request import SOURCES, Event, FinishReason, Request
-from pyllama_raw.core.scheduling.budget import StepBudget
-from pyllama_raw.core.scheduling.budget_modes import BudgetMode
-from pyllama_raw.core.scheduling.failures import Failures
-from pyllama_raw.core.scheduling.outputs import Outputs
-from pyllama_raw.core.scheduling.packer import Packer
-from pyllama_raw.core.scheduling.roster import Roster
-from pyllama_raw.core.scheduling.slot_change import Note
+from pyllama_raw.core.scheduling.packer import BudgetMode, Packer, StepBudget
+from pyllama_raw.core.scheduling.results import Failures, Outputs
+from pyllama_raw.core.scheduling.roster import Note, Roster
 from pyllama_raw.core.scheduling.source_steps import SourceSteps
 from pyllama_raw.core.scheduling.suspects import Suspects
-from pyllama_raw.core.scheduling.text_steps import TextSteps
+from pyllama_raw.core.scheduling.texts import Texts
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
 from pyllama_raw.core.step import DecodeStatus, Fetched, StepPlan, StepResult, Written
-from pyllama_raw.core.victims import Victim
 from pyllama_raw.errors import PyllamaError
 
 NO_COST = SnapshotCost()
@@ -87,8 +82,8 @@ class Scheduler:
             policy: None: first come, first served.
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
-            texts: limits of the contexts that make vectors: n_slots texts and n_batch tokens
-                a step; None: *limits*.
+            texts: limits of the contexts that make vectors: n_slots texts and n_batch
+                tokens a step; None: *limits*.
             report: told of what the policy does wrong; what it raises is passed on.
         """
         self._max_overtakes = max_overtakes
@@ -121,7 +116,7 @@ class Scheduler:
         self._sources = SourceSteps(self._roster) if limits.n_source else None
         self._started = 0.0  # when the last plan was made
         texts = limits if texts is None else texts
-        self._texts = TextSteps(self._roster, texts, token_budget, target_step_s)
+        self._texts = Texts(self._roster, texts, token_budget, target_step_s)
         self._texts_are_next = False  # texts and sequences take turns, a step each
 
     # -- requests ---------------------------------------------------------------
@@ -210,13 +205,13 @@ class Scheduler:
         """
         The context is another one, and empty: what runs is filled again.
 
-        Snapshots and files are as good as before, because the new one has the same layout.
+        Snapshots and files stay good, because the new one has the same layout.
         """
         self._failures.lose_slots()
 
     def lose_reading(self) -> None:
-        """No context holds a part of a text any more, nor what an encoder made of sources."""
-        self._roster.texts.restart()
+        """No context holds a part of a text, or what an encoder made of sources."""
+        self._texts.restart()
         if self._sources is not None:
             self._sources.restart()
 
@@ -253,14 +248,17 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step; a falsy plan means that there is nothing to do."""
         self.expire(now)
-        texts = self._roster.texts.all
+        texts = self._roster.texts
+        # Texts need nothing of memory. They and sequences take turns, a step each.
         if texts and self._texts_are_next:
             self._texts_are_next = False
             return self._texts.plan(now)
+        # Whoever else is there waits for what this step saves.
         others_wait = len(self._roster.alive) > 1
         self._memory.captures.begin(others_wait=others_wait)
         if self._policy is not None:
             self._policy.begin(now)
+        # Slots are given, then filled; only then is it clear what there is to compute.
         if self._for_priority:
             self._make_way(now)
         self._admit(now)
@@ -270,62 +268,69 @@ class Scheduler:
             plan, waits = self._sources.plan(now), self._sources.waits
         plan = plan or self._packer.pack(now)
         self._started = now
-        steady = plan.steady and not (self._memory.restores.is_loading or waits)
+        # What loads or is read next to it makes the next plan another one.
+        steady = plan.steady and not (self._memory.is_loading or waits)
         plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
         if texts:
             self._texts_are_next = bool(plan)
             return plan or self._texts.plan(now)
-        waits = self._memory.restores.is_fetching
+        # Nothing of the work can be computed, and no later plan would be another one.
+        waits = self._memory.is_fetching
         if self.has_work and not (plan or self._roster.events or waits):
-            self._roster.stall(now)  # no later plan would be another one
+            self._roster.stall(now)
         return plan
 
     def _make_way(self, now: float) -> None:
-        """Preempt for the first that waits, if it is more urgent than those that run."""
+        """Preempt for the first that waits, if it is more urgent than running ones."""
         roster, slots = self._roster, self._slots
+        # While libllama lacks space nobody starts.
         if not roster.waiting or self._packer.prefill_cap is not None:
             return
         head = roster.waiting.head
-        wanted, urgency = growth(head), head.request.priority
-        n_source = head.request.n_source
+        n_cells, n_source = growth(head), head.request.n_source
         lower = [
-            each
-            for each in slots.running.values()
-            if each.request.priority > urgency
-            and slots.limits.is_repeatable(each.sequence)
+            running
+            for running in slots.running.values()
+            if running.request.priority > head.request.priority
+            and slots.limits.is_repeatable(running.sequence)
         ]
-        gain = sum(growth(each.sequence) for each in lower)
-        source_gain = sum(each.request.n_source for each in lower)
-        if slots.n_unpromised + gain < wanted:
-            return  # it would not fit all the same
+        # Nobody is preempted in vain: all of them together must make enough room.
+        gain = sum(growth(running.sequence) for running in lower)
+        source_gain = sum(running.request.n_source for running in lower)
+        if slots.n_unpromised + gain < n_cells:
+            return
         if slots.n_source_room + source_gain < n_source:
             return
-
-        def fits() -> bool:
-            has_cells = slots.has_free and wanted <= slots.n_unpromised
-            return has_cells and n_source <= slots.n_source_room
-
-        while lower and not fits():
+        # Nor are more than it takes.
+        while lower and not (
+            slots.has_free
+            and n_cells <= slots.n_unpromised
+            and n_source <= slots.n_source_room
+        ):
             roster.preempt_one(lower, now)
-            lower = [each for each in lower if slots.is_here(each)]
+            lower = [running for running in lower if slots.is_here(running)]
 
     def _admit(self, now: float) -> None:
+        """Start those that wait, while there are slots, cells and room for sources."""
         if not self._roster.could_start:
             return
+        # libllama lacks space: none starts beside others until a step has worked.
         alone = not self._slots.running
         if self._packer.prefill_cap is not None and not alone:
-            return  # libllama lacks space: start none until a step has worked
+            return
         room, source_room = self._slots.n_unpromised, self._slots.n_source_room
         blocked: Sequence | None = None
         for sequence in islice(self._roster.waiting.candidates(), ADMISSION_WINDOW):
-            wanted, n_source = growth(sequence), sequence.request.n_source
-            if (wanted > room or n_source > source_room) and not alone:
+            n_cells, n_source = growth(sequence), sequence.request.n_source
+            # One that would be alone always starts, and ends if it does not fit.
+            if (n_cells > room or n_source > source_room) and not alone:
+                # It was overtaken often enough: all others wait for it.
                 if sequence.n_overtaken >= self._max_overtakes:
                     return
                 blocked = blocked or sequence
             else:
-                room -= wanted
+                room -= n_cells
                 source_room -= n_source
                 alone = False
                 self._roster.start(sequence, now)
@@ -337,13 +342,14 @@ class Scheduler:
     # -- results ----------------------------------------------------------------
 
     def give_up(self, plan: StepPlan, error: PyllamaError, now: float) -> list[Event]:
-        """As apply(), where there is no result: nothing may be done, and the context is empty."""
+        """As apply(), without a result: nothing may be done, and the context is new."""
         self._memory.tiers.give_up(plan.moves)
         return self.apply(plan, StepResult(DecodeStatus.FAILED, error=error), now)
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
         """Take in what the executor did; returns the events of this step in order."""
         self._roster.counters.steps += 1
+        # A step of texts has no moves and changes no slot.
         if plan.lot.makes_vectors:
             self._texts.take(plan, result, now)
             return self.take_events()
@@ -358,14 +364,16 @@ class Scheduler:
         if result.status is not DecodeStatus.OK:
             self._failures.take(plan, result, now)
             return self.take_events()
+        # It had space, so others may start again.
         self._packer.prefill_cap = None
         if self._policy is not None:
             self._policy.computed(plan, now)
         n_tokens = self._outputs.take(plan.works, result.outputs, now)
         if self._suspects.all:
             self._suspects.clear(self._roster.alive, self._slots.running)
+        # A step with prompts says how fast they are, one without what a decode takes.
         computed_s = now - self._started - result.moves_s
-        if n_tokens > len(plan.works):  # else there was no prompt
+        if n_tokens > len(plan.works):
             self._speed.observe(n_tokens, computed_s)
         elif not plan.moves:
             self._memory.captures.observe_decode(computed_s)

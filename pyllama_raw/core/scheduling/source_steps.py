@@ -1,12 +1,13 @@
 """
 Steps in which an encoder reads sources, and what comes of them.
 
-1. A decode sees the sources of the last such step only, so a step has those of all sequences
-   that run. They fit together: no other sequence has a slot.
-2. Sequences that have just come are read together, at once where nothing is decoded. Beside
-   streams, reading takes half of the time at most, and every other step.
-3. A step that failed leaves decodes with what they saw before, if the context is still there.
-   Sequences that have just come are then read one at a time, and one that fails again ends.
+1. A decode sees the sources of the last such step only, so a step has those of all
+   sequences that run. They fit together: no other sequence has a slot.
+2. Sequences that have just come are read together, at once where nothing is decoded.
+   Beside streams, reading takes half of the time at most, and every other step.
+3. A step that failed leaves decodes with what they saw before, if the context is still
+   there. Sequences that have just come are then read one at a time, and one that fails
+   again ends.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class SourceSteps:
     @property
     def waits(self) -> bool:
         """Whether a source is not read yet."""
-        return not all(each.is_read for each in self._running)
+        return not all(running.is_read for running in self._running)
 
     @property
     def _running(self) -> list[Running]:
@@ -41,22 +42,24 @@ class SourceSteps:
 
     def restart(self) -> None:
         """Decodes see no source any more: those of all that run are read again."""
-        for each in self._running:
-            each.is_read = False
+        for running in self._running:
+            running.is_read = False
 
     def plan(self, now: float) -> StepPlan:
         """The next step, without moves; a falsy one: it is the turn of others."""
         if not self.waits:
             return NOTHING
-        known = [each for each in self._running if each.is_read]
-        if known and (self._has_read or now < self._next_at):
+        readers = [running for running in self._running if running.is_read]
+        # Streams have their step, and half of the time.
+        if readers and (self._has_read or now < self._next_at):
             self._has_read = False
             return NOTHING
-        new = [each for each in self._running if not each.is_read]
+        new = [running for running in self._running if not running.is_read]
         if self._one_by_one:
-            new = [min(new, key=lambda each: each.sequence.rank)]
+            new = [min(new, key=lambda running: running.sequence.rank)]
         self._planned = now
-        chosen = sorted([*known, *new], key=lambda each: each.slot)
+        # What was read before is read again, because decodes see the last step only.
+        chosen = sorted([*readers, *new], key=lambda running: running.slot)
         return StepPlan(works=tuple(map(_read, chosen)), lot=SOURCES)
 
     def take(self, plan: StepPlan, result: StepResult, now: float) -> None:
@@ -69,19 +72,22 @@ class SourceSteps:
         match result.status:
             case DecodeStatus.OK:
                 counters.computed_tokens += plan.n_tokens
-                for each in read:
-                    each.is_read = True
+                for reader in read:
+                    reader.is_read = True
                 self._one_by_one = self._one_by_one and self.waits
             case DecodeStatus.ABORTED:
                 counters.aborted_steps += 1
             case _:
                 counters.failed_steps += 1
-                self._fail([each for each in read if not each.is_read], result, now)
+                self._fail(
+                    [reader for reader in read if not reader.is_read], result, now
+                )
 
     def _fail(self, new: list[Running], result: StepResult, now: float) -> None:
         if result.status is DecodeStatus.FAILED:
             self._roster.counters.rebuilds += 1
             self._roster.memory.forget_slots()
+        # It failed without other newcomers, so it is the cause.
         if self._one_by_one and new:
             error = result.error or NoKVSpace(
                 "llama_encode", 1, "no room for the source"

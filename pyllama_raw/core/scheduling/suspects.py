@@ -3,12 +3,12 @@ Suspects: which sequences are computed together after a decode has failed.
 
 libllama does not say which sequence made a batch fail, so they are computed again:
 1. All together once more, since most failures are of the moment.
-2. A sequence that takes part in a second failure is computed alone until it is past the place.
-3. A sequence that fails alone twice is the culprit, and ends. The others go on together again.
+2. A sequence that takes part in a second failure is computed alone until it is past it.
+3. A sequence that fails alone twice is the culprit, and ends. Others go on together.
 
-A failure either brings somebody nearer to its end or comes after somebody got on, so there
-is no endless loop. What fails only together is computed alone for longer each time, so the
-number of failures grows with the logarithm of the tokens.
+A failure either brings somebody nearer to its end or comes after somebody got on, so
+there is no endless loop. What fails only together is computed alone for longer each
+time, so the number of failures grows with the logarithm of the tokens.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Suspects:
 
     def accuse(self, parts: Iterable[Part], *, alone: bool) -> Sequence | None:
         """
-        Take in that the decode of *parts* failed; returns the culprit, once it is known.
+        Take in that the decode of *parts* failed; returns the culprit, if it is clear.
 
         Args:
             alone: nobody else was in the batch.
@@ -76,9 +76,12 @@ class Suspects:
             was_isolated = suspect.is_isolated
             suspect.n_failed += 1
             suspect.n_alone += alone
+            # Alone twice: it is the culprit.
             if suspect.n_alone >= N_ALONE:
                 self._release(suspect)
                 return sequence
+            # With one token more it is past the failure. One that is isolated from now
+            # on goes further alone each time, because it may fail only together.
             n_more = 1
             if suspect.is_isolated and not was_isolated and not alone:
                 isolates, n_more = True, self._stretch
@@ -98,7 +101,8 @@ class Suspects:
     def _release(self, culprit: Suspect) -> None:
         """Nobody is suspected any more for what the *culprit* did."""
         self.all.remove(culprit)
-        self._stretch = 1  # it was a request, not the context
+        # It was a request, not the context.
+        self._stretch = 1
         for suspect in self.all:
             if not suspect.n_alone:
                 suspect.n_failed = min(suspect.n_failed, N_TOGETHER)
@@ -117,9 +121,9 @@ class Suspects:
     def narrow(
         self, streams: list[Running], prompts: list[Running]
     ) -> tuple[list[Running], list[Running]]:
-        """Keep only the first sequence that is to be computed alone, if there is one."""
+        """Keep only the first sequence that is to be computed alone, if any is."""
         alone = [suspect.sequence for suspect in self.all if suspect.is_isolated]
-        isolated = [each for each in (*streams, *prompts) if each.sequence in alone]
+        isolated = [r for r in (*streams, *prompts) if r.sequence in alone]
         if not isolated:
             return streams, prompts
         first = min(isolated, key=lambda running: running.sequence.rank)

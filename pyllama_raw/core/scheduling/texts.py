@@ -1,142 +1,174 @@
 """
-Texts that become vectors, and which of them a step computes.
+Texts that become vectors: which of them a step computes, and what comes of it.
 
 1. A step has texts of one lot; lots take turns.
-2. Requests take turns, a text each. Those of the last step go behind all others, so of k
-   requests each is served at least once in k steps, however many texts the others have.
-3. A text that does not fit beside the others waits. The first one of a step always fits: it
-   is cut if it may be, and otherwise takes as many tokens as it has.
+2. Requests take turns, a text each. Those of the last step go behind all others, so of
+   k requests each is served at least once in k steps, however many texts it has.
+3. A text that does not fit beside the others waits. The first one of a step always
+   fits: it is cut if it may be, and otherwise takes as many tokens as it has.
 4. A text that was cut goes on first, in the slot 0, and its lot with it.
-
-A text has no memory once it is computed, so its request takes no slot and waits for none.
+5. Nobody knows which text made a step fail, so each is then computed alone. One that is
+   alone has a second try.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Collection
 from collections.abc import Sequence as Items
 
-from pyllama_raw.core.lots import Turns
-from pyllama_raw.core.request import EmbedRequest, Lot
-from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.step import Encode, StepPlan
+from pyllama_raw.core.memory.slots import ContextLimits
+from pyllama_raw.core.request import Embedded, FinishReason, Lot
+from pyllama_raw.core.scheduling.lots import Turns
+from pyllama_raw.core.scheduling.packer import StepBudget
+from pyllama_raw.core.scheduling.roster import Roster
+from pyllama_raw.core.sequence import TextSequence
+from pyllama_raw.core.speed import PrefillSpeed
+from pyllama_raw.core.step import (
+    DecodeStatus,
+    Encode,
+    RowFailed,
+    StepPlan,
+    StepResult,
+    Vector,
+)
 
-
-class TextSequence(Sequence):
-    """A request for vectors in progress: its texts are computed in their order."""
-
-    __slots__ = ("has_failed", "n_done", "start")
-    request: EmbedRequest
-
-    def __init__(self, request: EmbedRequest, order: int, now: float) -> None:
-        super().__init__(request, order, now)
-        self.tokens = request.tokens  # no copy, because nothing follows them
-        self.n_done = 0  # texts that have a vector
-        self.start = 0  # tokens of the next one that are computed
-        self.has_failed = False  # the next one has, alone
-
-    @property
-    def is_done(self) -> bool:
-        """Whether every text has a vector."""
-        return self.n_done == len(self.request.ends)
-
-    def rest(self, n_ahead: int) -> array[int] | None:
-        """The rest of the text after *n_ahead* others; None: there is no such text."""
-        index = self.n_done + n_ahead
-        if index == len(self.request.ends):
-            return None
-        return self.request.text(index)[0 if n_ahead else self.start :]
-
-    def complete(self) -> int:
-        """Note that the next text has its vector; returns the index of that text."""
-        self.n_done += 1
-        self.start = 0
-        self.has_failed = False
-        return self.n_done - 1
+# A step of streams comes between two of texts.
+STREAM_SHARE = 0.5  # of target_step_s
 
 
 class Texts:
-    """Requests for vectors that have not ended; remembers whose turn it is."""
+    """
+    Plans steps of the texts in a roster, and takes in their results.
 
-    def __init__(self) -> None:
-        self.all: list[TextSequence] = []  # in the order of their turns
+    Args:
+        limits: n_slots texts and n_batch tokens a step, n_ctx_slot tokens a text.
+        token_budget: of a step; None: what *target_step_s* allows.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        limits: ContextLimits,
+        token_budget: int | None,
+        target_step_s: float,
+    ) -> None:
+        self._roster = roster
+        self._max_texts = limits.n_slots
+        self._speed = PrefillSpeed()
+        target_s = STREAM_SHARE * target_step_s
+        self._budget = StepBudget(token_budget, target_s, limits.n_batch, self._speed)
         self._lots = Turns[Lot]()
-        self._cut: TextSequence | None = None  # of which a part of a text is computed
+        self._planned = 0.0
+        self._n_alone = 0  # steps to come with a single text, after one that failed
 
-    @property
-    def n_running(self) -> int:
-        """Requests that were in a step."""
-        return sum([one.admitted is not None for one in self.all])
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of the requests that were in no step."""
-        return sum([one.request.n_prompt for one in self.all if one.admitted is None])
-
-    def push(self, sequence: TextSequence) -> None:
-        """Add a request."""
-        self.all.append(sequence)
-        self.all.sort(key=lambda one: one.request.priority)  # keeps equal ones
-
-    def remove(self, sequence: Sequence) -> None:
-        """Take out a request, which is here."""
-        self.all = [one for one in self.all if one is not sequence]
-        if sequence is self._cut:
-            self._cut = None
-
-    def pack(self, n_tokens: int, n_texts: int) -> StepPlan:
-        """
-        Fill a step by *n_tokens*, except for a single text, and *n_texts* at most.
-
-        There is a request.
-        """
-        if self._cut is not None:
-            lot = self._cut.request.lot
+    def plan(self, now: float) -> StepPlan:
+        """The next step, while a request for vectors is there."""
+        self._planned = now
+        texts, cut = self._roster.texts, self._cut
+        if cut is not None:
+            lot = cut.request.lot
         else:
-            lot = self._lots.pick({one.request.lot: None for one in self.all})
-        ready = [one for one in self.all if one.request.lot == lot]
-        ready.sort(key=lambda one: one is not self._cut)
-        return StepPlan(works=tuple(_fill(ready, n_tokens, n_texts)), lot=lot)
+            lot = self._lots.pick({text.request.lot: None for text in texts})
+        ready = [text for text in texts if text.request.lot == lot]
+        ready.sort(key=lambda text: text is not cut)
+        n_texts = 1 if self._n_alone else self._max_texts
+        works = _works(ready, self._budget.limit(streams=True), n_texts)
+        for work in works:
+            sequence = self._roster.alive[work.request_id]
+            if sequence.admitted is None:
+                sequence.admitted = now
+                self._roster.note("running", work.request_id, now)
+        return StepPlan(works=tuple(works), lot=lot)
 
-    def served(self, served: Collection[TextSequence]) -> None:
-        """Let requests of a step that was computed go behind those that were not in it."""
-        self._cut = next((one for one in self.all if one.start), None)
-        self.all.sort(key=lambda one: (one.request.priority, one in served))
+    @property
+    def _cut(self) -> TextSequence | None:
+        """The request of which a text is computed in part."""
+        return next((text for text in self._roster.texts if text.start), None)
+
+    def take(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Take in what came of *plan*."""
+        self._n_alone = max(self._n_alone - 1, 0)
+        counters = self._roster.counters
+        match result.status:
+            case DecodeStatus.OK:
+                counters.computed_tokens += plan.n_tokens
+                self._speed.observe(plan.n_tokens, now - self._planned)
+                self._take_outputs(plan, result, now)
+            case DecodeStatus.ABORTED:
+                counters.aborted_steps += 1
+                self.restart()
+            case _:
+                counters.failed_steps += 1
+                counters.rebuilds += result.status is DecodeStatus.FAILED
+                self.restart()
+                self._fail(plan, result, now)
 
     def restart(self) -> None:
         """Forget the text that is computed in part: the context has lost it."""
-        if self._cut is not None:
-            self._cut.start = 0
-            self._cut = None
+        cut = self._cut
+        if cut is not None:
+            cut.start = 0
+
+    def _take_outputs(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        roster, served = self._roster, dict[TextSequence, None]()
+        for work, output in zip(plan.works, result.outputs, strict=True):
+            sequence = roster.alive.get(work.request_id)
+            # Another of its texts has failed.
+            if sequence is None:
+                continue
+            assert isinstance(sequence, TextSequence)
+            served[sequence] = None
+            if isinstance(output, Vector):
+                index = sequence.complete()
+                roster.events.append(Embedded(work.request_id, index, output.values))
+                if sequence.is_done:
+                    roster.finish(sequence, FinishReason.STOP, now)
+            elif isinstance(output, RowFailed):
+                roster.finish(sequence, output.error, now)
+            else:
+                sequence.start += len(work.tokens)
+        # Requests of this step go behind those that were not in it.
+        roster.texts.sort(key=lambda text: (text.request.priority, text in served))
+
+    def _fail(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        sequence = self._roster.alive.get(plan.works[0].request_id)
+        if len(plan.works) > 1:
+            self._n_alone = len(plan.works)
+        elif isinstance(sequence, TextSequence) and not sequence.has_failed:
+            sequence.has_failed = True
+            self._n_alone += 1
+        else:
+            assert result.error is not None
+            self._roster.end(plan.works[0].request_id, result.error, now)
 
 
-def _fill(ready: Items[TextSequence], n_tokens: int, n_texts: int) -> list[Encode]:
+def _works(ready: Items[TextSequence], n_tokens: int, n_texts: int) -> list[Encode]:
+    """
+    Texts of *ready*, a text of each in turn.
+
+    Args:
+        n_tokens: of all; a single text may have more.
+    """
     works: list[Encode] = []
     n_ahead = 0  # texts of each request that still takes part
     while ready:
         fitting = []
-        for one in ready:
-            rest = one.rest(n_ahead)
-            if rest is None or len(works) == n_texts:
+        for text in ready:
+            tokens = text.tokens_of(n_ahead)
+            # The request has no further text, or the step no place for it.
+            if tokens is None or len(works) == n_texts:
                 continue
-            if len(rest) > n_tokens and (works or one.request.may_cut):
+            if len(tokens) > n_tokens and (works or text.request.may_cut):
                 if works:
                     continue
-                rest = rest[:n_tokens]
-            start = 0 if n_ahead else one.start
-            works.append(_encode(one, n_ahead, len(works), start, rest))
-            n_tokens -= len(rest)
-            fitting.append(one)
+                tokens = tokens[:n_tokens]
+            start = 0 if n_ahead else text.start
+            request = text.request
+            n_text = len(request.text(text.n_done + n_ahead))
+            is_last = start + len(tokens) == n_text
+            slot = len(works)
+            works.append(Encode(request.request_id, slot, start, tokens, is_last))
+            n_tokens -= len(tokens)
+            fitting.append(text)
         ready = fitting
         n_ahead += 1
     return works
-
-
-def _encode(
-    one: TextSequence, n_ahead: int, slot: int, start: int, tokens: array[int]
-) -> Encode:
-    request = one.request
-    n_text = len(request.text(one.n_done + n_ahead))
-    is_last = start + len(tokens) == n_text
-    return Encode(request.request_id, slot, start, tokens, is_last)

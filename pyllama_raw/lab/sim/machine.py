@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pydantic import Field
 
-from pyllama_raw.core.memory.limits import ContextLimits
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import SnapshotCost
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.slots import ContextLimits
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.policies.runner import PolicyFault
 from pyllama_raw.core.request import CacheTier, Request
-from pyllama_raw.core.scheduling.budget_modes import BudgetMode
+from pyllama_raw.core.scheduling.packer import BudgetMode
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import (
     Computed,

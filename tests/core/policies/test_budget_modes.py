@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 
 from pyllama_raw.core.request import Finished
-from pyllama_raw.core.scheduling.budget_modes import divide
+from pyllama_raw.core.scheduling.packer import divide
 from tests.core.support import make_request, make_scheduler, run_until_idle, step
 
 

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.policies.policy import SchedulerView
 from pyllama_raw.core.policies.shipped import SHIPPED
 from pyllama_raw.core.policies.vtc import OUTPUT_COST, Vtc

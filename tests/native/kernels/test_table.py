@@ -28,6 +28,7 @@ def test_each_kind_has_a_row_and_names_its_cpu():
         "norm",
         "halves",
         *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"),
+        *("q2_k", "q3_k", "iq4_nl", "iq4_xs", "mxfp4"),
     ]
     assert all(row.needs for row in rows)
     ours = [row.is_usable for row in rows if row.computes != "columns"]

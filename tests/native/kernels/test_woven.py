@@ -2,32 +2,54 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 
+from benchmarks.load.products import compiled, lines_of
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.kernels import table
+from pyllama_raw.native.gguf_header import read_header
+from pyllama_raw.native.kernels import table, woven_levels
+from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.quantize import quantize
+from scripts.tiny_models import vocab
 from scripts.tiny_models.gguf import write
-from scripts.tiny_models.recipe import Recipe, sizes
+from scripts.tiny_models.recipe import Recipe, experts, sizes
 from tests.native.support import last_logits, make_context, make_prompt
 
-WIDE = sizes(4, 2, n_embd=256, n_ff=512)
-KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k_m", "q5_k_m", "q6_k")
+N_VOCAB = vocab.N_VOCAB + 13  # rows of the output are no whole tiles
+# Rows are multiples of 256, which K types need.
+WIDE = sizes(4, 2, n_embd=512, n_ff=768, vocab_size=N_VOCAB)
+# All are used: a router that chooses would make another model of other digits.
+EXPERTS = WIDE | experts(4, 4) | {"expert_feed_forward_length": 256}
 WOVEN = [row.computes for row in table() if row.is_woven]
-IS_USABLE = any(row.is_usable for row in table() if row.is_woven)
+LEVELS = woven_levels()
+EMULATED = Path(__file__).parent / "emulated.h"
 PLAIN = {"flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+
+Floats = NDArray[np.float32]
 
 pytestmark = [
     pytest.mark.native,
-    pytest.mark.skipif(not IS_USABLE, reason="they are for AVX2 without AVX-512"),
+    pytest.mark.skipif(LEVELS[1:] == (), reason="they are for AVX2 and more"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def best_level():
+    """The best level of this CPU, which may not be the one that was measured."""
+    assert lib.plr_woven_choose(LEVELS[-1].encode())
+    yield
+    assert lib.plr_woven_choose(b"auto")
 
 
 def taken(context) -> dict[str, int]:
@@ -40,19 +62,39 @@ def prompt_of(model: Model, n_tokens: int, seed: int = 0) -> array[int]:
     return array("i", [t % model.n_vocab for t in make_prompt(n_tokens, seed)])
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def model(request, tmp_path_factory):
-    """A model that a K type fits: its rows are multiples of 256."""
-    folder = tmp_path_factory.mktemp("woven")
-    path = folder / f"{request.param}.gguf"
-    write(Recipe("wide", "llama", WIDE), folder / "wide.gguf")
-    quantize(folder / "wide.gguf", path, request.param)
-    with Model.load(path, use_extra_bufts=False) as model:
-        yield model
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory) -> dict[str, Path]:
+    """Models whose matrices are floats."""
+    folder = tmp_path_factory.mktemp("floats")
+    more = vocab.extended(N_VOCAB)
+    paths = {name: folder / f"{name}.gguf" for name in ("wide", "experts")}
+    write(Recipe("wide", "llama", WIDE, more=more), paths["wide"])
+    write(Recipe("wide", "llama", EXPERTS, more=more), paths["experts"])
+    return paths
 
 
-def as_floats(source: Path, target: Path) -> Path:
-    """The model *source* with its weights as floats: none of them is another number."""
+@pytest.fixture(
+    scope="module",
+    params=[
+        *((kind, "wide") for kind in WOVEN),
+        *((kind, "experts") for kind in ("q4_1", "q4_k", "mxfp4")),
+    ],
+    ids="-".join,
+)
+def model(request, floats, tmp_path_factory):
+    """All matrices are of one type."""
+    kind, source = request.param
+    path = tmp_path_factory.mktemp("woven") / f"{kind}.gguf"
+    with Model.load(in_type(kind, floats[source], path), use_extra_bufts=False) as one:
+        yield one
+
+
+def rewritten(
+    source: Path,
+    target: Path,
+    change: Callable[[str, Floats], tuple[np.ndarray, GGMLQuantizationType]],
+) -> Path:
+    """The model *source* with other tensors, which *change* makes of names and floats."""
     reader = GGUFReader(source)
     writer = GGUFWriter(target, "llama")
     for name, field in reader.fields.items():
@@ -63,12 +105,46 @@ def as_floats(source: Path, target: Path) -> Path:
             writer.add_key_value(name, value, kind, sub_type=of_items)
     for tensor in reader.tensors:
         floats = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        writer.add_tensor(tensor.name, floats)
+        data, data_type = change(tensor.name, floats)
+        writer.add_tensor(tensor.name, data, raw_dtype=data_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def as_floats(source: Path, target: Path) -> Path:
+    """The model *source* with its weights as floats: none of them is another number."""
+    return rewritten(source, target, lambda _, x: (x, GGMLQuantizationType.F32))
+
+
+def in_type(
+    kind: str, source: Path, target: Path, without: tuple[str, ...] = ()
+) -> Path:
+    """
+    The model *source* with its matrices in type *kind*, but for routers; tensors *without* are zero.
+    """
+    data_type = GGMLQuantizationType[kind.upper()]
+
+    def change(name: str, floats: Floats) -> tuple[np.ndarray, GGMLQuantizationType]:
+        if any(part in name for part in without):
+            floats = np.zeros_like(floats)
+        if floats.ndim == 1 or "ffn_gate_inp" in name:
+            return floats, GGMLQuantizationType.F32
+        return quantised(floats, data_type), data_type
+
+    return rewritten(source, target, change)
+
+
+def quantised(floats: Floats, data_type: GGMLQuantizationType) -> NDArray[np.uint8]:
+    *shape, n_values = floats.shape
+    data = np.zeros((*shape, lib.ggml_row_size(data_type, n_values)), np.uint8)
+    values = np.ascontiguousarray(floats)
+    source, target = ffi.from_buffer("float[]", values), ffi.from_buffer(data)
+    n_rows = values.size // n_values
+    lib.ggml_quantize_chunk(data_type, source, target, 0, n_rows, n_values, ffi.NULL)
+    return data
 
 
 def test_logits_are_as_near_to_exact_ones_as_those_of_libllama(model, tmp_path):
@@ -98,10 +174,59 @@ def test_logits_are_as_near_to_exact_ones_as_those_of_libllama(model, tmp_path):
     assert max(ours) < 0.2**2
 
 
+@pytest.mark.parametrize("kind", WOVEN)
+def test_products_err_by_the_roundings_of_columns_only(kind, floats, tmp_path):
+    """
+    Layers add nothing here, so logits are one product: of the output, whose rows are no whole
+    tiles, with normed embeddings. A column is rounded to 127 steps up to the largest of 32
+    values; a few values may be rounded to the other side. Of any number of columns.
+    """
+    path = in_type(
+        kind, floats["wide"], tmp_path / "one.gguf", ("attn_output", "ffn_down")
+    )
+    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    embeddings, output, norm = (
+        dequantize(tensors[name].data, tensors[name].tensor_type).astype(float)
+        for name in ("token_embd.weight", "output.weight", "output_norm.weight")
+    )
+    size = np.sqrt(np.square(embeddings).mean(axis=1, keepdims=True) + 1e-5)
+    columns = (embeddings / size * norm).reshape(N_VOCAB, -1, 32)
+    steps = np.abs(columns).max(axis=2, keepdims=True) / 127 + 1e-30
+    rounded = np.round(columns / steps) * steps
+    logits = rounded.reshape(N_VOCAB, -1) @ output.T
+    half_a_step = (
+        steps[..., 0] @ np.abs(output).reshape(N_VOCAB, -1, 32).sum(axis=2).T / 2
+    )
+
+    with (
+        Model.load(path, use_extra_bufts=False) as one,
+        make_context(one, n_outputs_max=129, **PLAIN) as context,
+    ):
+        batch, errors, bounds = Batch(context.n_batch), [], []
+        for n_columns in (*range(1, 18), 31, 63, 64, 65, 129):
+            tokens = prompt_of(one, n_columns, seed=n_columns)
+            batch.clear()
+            batch.add_rows(tokens.tolist(), [*range(n_columns)], [0] * n_columns)
+            context.clear()
+            context.decode(batch)
+            rows = np.array([context.logits(row) for row in range(n_columns)])
+            errors.append(np.abs(rows - logits[tokens]))
+            bounds.append(half_a_step[tokens])
+        n_woven = taken(context)
+
+    assert n_woven.keys() == {kind}
+    assert np.all(np.concatenate(errors) <= np.concatenate(bounds) + 1e-4)
+    assert np.quantile(np.concatenate(errors), 0.9) < 1e-4
+
+
 def test_a_column_has_the_bits_of_it_alone(model):
     """
     Streams that are decoded together have the logits of each by itself.
     """
+    if any(len(t.dims) > 2 for t in read_header(str(model.path)).tensors):
+        pytest.skip(
+            "libllama multiplies routers (test_woven_experts.py has the experts)"
+        )
     fields = {**PLAIN, "kv_unified": False, "n_seq_max": 7}
     prompts = [prompt_of(model, 5, seed=slot) for slot in range(7)]
     with make_context(model, **fields) as context:
@@ -134,3 +259,73 @@ def test_contexts_of_a_model_share_woven_weights(model):
         c = last_logits(second, prompt)
 
     assert a.tobytes() == b.tobytes() == c.tobytes()
+
+
+def test_all_levels_of_instructions_give_the_same_bits(model):
+    """
+    Contexts of one model share its woven weights, each by another level of this CPU. Prompts of
+    many lengths make tiles of all widths.
+    """
+    logits = {}
+    for level in LEVELS:
+        assert lib.plr_woven_choose(level.encode())
+        with make_context(model, **PLAIN) as context:
+            rows = []
+            for n_tokens in (1, 2, 3, 4, 5, 6, 7, 8, 17):
+                row = last_logits(context, prompt_of(model, n_tokens))
+                rows.append(row.tobytes())
+                context.clear()
+            assert taken(context)
+        logits[level] = rows
+
+    assert all(rows == logits["plain"] for rows in logits.values())
+
+
+def test_a_level_that_this_cpu_does_not_have_is_refused():
+    """
+    The error names the variable, its value and the levels.
+    """
+    code = "from pyllama_raw.native.libllama import load; load()"
+    environment = os.environ | {"PYLLAMA_RAW_WOVEN": "avx3"}
+    command = [sys.executable, "-c", code]
+
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment
+    )
+
+    assert (
+        "ConfigError: PYLLAMA_RAW_WOVEN=avx3: levels are auto, plain, avx2"
+        in done.stderr
+    )
+
+
+def has_simde() -> bool:
+    question = "#if !__has_include(<simde/x86/avx512.h>)\n#error\n#endif"
+    command = ["c++", "-E", "-x", "c++", "-"]
+    done = subprocess.run(
+        command, check=False, input=question, capture_output=True, text=True
+    )
+    return done.returncode == 0
+
+
+@pytest.mark.nightly
+def test_levels_that_this_cpu_lacks_give_the_same_bits_where_they_are_emulated(
+    tmp_path,
+):
+    """
+    AVX-VNNI and AVX-512, of all types and widths of tiles, with the largest numbers, by SIMDe.
+    """
+    if "avx2" not in LEVELS or not has_simde():
+        pytest.skip("SIMDe is not installed (libsimde-dev), or there is no AVX2")
+    flags = ["-O1", "-mavx2", "-mfma", "-mf16c", f'-DPLR_EMULATED="{EMULATED}"']
+    program = compiled(tmp_path / "products", *flags)
+
+    lines = list(lines_of(program, "check"))
+
+    assert [line for line in lines if not line.endswith("same bits")] == []
+    assert {line.split()[0] for line in lines} == {
+        "plain",
+        "avx2",
+        "avxvnni",
+        "avx512vnni",
+    }

@@ -1,17 +1,25 @@
 """
-The four things a snapshot can be, as the memory of the model allows.
+Snapshots: saved states of slots, their kinds, and the points of a prompt to save.
 
-The context finds out which one holds when it starts. A layout answers what of a tree path
-can be restored, what is still to capture, and which entries need each other. It decides;
-it never touches bytes.
+Rules:
+1. The memory of a model allows one of four kinds of snapshot. The context finds out
+   which one when it starts.
+2. A layout has the rules of a kind: what of a path in a tree of tokens can be restored,
+   what is still to be captured, and which entries need each other. It decides; it never
+   touches bytes.
+3. An entry changes in the hands of its `PrefixCache` only; others read it.
+4. Memory that cannot be cut is captured at points of a prompt, where its chunks end.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
-from pyllama_raw.core.memory.cache_entry import CapturePlan, Entry, Stretch
+from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, Node, Path, n_common
 from pyllama_raw.core.namespace import Namespace
 
@@ -22,9 +30,7 @@ class SnapshotKind(Enum):
     RANGE = "range"  # its own positions only; restored as a chain, cut anywhere
     STATE = "state"  # all positions from 0; cut anywhere
     EXACT = "exact"  # all positions from 0; of use at its last position only
-    CHAIN = (
-        "chain"  # its own positions only, and what holds at its last one: of use there
-    )
+    CHAIN = "chain"  # its own positions, and what holds at its last one: of use there
 
     @property
     def can_cut(self) -> bool:
@@ -44,8 +50,122 @@ class SnapshotKind(Enum):
         return SnapshotKind.STATE if self.can_cut else SnapshotKind.EXACT
 
 
+def snapshot_points(n_prompt: int, interval: int, marked: Iterable[int]) -> set[int]:
+    """
+    Positions to capture at, each at least 1; what is left is computed on a full hit.
+
+    Args:
+        interval: tokens between regular points; 0: none.
+        marked: other positions that are of use.
+    """
+    last = n_prompt - N_FRESH
+    regular = range(interval, last, interval) if interval else ()
+    return {point for point in (*regular, *marked, last) if 0 < point <= last}
+
+
+def spaced(points: Iterable[int], start: int, gap: int) -> list[int]:
+    """Select *points*, rising, that are at least *gap* after *start* and each other."""
+    selected: list[int] = []
+    for point in sorted(points):
+        if point >= start + gap:
+            selected.append(point)
+            start = point
+    return selected
+
+
+# -- values ---------------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One snapshot of the positions [start, stop) of a token path."""
+
+    entry_id: int  # rises with the order of storing
+    namespace: Namespace
+    start: int  # 0 unless the snapshot is a part
+    stop: int
+    n_bytes: int  # of the snapshot
+    payload: object = field(repr=False)  # the executor's; None once released
+    node: Node[Entry] | None = field(default=None, repr=False)  # None: dropped
+    n_pins: int = 0
+    last_used: int = 0  # count of queries and stores so far, not a time
+    is_queued: bool = False  # the eviction queue has it
+    # In a chain: the entry that this one goes on from, and the number that go on here.
+    ground: Entry | None = field(default=None, repr=False)
+    n_upon: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def n_charged(self) -> int:
+        """Bytes counted against the limit: the snapshot and its tokens in the tree."""
+        return charged(self.n_bytes, self.start, self.stop)
+
+
+def charged(n_bytes: int, start: int, stop: int) -> int:
+    """
+    Bytes that a snapshot of [start, stop) costs.
+
+    Tokens that several entries share in the tree are charged to each of them, so the
+    sum is never less than what is held.
+    """
+    return n_bytes + TOKEN_BYTES * (stop - start)
+
+
+class Stretch(NamedTuple):
+    """The part [start, stop) of an entry that a restore uses; the rest is trimmed."""
+
+    entry: Entry
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """
+    Snapshots that can be restored for a prompt.
+
+    Valid until the cache changes, or while pinned.
+    """
+
+    n_tokens: int  # in the slot after restoring all spans and trimming to here
+    spans: tuple[Stretch, ...]  # to restore in this order; they join without gap from 0
+    n_matched: int  # tokens the tree knows, usable or not
+    n_prompt: int
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(span.entry for span in self.spans)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all snapshots, because each is restored whole."""
+        return sum(span.entry.n_bytes for span in self.spans)
+
+    @property
+    def n_cells(self) -> int:
+        """Cells of a restore, before the end of the last snapshot is cut off."""
+        return max((span.entry.stop for span in self.spans), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePlan:
+    """A snapshot to be made: positions [start, stop) of the path *key*."""
+
+    namespace: Namespace
+    key: bytes = field(repr=False)  # all tokens before stop
+    start: int
+    stop: int
+    ground: tuple[Entry, ...] = ()  # must stay for the new entry to be of use
+
+
+# -- layouts --------------------------------------------------------------------------
+
+
 class Layout(ABC):
-    """The rules of one kind of snapshot; by default each starts at 0 and stands alone."""
+    """The rules of one kind; by default each snapshot starts at 0 and stands alone."""
 
     @abstractmethod
     def spans(self, path: Path[Entry]) -> tuple[Stretch, ...]:
@@ -88,6 +208,7 @@ class RangeLayout(Layout):
             assert node.cover is not None
             stop = min(node.stop, path.n_tokens)
             if spans and spans[-1].entry is node.cover:
+                # Branches of the tree have parted the positions of one entry.
                 spans[-1] = spans[-1]._replace(stop=stop)
             else:
                 spans.append(Stretch(node.cover, node.start, stop))
@@ -99,10 +220,12 @@ class RangeLayout(Layout):
         stop = len(key) // TOKEN_BYTES
         if path.n_tokens == stop:
             return None
+        # Only what no entry has is captured; those before it must stay.
         ground = tuple(span.entry for span in self.spans(path))
         return CapturePlan(namespace, key, path.n_tokens, stop, ground)
 
     def overlaps(self, plan: CapturePlan, other: CapturePlan) -> bool:
+        # Both would have the position at which this one starts.
         return n_common(plan.key, other.key) > plan.start
 
     def attach(self, entry: Entry, node: Node[Entry]) -> None:
@@ -130,8 +253,9 @@ class StateLayout(Layout):
     def spans(self, path: Path[Entry]) -> tuple[Stretch, ...]:
         if not path.nodes:
             return ()
+        # Any state below has the tokens of the path, too; every leaf has one.
         node = path.nodes[-1]
-        while node.entry is None:  # every leaf has one
+        while node.entry is None:
             node = next(iter(node.children.values()))
         return (Stretch(node.entry, 0, path.n_tokens),)
 
@@ -142,6 +266,7 @@ class StateLayout(Layout):
         return None if path.n_tokens == stop else CapturePlan(namespace, key, 0, stop)
 
     def overlaps(self, plan: CapturePlan, other: CapturePlan) -> bool:
+        # The other one will serve this prefix, too.
         return other.key.startswith(plan.key)
 
     def replaced(self, path: Path[Entry]) -> list[Entry]:
@@ -168,13 +293,14 @@ class ExactLayout(Layout):
 
 class ChainLayout(ExactLayout):
     """
-    Points of a path that share the positions before them: each needs the one it goes on from.
+    Points of a path that share the positions before them: each needs the one before.
 
-    Memory with a recurrent state or a window is of use at a point only, but most bytes of a
-    point are those of positions that earlier points have, too.
+    Memory with a recurrent state or a window is of use at a point only, but most bytes
+    of a point are those of positions that earlier points have, too.
     """
 
     def spans(self, path: Path[Entry]) -> tuple[Stretch, ...]:
+        # Back from the last point that is reached, to the one at the beginning.
         spans: list[Stretch] = []
         entry = next(iter(_entries_on(path)[-1:]), None)
         while entry is not None:
@@ -188,12 +314,13 @@ class ChainLayout(ExactLayout):
         stop = len(key) // TOKEN_BYTES
         ground = tuple(span.entry for span in self.spans(path))
         start = ground[-1].stop if ground else 0
-        return (
-            None if start == stop else CapturePlan(namespace, key, start, stop, ground)
-        )
+        if start == stop:
+            return None
+        return CapturePlan(namespace, key, start, stop, ground)
 
     def attach(self, entry: Entry, node: Node[Entry]) -> None:
         super().attach(entry, node)
+        # Nodes above may end inside its positions, where other points of the path are.
         above = node.parent
         while above is not None and above.stop > entry.start:
             above = above.parent
@@ -209,6 +336,7 @@ class ChainLayout(ExactLayout):
         assert entry.node is not None
         falling = [entry]
         for node in entry.node.below():
+            # Parents come before children: what an entry goes on from is there already.
             if node.entry is not None and node.entry.ground in falling:
                 falling.append(node.entry)
         return falling[::-1]

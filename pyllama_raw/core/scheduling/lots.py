@@ -1,14 +1,16 @@
 """
 Turns of lots, which are those that may share a decode.
 
-Lots that are computed with the same adapters take turns of a step. It is deficit round-robin
-whose quantum is n_batch, the most tokens that a step can hold: no lot ever owes any, so a turn
-is one step. Lots that have just come are before the one that was served last, so of k lots with
-work each gets every k-th step: none waits for more than (k - 1) * n_batch tokens.
+Lots that are computed with the same adapters take turns of a step. It is deficit
+round-robin whose quantum is n_batch, the most tokens that a step can hold: no lot ever
+owes any, so a turn is one step. Lots that have just come are before the one that was
+served last, so of k lots with work each gets every k-th step: none waits for more than
+(k - 1) * n_batch tokens.
 
-Sets of adapters take turns in the same order. To go from one set to another costs time, so a
-turn lasts until that is a SHARE of it at most, or until the set has nothing to compute. A set
-that ended its turn early gets the rest in its next turn, which is at most twice as long.
+Sets of adapters take turns in the same order. To go from one set to another costs time,
+so a turn lasts until that is a SHARE of it at most, or until the set has nothing to
+compute. A set that ended its turn early gets the rest in its next turn, which is at
+most twice as long.
 """
 
 from __future__ import annotations
@@ -43,8 +45,29 @@ def by_lot(streams: Items[Running], prompts: Items[Running]) -> Groups:
     for running in streams:
         groups.setdefault(running.request.lot, LotGroup([], [])).streams.append(running)
     for running in prompts:
-        groups.setdefault(_lot_of(running), LotGroup([], [])).prompts.append(running)
+        lot, span = running.request.lot, next_span(running)
+        if span is not None:
+            # Rows that see each other are computed at once, and alone.
+            is_whole = not span.is_causal
+            is_single = lot.is_single or is_whole
+            lot = Lot(f"{lot.name}: rows", is_single, is_whole, lot.adapters)
+        groups.setdefault(lot, LotGroup([], [])).prompts.append(running)
     return groups
+
+
+def divided(groups: Groups) -> Groups:
+    """
+    Streams apart from prompts, which are computed one at a time: see core.exact.
+    """
+    apart: Groups = {}
+    for (name, _, is_whole, adapters, _), (streams, prompts) in groups.items():
+        if streams:
+            lot = Lot(f"{name}: streams", adapters=adapters)
+            apart[lot] = LotGroup(streams, [])
+        if prompts:
+            lot = Lot(f"{name}: one prompt", True, is_whole, adapters)
+            apart[lot] = LotGroup([], prompts)
+    return apart
 
 
 class Turns(Generic[T]):
@@ -61,15 +84,16 @@ class Turns(Generic[T]):
         Args:
             stays: the one that was served last goes on, if it is ready.
         """
-        served = [each for each in ready if each == self._served]
-        waiting = [each for each in self._waiting if each in ready]
-        waiting += [each for each in ready if each not in (*waiting, *served)]
+        # Those that have just come are between those that wait and the one served last.
+        served = [item for item in ready if item == self._served]
+        waiting = [item for item in self._waiting if item in ready]
+        waiting += [item for item in ready if item not in (*waiting, *served)]
         waiting = [*served, *waiting] if stays else [*waiting, *served]
         self._served, *self._waiting = waiting
         return self._served
 
     def repeat(self) -> T:
-        """The last step was not computed: its turn, which is returned, goes first again."""
+        """The last step was not computed: its turn is the next again, and returned."""
         served, self._served = self._served, None
         assert served is not None
         self._waiting.insert(0, served)
@@ -88,22 +112,23 @@ class LotTurns:
         self._owed_s = 0.0  # how long this set goes on before another one's turn
 
     def pick(self, ready: Collection[Lot], now: float) -> Lot:
-        """The next of *ready*, which is not empty; one that is not in it loses its turn."""
+        """The next of *ready*, of which there are some; others lose their turns."""
         self._owed_s = max(self._owed_s - (now - self._then), 0.0)
         self._then = now
         sets = dict.fromkeys([lot.adapters for lot in ready])
         chosen = self._sets.pick(sets, stays=self._owed_s > 0)
+        # Another set begins its turn, with what it has left of its last one.
         if chosen != self._on:
             turn_s = self.switch_s / SHARE
             self._owed_s = min(self._owed_s + turn_s, 2 * turn_s)
             self._on = chosen
         if chosen not in self._lots:
-            kept = {each: lots for each, lots in self._lots.items() if each in sets}
-            self._lots = kept | {chosen: Turns[Lot]()}
+            turns = {key: lots for key, lots in self._lots.items() if key in sets}
+            self._lots = turns | {chosen: Turns[Lot]()}
         return self._lots[chosen].pick([lot for lot in ready if lot.adapters == chosen])
 
     def repeat(self) -> Lot:
-        """The last step was not computed: its lot, which is returned, goes first again."""
+        """The last step was not computed: its lot is the next again, and returned."""
         return self._lots[self._sets.repeat()].repeat()
 
     def restart(self) -> None:
@@ -111,18 +136,6 @@ class LotTurns:
         self._sets = Turns()
         self._lots.clear()
         self._on, self._owed_s = (), 0.0
-
-
-def _lot_of(running: Running) -> Lot:
-    """The lot of the next rows of a prompt."""
-    request = running.request
-    lot = request.lot
-    span = next_span(running)
-    if span is None:
-        return lot
-    is_whole = not span.is_causal
-    is_single = lot.is_single or is_whole
-    return Lot(f"{lot.name}: rows", is_single, is_whole, lot.adapters)
 
 
 def next_span(running: Running) -> Span | None:

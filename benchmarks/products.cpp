@@ -1,0 +1,397 @@
+// Products of woven weights by each level of instructions, on one thread, without a model.
+//
+//   products check        compare the levels of this CPU with plain C++, and that with exact sums
+//   products speed [MB]   G operations/s by type, columns and level, beside libllama's; a line of
+//                         JSON each. MB of weights, more than the caches have (64)
+//
+// benchmarks/kernels.py and tests/native/kernels/test_levels.py compile it. With PLR_EMULATED it
+// includes that file, in which another CPU's instructions are emulated; then it only checks.
+#ifdef PLR_EMULATED
+#include PLR_EMULATED
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "ggml.h"
+#include "kernels/woven_levels.h"
+
+namespace {
+
+using woven::Columns;
+using woven::Kind;
+using woven::Level;
+
+std::mt19937 random_numbers{1};
+
+double uniform(double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random_numbers);
+}
+
+template <class T>
+T * aligned(std::vector<T> & memory) {  // to 64 bytes, which it has behind its end
+    return reinterpret_cast<T *>((uintptr_t(memory.data()) + 63) / 64 * 64);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+// Where a type has half floats, which random bytes would make infinite.
+struct Halves {
+    ggml_type type;
+    int       first, n;
+};
+
+constexpr Halves kHalves[] = {
+    {GGML_TYPE_Q4_0, 0, 1},   {GGML_TYPE_Q4_1, 0, 2},   {GGML_TYPE_Q5_0, 0, 1}, {GGML_TYPE_Q5_1, 0, 2},
+    {GGML_TYPE_Q8_0, 0, 1},   {GGML_TYPE_Q4_K, 0, 2},   {GGML_TYPE_Q5_K, 0, 2}, {GGML_TYPE_Q6_K, 208, 1},
+    {GGML_TYPE_Q2_K, 80, 2},  {GGML_TYPE_Q3_K, 108, 1}, {GGML_TYPE_IQ4_NL, 0, 1},
+    {GGML_TYPE_IQ4_XS, 0, 1}, {GGML_TYPE_MXFP4, 0, 0},
+};
+
+enum Pattern { RANDOM, ALL_ONES, ALL_ZEROS, N_PATTERNS };
+
+std::vector<uint8_t> weights_of(ggml_type type, int n_values, Pattern pattern) {
+    const size_t         n_bytes = ggml_type_size(type);
+    std::vector<uint8_t> bytes(n_bytes * (n_values / ggml_blck_size(type)));
+    for (uint8_t & byte : bytes) {
+        byte = pattern == RANDOM ? uint8_t(random_numbers()) : pattern == ALL_ONES ? 0xff : 0;
+    }
+    const auto * place = std::find_if(std::begin(kHalves), std::end(kHalves),
+                                      [&](const Halves & one) { return one.type == type; });
+    if (place == std::end(kHalves)) {
+        std::printf("%s: say where its half floats are\n", ggml_type_name(type));
+        std::exit(1);
+    }
+    for (size_t block = 0; block < bytes.size(); block += n_bytes) {
+        for (int i = 0; i < place->n; ++i) {
+            const ggml_fp16_t half = ggml_fp32_to_fp16(float(uniform(-0.1, 0.1)));
+            std::memcpy(&bytes[block + place->first + 2 * i], &half, sizeof(half));
+        }
+        if (type == GGML_TYPE_MXFP4) {
+            bytes[block] = pattern == ALL_ZEROS ? 0 : uint8_t(uniform(100, 130));
+        }
+    }
+    return bytes;
+}
+
+// Columns of all sizes and of equal numbers, whose integers are the largest.
+std::vector<float> columns_of(int n_values, int n_columns) {
+    std::vector<float> values(size_t(n_values) * n_columns);
+    for (size_t i = 0; i < values.size(); ++i) {
+        const int column = int(i / n_values);
+        values[i] = column % 3 == 0 ? (random_numbers() & 1 ? 1.5f : -1.5f)
+                    : column % 3 == 1 ? 2.0f
+                                      : float(uniform(-1, 1) * std::pow(10.0, uniform(-3, 3)));
+    }
+    return values;
+}
+
+struct Packed {
+    std::vector<char> memory;
+    Columns           columns;
+
+    Packed(const Level & level, const std::vector<float> & values, int n_values)
+        : memory(values.size() / n_values * Columns::bytes(n_values / woven::kBlock) + 64),
+          columns{aligned(memory), n_values / woven::kBlock} {
+        for (int c = 0; c < int(values.size()) / n_values; ++c) {
+            level.pack(columns, c, 0, columns.n_blocks, values.data() + size_t(c) * n_values);
+        }
+    }
+};
+
+// Sixteen rows, woven.
+std::vector<uint8_t> woven_rows(const Kind & kind, const std::vector<uint8_t> & weights, int n_values) {
+    const size_t         n_bytes  = ggml_type_size(kind.type);
+    const int            n_blocks = n_values / ggml_blck_size(kind.type);
+    std::vector<uint8_t> memory(size_t(n_blocks) * kind.n_bytes + 4096);
+    for (int i = 0; i < n_blocks; ++i) {
+        const char * rows[woven::kRows];
+        for (int r = 0; r < woven::kRows; ++r) {
+            rows[r] = reinterpret_cast<const char *>(&weights[(size_t(r) * n_blocks + i) * n_bytes]);
+        }
+        kind.weave(rows, memory.data() + size_t(i) * kind.n_bytes);
+    }
+    return memory;
+}
+
+// The largest error of *out*, as a part of the sums of sizes, for the numbers that columns have.
+double error(const Kind & kind, const std::vector<uint8_t> & weights, const Columns & columns,
+             int n_columns, const std::vector<float> & out) {
+    const int          n_values = columns.n_blocks * woven::kBlock;
+    std::vector<float> rows(size_t(n_values) * woven::kRows);
+    ggml_get_type_traits(kind.type)->to_float(weights.data(), rows.data(), int64_t(rows.size()));
+    double largest = 0;
+    for (int i = 0; i < woven::kRows * n_columns; ++i) {
+        const int c = i / woven::kRows, r = i % woven::kRows;
+        double    sum = 0, sizes = 0;
+        for (int k = 0; k < n_values; ++k) {
+            const double d = columns.d(c)[k / woven::kBlock], q = columns.q(c)[k];
+            sum += rows[size_t(r) * n_values + k] * d * q;
+            sizes += std::fabs(rows[size_t(r) * n_values + k] * d * q);
+        }
+        largest = std::max(largest, std::fabs(sum - out[i]) / (sizes + 1e-30));
+    }
+    return largest;
+}
+
+int check() {
+    constexpr int n_values = 768, n_columns = 19;
+    int           n_wrong = 0;
+    for (const Level & level : woven::kLevels) {
+        if (!level.is_usable()) {
+            continue;
+        }
+        std::vector<float> odd(8 * woven::kBlock, 0.0f);
+        odd[0] = NAN, odd[40] = INFINITY, odd[70] = -INFINITY, odd[100] = 1e-42f, odd[140] = 3e38f;
+        const Packed ours(level, odd, woven::kBlock), plain(woven::kLevels[0], odd, woven::kBlock);
+        const size_t n_bytes = 8 * Columns::bytes(1);
+        const bool   is_same = std::memcmp(ours.columns.data, plain.columns.data, n_bytes) == 0;
+        std::printf("%-10s %-7s %s\n", level.name, "columns", is_same ? "same bits" : "WRONG");
+        n_wrong += !is_same;
+    }
+    for (size_t index = 0; index < woven::kKinds.size(); ++index) {
+        const Kind & kind = woven::kKinds[index];
+        for (const Level & level : woven::kLevels) {
+            double worst   = 0;
+            bool   is_same = true;
+            for (int pattern = 0; level.is_usable() && pattern < N_PATTERNS; ++pattern) {
+                const auto weights =
+                    weights_of(kind.type, woven::kRows * n_values, Pattern(pattern));
+                const auto   memory = woven_rows(kind, weights, n_values);
+                const auto   values = columns_of(n_values, n_columns);
+                const Packed ours(level, values, n_values), plain(woven::kLevels[0], values, n_values);
+                for (int n = 1; n <= n_columns; ++n) {  // tiles of all widths
+                    std::vector<float> out[2];
+                    for (auto & one : out) {
+                        one.assign(size_t(woven::kRows) * n, NAN);
+                    }
+                    level.tiles[index](memory.data(), ours.columns, 0, n, out[0].data(), woven::kRows,
+                                       woven::kRows);
+                    woven::kLevels[0].tiles[index](memory.data(), plain.columns, 0, n, out[1].data(),
+                                                   woven::kRows, woven::kRows);
+                    is_same = is_same && std::memcmp(out[0].data(), out[1].data(),
+                                                     out[0].size() * sizeof(float)) == 0;
+                    worst = std::max(worst, n == n_columns ? error(kind, weights, ours.columns, n, out[0])
+                                                           : 0.0);
+                }
+            }
+            if (level.is_usable()) {
+                const bool is_right = is_same && worst < 2e-6;
+                std::printf("%-10s %-7s error %.1e, %s\n", level.name, ggml_type_name(kind.type), worst,
+                            is_right ? "same bits" : is_same ? "WRONG" : "OTHER BITS");
+                n_wrong += !is_right;
+            }
+        }
+    }
+    return n_wrong > 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+#ifndef PLR_EMULATED
+
+// CPU time of this thread, which other programs do not lengthen.
+double seconds() {
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
+// Seconds of the fastest run of *work*, of several within a third of a second.
+template <class Work>
+double fastest(Work && work) {
+    double best = 1e30;
+    work();
+    for (double end = seconds() + 0.3, start; (start = seconds()) < end;) {
+        work();
+        best = std::min(best, seconds() - start);
+    }
+    return best;
+}
+
+// Operations a second of products whose operands are in registers.
+#define PEAK(name, TARGET, SET)                                                 \
+    TARGET PLR_CALLED double name() {                                           \
+        constexpr int kSums = 12, kRounds = 100000;                             \
+        SET::Group    numbers = SET::Group{} + uint8_t(3);                      \
+        int8_t        column[4] = {1, 2, 3, 4};                                 \
+        return 2.0 * 4 * SET::kLanes * kSums * kRounds / fastest([&]() TARGET { \
+                   SET::Sum sums[kSums] = {};                                   \
+                   for (int i = 0; i < kRounds; ++i) {                          \
+                       _Pragma("GCC unroll 12") for (int j = 0; j < kSums; ++j) { \
+                           sums[j] = SET::add(sums[j], numbers, column);        \
+                           asm volatile("" : "+v"(sums[j]));                    \
+                       }                                                        \
+                   }                                                            \
+               });                                                              \
+    }
+
+PEAK(plain_peak, , woven::Plain)
+PEAK(avx2_peak, PLR_AVX2, woven::Avx2)
+#ifdef PLR_AVXVNNI
+PEAK(avxvnni_peak, PLR_AVXVNNI, woven::AvxVnni)
+#endif
+PEAK(avx512vnni_peak, PLR_AVX512, woven::Avx512Vnni)
+
+constexpr double (*kPeaks[])() = {
+    plain_peak,
+    avx2_peak,
+#ifdef PLR_AVXVNNI
+    avxvnni_peak,
+#endif
+    avx512vnni_peak,
+};
+
+double read_bandwidth(const std::vector<uint8_t> & memory) {
+    typedef uint64_t Vector __attribute__((vector_size(16)));
+    const auto *     from = reinterpret_cast<const Vector *>(memory.data());
+    const size_t     n    = memory.size() / 64 * 4;
+    const double     time = fastest([&] {
+        Vector sums[4] = {};
+        for (size_t i = 0; i < n; i += 4) {
+            __builtin_prefetch(from + i + 128);
+            for (int j = 0; j < 4; ++j) {
+                sums[j] ^= from[i + j];
+            }
+        }
+        asm volatile("" ::"x"(sums[0] ^ sums[1] ^ sums[2] ^ sums[3]));
+    });
+    return double(n) * sizeof(Vector) / time;
+}
+
+ggml_backend_buffer_type_t repacking() {
+    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    auto               get = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device),
+                                                        "ggml_backend_dev_get_extra_bufts"));
+    for (auto * type = get != nullptr ? get(device) : nullptr; type != nullptr && *type != nullptr; ++type) {
+        if (std::string(ggml_backend_buft_name(*type)) == "CPU_REPACK") {
+            return *type;
+        }
+    }
+    return nullptr;
+}
+
+// Seconds of a product by libllama, of weights in buffers of *type*; 0: it has none of them.
+double libllama(ggml_backend_buffer_type_t type, const Kind & kind, int n_values, int n_rows,
+                int n_columns, const std::vector<uint8_t> & bytes) {
+    ggml_backend_t         backend = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+    const ggml_init_params params  = {16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true};
+    ggml_context *         of_rows = ggml_init(params);
+    ggml_context *         others  = ggml_init(params);
+    ggml_backend_cpu_set_n_threads(backend, 1);
+    ggml_tensor *         rows   = ggml_new_tensor_2d(of_rows, kind.type, n_values, n_rows);
+    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(of_rows, type);
+    ggml_tensor *         columns = ggml_new_tensor_2d(others, GGML_TYPE_F32, n_values, n_columns);
+    ggml_tensor *         out     = ggml_mul_mat(others, rows, columns);
+    double                time    = 0;
+    if (ggml_backend_supports_op(backend, out) &&
+        (type == ggml_backend_cpu_buffer_type() || rows->extra != nullptr)) {
+        ggml_backend_buffer_t memory = ggml_backend_alloc_ctx_tensors(others, backend);
+        ggml_backend_tensor_set(rows, bytes.data(), 0, ggml_nbytes(rows));
+        const auto values = columns_of(n_values, n_columns);
+        ggml_backend_tensor_set(columns, values.data(), 0, ggml_nbytes(columns));
+        ggml_cgraph * graph = ggml_new_graph(others);
+        ggml_build_forward_expand(graph, out);
+        time = fastest([&] { ggml_backend_graph_compute(backend, graph); });
+        ggml_backend_buffer_free(memory);
+    }
+    ggml_backend_buffer_free(buffer);
+    ggml_free(of_rows), ggml_free(others);
+    ggml_backend_free(backend);
+    return time;
+}
+
+int speed(size_t n_bytes) {
+    constexpr int              n_values = 4096;
+    const std::vector<uint8_t> bytes = [&] {
+        std::vector<uint8_t> all(n_bytes + 4096);
+        for (uint8_t & byte : all) {
+            byte = uint8_t(random_numbers() & 0x3f);  // as half floats they are small
+        }
+        return all;
+    }();
+    const double bandwidth = read_bandwidth(bytes);
+    double       peaks[std::size(kPeaks)] = {}, best_peak = 0;
+    for (size_t i = 1; i < std::size(kPeaks); ++i) {
+        peaks[i]  = woven::kLevels[i].is_usable() ? kPeaks[i]() : 0;
+        best_peak = std::max(best_peak, peaks[i]);
+    }
+    for (size_t index = 0; index < woven::kKinds.size(); ++index) {
+        const Kind & kind = woven::kKinds[index];
+        for (const int n_columns : {1, 4, 8, 32, 128}) {
+            const size_t row    = ggml_row_size(kind.type, n_values);
+            const int    n_rows = int(n_bytes / row / (n_columns > 4 ? 16 : 1) / 16 * 16);
+            const auto   say    = [&](const char * who, double time, double peak) {
+                if (time > 0) {
+                    const double n = 2.0 * n_values * n_rows * n_columns;
+                    std::printf("{\"type\": \"%s\", \"columns\": %d, \"by\": \"%s\", \"gop_per_s\": %.1f, "
+                                          "\"of_peak\": %.2f, \"of_bandwidth\": %.2f}\n",
+                                          ggml_type_name(kind.type), n_columns, who, n / time / 1e9, n / time / peak,
+                                          double(row) * n_rows / time / bandwidth);
+                    std::fflush(stdout);
+                }
+            };
+            const size_t group = size_t(n_values / woven::kBlock / kind.n_blocks) * kind.n_bytes;
+            const int    n_groups = int(std::min(n_bytes / group, size_t(n_rows / 16)));
+            const auto   values   = columns_of(n_values, n_columns);
+            std::vector<float> out(size_t(n_rows) * n_columns);
+            for (size_t i = 1; i < std::size(woven::kLevels); ++i) {
+                const Level & level = woven::kLevels[i];
+                if (!level.is_usable()) {
+                    continue;
+                }
+                const double time = fastest([&] {
+                    const Packed packed(level, values, n_values);
+                    for (int first = 0; first < n_columns; first += 64) {
+                        for (int g = 0; g < n_groups; ++g) {
+                            level.tiles[index](bytes.data() + g * group, packed.columns, first,
+                                                 std::min(first + 64, n_columns), &out[16 * g], n_rows, 16);
+                        }
+                    }
+                });
+                say(level.name, time * n_rows / (16.0 * n_groups), peaks[i]);
+            }
+            say("libllama", libllama(ggml_backend_cpu_buffer_type(), kind, n_values, n_rows, n_columns, bytes),
+                best_peak);
+            if (repacking() != nullptr) {
+                say("libllama repacked", libllama(repacking(), kind, n_values, n_rows, n_columns, bytes),
+                    best_peak);
+            }
+        }
+    }
+    std::printf("{\"bandwidth_gb_per_s\": %.1f", bandwidth / 1e9);
+    for (size_t i = 1; i < std::size(kPeaks); ++i) {
+        if (peaks[i] > 0) {
+            std::printf(", \"%s_peak_gop_per_s\": %.0f", woven::kLevels[i].name, peaks[i] / 1e9);
+        }
+    }
+    std::printf("}\n");
+    return 0;
+}
+#endif
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    const std::string what = argc > 1 ? argv[1] : "";
+#ifndef PLR_EMULATED
+    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+    ggml_backend_load_all();
+    if (what == "speed") {
+        return speed(size_t(argc > 2 ? std::atoi(argv[2]) : 64) << 20);
+    }
+#endif
+    if (what != "check") {
+        std::fprintf(stderr, "products check | speed [MB]\n");
+        return 2;
+    }
+    return check();
+}
