@@ -227,7 +227,7 @@ double fastest(Work && work) {
                    for (int i = 0; i < kRounds; ++i) {                          \
                        _Pragma("GCC unroll 12") for (int j = 0; j < kSums; ++j) { \
                            sums[j] = SET::add(sums[j], numbers, column);        \
-                           asm volatile("" : "+v"(sums[j]));                    \
+                           asm volatile("" : "+v"(sums[j]), "+v"(numbers));     \
                        }                                                        \
                    }                                                            \
                });                                                              \
