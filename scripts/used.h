@@ -159,6 +159,7 @@ enum mtmd_input_chunk_type {
     MTMD_INPUT_CHUNK_TYPE_AUDIO, MTMD_INPUT_CHUNK_TYPE_COUNT, ...
 };
 typedef void (* ggml_abort_callback_t) (const char * error_message);
+typedef uint16_t ggml_fp16_t;
 typedef bool (* ggml_abort_callback) (void * data);
 typedef void (* ggml_custom_op_t) (struct ggml_tensor * dst, int ith, int nth, void * userdata);
 typedef void (* ggml_log_callback) (enum ggml_log_level level, const char * text, void * user_data);
@@ -474,6 +475,7 @@ struct mtmd_helper_bitmap_wrapper {
     ...;
 };
 ggml_abort_callback_t ggml_set_abort_callback(ggml_abort_callback_t callback);
+float ggml_fp16_to_fp32(ggml_fp16_t);
 int64_t ggml_nelements(const struct ggml_tensor * tensor);
 int64_t ggml_nrows(const struct ggml_tensor * tensor);
 size_t ggml_nbytes(const struct ggml_tensor * tensor);
