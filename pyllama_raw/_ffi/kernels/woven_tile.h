@@ -49,8 +49,9 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
     for (int i = 0; i < columns.n_blocks; ++i) {
         const uint8_t * from = rows + size_t(i / W::kBlocks) * W::kBytes;
         if (C == 1) {  // reads each weight once, so memory is the limit
-            for (int at = 0; at < W::kBytes / W::kBlocks; at += 64) {
-                __builtin_prefetch(from + 2048 + at);
+            constexpr int kOne = W::kBytes / W::kBlocks;
+            for (int at = 0; at < kOne; at += 64) {
+                __builtin_prefetch(from + i % W::kBlocks * kOne + 2048 + at);
             }
         }
         Ints sums[C][kParts];
