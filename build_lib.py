@@ -104,6 +104,7 @@ CMAKE_FLAGS = (
     "-DLLAMA_OPENSSL=OFF",
 )
 AMX_FLAGS = ROOT / "scripts" / "amx.cmake"  # read behind project("ggml")
+MTMD_FLAGS = ROOT / "scripts" / "mtmd.cmake"  # read behind project("llama.cpp")
 TARGETS = ("llama", "mtmd")
 IN_FRONT = FFI_DIR / "memory" / "huge_pages.h"  # of every C file
 WHOLE_HEADERS = ("llama.h", "gguf.h", "mtmd.h", "mtmd-helper.h")  # declared to Python
@@ -239,6 +240,7 @@ def build_key() -> str:
         _tree_stamp(_source_tree(source)) if source else SOURCE.sha256,
         IN_FRONT.read_text(),
         AMX_FLAGS.read_text(),
+        MTMD_FLAGS.read_text(),
         *CMAKE_FLAGS,
         *cpu_level.cmake_flags(cpu),
         *user_flags(),
@@ -382,11 +384,15 @@ def cmake_build(
         env[variable] = f"{given} {prefix_map} {own}".strip()
     cmake, ninja = toolchain.find_tool("cmake"), toolchain.find_tool("ninja")
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-    commit = [f"-DLLAMA_BUILD_COMMIT={LLAMA_COMMIT}", "-DLLAMA_BUILD_NUMBER=0"]
-    if "PYLLAMA_RAW_SOURCE" in os.environ:
-        commit = []
     amx = f"-DCMAKE_PROJECT_ggml_INCLUDE={AMX_FLAGS}"
-    configure = ["-S", str(tree), "-B", str(work), *generator, *commit, amx, *flags]
+    pinned = [
+        f"-DLLAMA_BUILD_COMMIT={LLAMA_COMMIT}",
+        "-DLLAMA_BUILD_NUMBER=0",
+        f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={MTMD_FLAGS}",
+    ]
+    if "PYLLAMA_RAW_SOURCE" in os.environ:
+        pinned = []  # that source has a version, and perhaps other files of models
+    configure = ["-S", str(tree), "-B", str(work), *generator, *pinned, amx, *flags]
     toolchain.run(cmake, *configure, env=env)
     n_jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(toolchain.n_cpus())
     toolchain.run(
