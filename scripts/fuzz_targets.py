@@ -498,9 +498,9 @@ def _scratch() -> Path:
 
 def _gguf() -> Try:
     """The header of a model, an adapter or a projector."""
-    from pyllama_raw.native.adapter_file import read_adapter
+    from pyllama_raw.native.adapter import read_adapter
     from pyllama_raw.native.gguf_check import check_gguf
-    from pyllama_raw.native.projector_check import check_projector
+    from pyllama_raw.native.projector import check_projector
     from tests.tiny import tiny_model
 
     model, path = check_gguf(str(tiny_model("llama"))), _scratch() / "a.gguf"

@@ -84,7 +84,7 @@ N_LATE = 110
 TWICE = {
     "serve/texts.py": {"body", "codec"},
     "serve/native/fill.py": {"body"},
-    "engine/constraint.py": {"guidance", "sampling", "grammar"},
+    "engine/constraint.py": {"sampling", "grammar"},
     "engine/executor.py": {"sampling"},
     "api/constraining.py": {"constraint"},
     "cli/serve_options.py": {"config"},

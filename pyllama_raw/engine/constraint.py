@@ -20,8 +20,7 @@ from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.engine.sampling import NamedTokens, dry_stage
 from pyllama_raw.engine.trials import Trials
 from pyllama_raw.errors import BadGrammar, BadSchema, Unsupported
-from pyllama_raw.native.grammar import Grammar, Triggers
-from pyllama_raw.native.guidance import MaskTokenizer, Matcher
+from pyllama_raw.native.grammar import Grammar, MaskTokenizer, Matcher, Triggers
 from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.refusals import refusal

@@ -27,7 +27,7 @@ from typing import Any
 
 from pyllama_raw.engine.mailbox import CALLER_LEFT
 from pyllama_raw.errors import BadSchema, ClosedError
-from pyllama_raw.native.guidance import Kind
+from pyllama_raw.native.grammar import Kind
 from pyllama_raw.options.refusals import refused
 
 MAX_CPU_S = 1.0  # others wait for as long: most constraints take milliseconds

@@ -8,7 +8,7 @@ from pathlib import Path
 from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flags import add, count, positive
 from pyllama_raw.cli.options import MODEL_HELP
-from pyllama_raw.native.quantize import FILE_TYPES
+from pyllama_raw.native.model import FILE_TYPES
 from pyllama_raw.options.config import SchedulerConfig
 
 
