@@ -62,6 +62,7 @@ LATE_MODULES = {
     "pyllama_raw.native": "loads the library of C, and many programs need none",
     "pyllama_raw._ffi": "the same",
     "pyllama_raw.lab.plot": "extra `bench`",
+    "ctypes": "some milliseconds of each start, and only servers give memory back",
     "PIL": "extra `media`",
     "genai_prices": "extra `prices`",
     "httpx2": "extra `runners`",

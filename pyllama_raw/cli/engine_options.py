@@ -22,7 +22,7 @@ from pyllama_raw.options.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from pyllama_raw.options.described import descriptions
+from pyllama_raw.options.frozen import descriptions
 from pyllama_raw.options.profile import Profile, Settings
 
 ENGINE: tuple[tuple[type[BaseModel], tuple[str, ...]], ...] = (

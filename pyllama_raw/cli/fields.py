@@ -14,8 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ByteSize
 
 from pyllama_raw.cli.flags import byte_size, json_file, reader, text_file
-from pyllama_raw.options.described import descriptions
-from pyllama_raw.options.frozen import AnyPath
+from pyllama_raw.options.frozen import AnyPath, descriptions
 from pyllama_raw.options.sampling import Text
 
 NAMES = {

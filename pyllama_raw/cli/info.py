@@ -33,9 +33,8 @@ from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
 from pyllama_raw.options.chat_templates import model_template
 from pyllama_raw.options.config import EngineConfig
-from pyllama_raw.options.declared import declared, with_declared
 from pyllama_raw.options.models import resolve_model, with_projector
-from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.options.sampling import SamplingParams, declared, with_declared
 
 MODEL_FACTS = (
     "desc",

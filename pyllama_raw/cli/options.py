@@ -9,7 +9,7 @@ from pyllama_raw.cli.engine_options import add_engine
 from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flags import adapter, add, add_switch, count, positive
 from pyllama_raw.options.config import EmbeddingConfig, MediaConfig
-from pyllama_raw.options.described import descriptions
+from pyllama_raw.options.frozen import descriptions
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import CONSTRAINTS, SamplingParams
 

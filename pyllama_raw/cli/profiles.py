@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyllama_raw.cli.engine_options import profile_of
-from pyllama_raw.options.cpus import n_cpus
-from pyllama_raw.options.host import MAX_OTHERS, cpu_name
+from pyllama_raw.options.machine import MAX_OTHERS, cpu_name, n_cpus
 from pyllama_raw.options.profile import MachineFacts, Profile
 
 

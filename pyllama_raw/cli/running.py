@@ -15,7 +15,7 @@ from pyllama_raw.cli.engine_options import engine_config, model_spec
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.errors import first_of
 from pyllama_raw.options.models import resolve_model
-from pyllama_raw.options.replacing import replacing
+from pyllama_raw.options.output_file import replacing
 from pyllama_raw.options.requests import Need
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from pyllama_raw.native.batch import Batch, RowBatch
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import RowSamplers
-from pyllama_raw.options.refusals import refusal, refused
+from pyllama_raw.options.constraints import refusal, refused
 
 GRAMMAR = "grammar: "  # begins what _ffi/grammar says
 

@@ -30,7 +30,7 @@ from pyllama_raw.lab.sim import (
 )
 from pyllama_raw.lab.sim import simulate as run
 from pyllama_raw.lab.sim.workload import Requests
-from pyllama_raw.options.replacing import check_writable
+from pyllama_raw.options.output_file import check_writable
 from pyllama_raw.policy import make_policy
 
 FIGURE = Path("compared.svg")  # of several policies, unless another is asked for
