@@ -88,7 +88,7 @@ TWICE = {
     "engine/constraint.py": {"sampling", "grammar"},
     "engine/executor.py": {"sampling"},
     "api/constraining.py": {"constraint"},
-    "cli/serve_options.py": {"config"},
+    "cli/serve.py": {"config"},
     # Users import the errors of runners by this name.
     "runners/child.py": {"errors"},
     "runners/connection.py": {"errors"},

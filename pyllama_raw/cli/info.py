@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw import __version__
-from pyllama_raw.cli.engine_options import engine_config, model_spec
+from pyllama_raw.cli.options import engine_config, model_spec
 from pyllama_raw.engine.build import (
     SequenceLayout,
     context_fields,

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pyllama_raw.cli.engine_options import given
+from pyllama_raw.cli.options import given
 from pyllama_raw.engine.records import read_records, write_records
 from pyllama_raw.engine.request_log import RequestLog
 from pyllama_raw.engine.step_log import StepLog
