@@ -21,7 +21,7 @@ from load.measure import Report, arguments, parse, say
 from pyllama_raw.lab.tune import Work, tune
 from pyllama_raw.lab.tune.space import Space, settings_of
 from pyllama_raw.lab.tune.tuning import make_spaces
-from pyllama_raw.native.quantize import quantize
+from pyllama_raw.native.model import quantize
 from pyllama_raw.options.profile import Measured, Settings
 
 N_FINALISTS = 3  # of the grid: the fastest by one measurement is often the luckiest

@@ -341,7 +341,7 @@ SCHEMA_WORDS = tuple(
 
 
 def _gbnf() -> Try:
-    from pyllama_raw.options.grammar import to_lark
+    from pyllama_raw.options.gbnf import to_lark
 
     def text_of(data: bytes) -> str:
         text = data.decode(errors="surrogateescape")
@@ -356,7 +356,7 @@ def _gbnf() -> Try:
 
 
 def _regex() -> Try:
-    from pyllama_raw.options.ascii_classes import with_ascii_classes
+    from pyllama_raw.options.constraints import with_ascii_classes
 
     return _constraint(
         "regex", lambda data: with_ascii_classes(data.decode(errors="replace"))
@@ -498,9 +498,9 @@ def _scratch() -> Path:
 
 def _gguf() -> Try:
     """The header of a model, an adapter or a projector."""
-    from pyllama_raw.native.adapter_file import read_adapter
+    from pyllama_raw.native.adapter import read_adapter
     from pyllama_raw.native.gguf_check import check_gguf
-    from pyllama_raw.native.projector_check import check_projector
+    from pyllama_raw.native.projector import check_projector
     from tests.tiny import tiny_model
 
     model, path = check_gguf(str(tiny_model("llama"))), _scratch() / "a.gguf"

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from pyllama_raw.native.quantize import FileType, quantize
+from pyllama_raw.native.model import FileType, quantize
 from scripts.tiny_models import gguf, projectors, vocab, weights
 from scripts.tiny_models.projectors import PROJECTORS
 from scripts.tiny_models.recipe import Recipe, sizes, state_space

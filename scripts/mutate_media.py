@@ -17,8 +17,7 @@ from pathlib import Path
 
 from pyllama_raw.engine.media import MediaReader
 from pyllama_raw.media import Audio, Image, MediaLimits
-from pyllama_raw.native.cut import RowRun
-from pyllama_raw.native.projector import Projector
+from pyllama_raw.native.projector import Projector, RowRun
 from scripts.mutations.command import Files, search
 from scripts.mutations.edits import EDITS
 from scripts.mutations.trial import prepare, text_model

@@ -15,8 +15,7 @@ import copy
 import random
 from pathlib import Path
 
-from pyllama_raw.native.cut import RowRun
-from pyllama_raw.native.projector import Projector
+from pyllama_raw.native.projector import Projector, RowRun
 from scripts.mutations import metadata, tensors
 from scripts.mutations.command import Files, search
 from scripts.mutations.gguf_file import ARRAY, F32, STRING, U32, File, Value, read

@@ -24,7 +24,7 @@ import numpy as np
 
 from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams
 from pyllama_raw.native import gguf_check
-from pyllama_raw.native.gguf_rules import NEEDS, NOT_ZERO
+from pyllama_raw.native.gguf_check import NEEDS, NOT_ZERO
 from pyllama_raw.options.config import ContextConfig, SchedulerConfig
 from pyllama_raw.results import Operation
 from scripts.mutations import gguf_file, trial

@@ -25,11 +25,9 @@ from pyllama_raw.engine.build_embedder import step_fields
 from pyllama_raw.engine.capabilities import Operation, probe
 from pyllama_raw.engine.estimate import MemoryEstimate, estimate
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.bitmap import Bitmap
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.cut import RowRun
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.projector import Projector
+from pyllama_raw.native.projector import Bitmap, Projector, RowRun
 from pyllama_raw.options.config import (
     CacheConfig,
     ContextConfig,

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pyllama_raw import ContextConfig
-from pyllama_raw.options.cpus import SIBLINGS, n_cpus, n_threads, threads_for
+from pyllama_raw.options.machine import SIBLINGS, n_cpus, n_threads, threads_for
 
 V2 = {
     "/proc/self/mountinfo": (

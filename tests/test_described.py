@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from pyllama_raw import EngineConfig, Profile, SamplingParams, results
 from pyllama_raw.options import config
-from pyllama_raw.options.described import descriptions
+from pyllama_raw.options.frozen import descriptions
 from pyllama_raw.options.requests import ChatOptions, RequestOptions, TextOptions
 
 OPTIONS = (
@@ -69,7 +69,7 @@ def test_no_start_waits_for_descriptions():
     """
     script = """
 import pyllama_raw.options.config, pyllama_raw.options.profile, pyllama_raw.options.sampling
-from pyllama_raw.options.described import descriptions
+from pyllama_raw.options.frozen import descriptions
 
 print(descriptions.cache_info().currsize)
 """

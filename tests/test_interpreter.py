@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
-from pyllama_raw.options import interpreter as module
-from pyllama_raw.options.interpreter import VARIABLE, NoInterpreter, interpreter
+from pyllama_raw.options import machine as module
+from pyllama_raw.options.machine import VARIABLE, NoInterpreter, interpreter
 from tests.tiny import tiny_model
 
 

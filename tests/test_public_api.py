@@ -123,7 +123,7 @@ print('pydantic' in sys.modules)
 
 
 @pytest.mark.parametrize(
-    "name", ["numpy", "jinja2", "opentelemetry", "pyllama_raw.options.grammar"]
+    "name", ["numpy", "jinja2", "opentelemetry", "pyllama_raw.options.gbnf"]
 )
 def test_no_engine_waits_for_what_few_requests_need(name):
     """

@@ -62,6 +62,7 @@ LATE_MODULES = {
     "pyllama_raw.native": "loads the library of C, and many programs need none",
     "pyllama_raw._ffi": "the same",
     "pyllama_raw.lab.plot": "extra `bench`",
+    "ctypes": "some milliseconds of each start, and only servers give memory back",
     "PIL": "extra `media`",
     "genai_prices": "extra `prices`",
     "httpx2": "extra `runners`",
@@ -84,10 +85,10 @@ N_LATE = 110
 TWICE = {
     "serve/texts.py": {"body", "codec"},
     "serve/native/fill.py": {"body"},
-    "engine/constraint.py": {"guidance", "sampling", "grammar"},
+    "engine/constraint.py": {"sampling", "grammar"},
     "engine/executor.py": {"sampling"},
     "api/constraining.py": {"constraint"},
-    "cli/serve_options.py": {"config"},
+    "cli/serve.py": {"config"},
     # Users import the errors of runners by this name.
     "runners/child.py": {"errors"},
     "runners/connection.py": {"errors"},

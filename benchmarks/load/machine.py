@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from pyllama_raw.options.host import busy_s
+from pyllama_raw.options.machine import busy_s
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -29,7 +29,7 @@ import anyio
 from pyllama_raw.api.results import percentile
 from pyllama_raw.lab.bench.machine import machine
 from pyllama_raw.lab.table import table
-from pyllama_raw.options.host import MAX_OTHERS
+from pyllama_raw.options.machine import MAX_OTHERS
 
 from .machine import OthersCpu
 

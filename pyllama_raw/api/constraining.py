@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel
 
 from pyllama_raw.errors import BadSchema, InvalidRequest
-from pyllama_raw.options.ascii_classes import with_ascii_classes
+from pyllama_raw.options.constraints import with_ascii_classes
 from pyllama_raw.options.sampling import MAX_GRAMMAR
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _answer(
 
 def _lark_of_gbnf(params: SamplingParams, vocab: TextVocab, reading: Reading) -> str:
     """The grammar in GBNF as one of Lark; tokens without text are no text."""
-    from pyllama_raw.options.grammar import to_lark
+    from pyllama_raw.options.gbnf import to_lark
 
     def find_token(name: int | str) -> int | None:
         if isinstance(name, int):

@@ -41,9 +41,8 @@ from pyllama_raw.errors import (
     Unsupported,
 )
 from pyllama_raw.options.arguments import reading_prompt
-from pyllama_raw.options.declared import with_declared
 from pyllama_raw.options.requests import ChatOptions, RequestOptions
-from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.options.sampling import SamplingParams, with_declared
 from pyllama_raw.prompts.history import with_history
 from pyllama_raw.prompts.media_prompt import MediaPrompt
 from pyllama_raw.prompts.messages import Message

@@ -17,12 +17,10 @@ from functools import partial
 
 from pyllama_raw.api.blocking import BlockingGeneration
 from pyllama_raw.api.results import Result
-from pyllama_raw.cli.conversation import Conversation
-from pyllama_raw.cli.engine_options import given
 from pyllama_raw.cli.flags import scales_of
-from pyllama_raw.cli.options import SAMPLING
-from pyllama_raw.cli.running import opened
-from pyllama_raw.cli.terminal import Terminal
+from pyllama_raw.cli.inputs import Conversation
+from pyllama_raw.cli.options import SAMPLING, given
+from pyllama_raw.cli.running import Terminal, opened
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import PromptTooLong, RequestError
 from pyllama_raw.options.sampling import SamplingParams

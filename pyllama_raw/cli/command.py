@@ -1,29 +1,42 @@
 """
 Parse the arguments, run one command, turn its end into an exit status.
 
-Some of the standard streams may be closed. Python has None for a closed stream, and the next file
-that anybody opens takes its number. So what C writes to stderr would go into that file.
+Rules:
+1. This file imports little, because each start of a command waits for it.
+2. A mistake is told in one line: `--slots 0: give at least 1`.
+3. Some of the standard streams may be closed. Python has None for a closed stream, and the next file
+   that anybody opens takes its number. So what C writes to stderr would go into that file.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from pyllama_raw import __version__
-from pyllama_raw.cli.parser import Parser, told
 from pyllama_raw.errors import ConfigError, PyllamaError
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
 STANDARD = (0, 1, 2)
+STATUS = """\
+exit status:
+  0    everything that was asked for succeeded
+  1    a request failed, or something cannot be read, written or run; for
+       `bench compare`: something got worse; for `simulate`: a hook of a policy failed
+  2    the flags or files do not make sense; for `tune` and `bench compare`: what was
+       measured proves nothing
+  130  interrupted by Ctrl-C
+"""
 
 
 class Command(NamedTuple):
@@ -36,7 +49,7 @@ class Command(NamedTuple):
 
 CLI, LAB = "cli.options", "lab.cli.options"
 SIM = "lab.cli.simulate_options", "lab.cli.simulate"
-SERVE = "cli.serve_options", "cli.serve"
+SERVE = "cli.serve", "cli.serve"
 BENCH = "lab.cli.bench_options", "lab.cli.bench"
 COMMANDS = {
     "chat": Command(CLI, "cli.chat", "talk with a model"),
@@ -122,9 +135,7 @@ def _fill(name: str, parser: Parser) -> None:
 
 def _run(name: str, parsed: Namespace) -> int:
     """Import a command only when it is run: parsing is then over at once."""
-    from pyllama_raw.cli.profiles import note_of
-
-    if note := note_of(parsed):
+    if (note_of := getattr(parsed, "note_of", None)) and (note := note_of(parsed)):
         sys.stderr.write(f"{note}\n")
     run = _function_of(COMMANDS[name].run, name)
     status: int = run(parsed)
@@ -144,6 +155,69 @@ def _function_of(module: str, name: str, prefix: str = "") -> Callable[..., Any]
         raise ConfigError(f"{error}: {advice}") from error
     function: Callable[..., Any] = getattr(loaded, prefix + words[-1])
     return function
+
+
+class Parser(ArgumentParser):
+    """
+    Tells a mistake in one line; the usage is for people that ask.
+
+    No flag can be abbreviated, because a new one would change what an abbreviation means. That
+    holds for the parsers of all commands, which are of this class.
+    """
+
+    def __init__(
+        self, *, fill: Callable[[Parser], None] | None = None, **options: Any
+    ) -> None:
+        how = RawDescriptionHelpFormatter
+        super().__init__(
+            epilog=STATUS, formatter_class=how, allow_abbrev=False, **options
+        )
+        self._fill = fill
+
+    def filled(self) -> Parser:
+        """With all flags, which cost imports: they are added when somebody asks."""
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            fill(self)
+        return self
+
+    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
+        parsed, unknown = super(Parser, self.filled()).parse_known_args(
+            *arguments, **options
+        )
+        if unknown:  # told by the parser of the command, whose help says more
+            flag = unknown[0].partition("=")[0]
+            close = get_close_matches(flag, self._option_string_actions, 1, 0.7)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        text = re.sub(r"^argument ([^ ]+): ", r"\1 ", message)
+        if choice := re.fullmatch(
+            r"(.*)invalid choice: (.*) \(choose from (.*)\)", text
+        ):
+            text = f"{choice[1]}{choice[2]}: give one of {choice[3]}".replace("'", "")
+        self.exit(2, f"error: {text}\n{self.prog} --help says more\n")
+
+    def flags(self) -> dict[str, str]:
+        """The flag of each field that has one."""
+        actions = (action for action in self._actions if action.option_strings)
+        return {action.dest: action.option_strings[0] for action in actions}
+
+
+def told(error: ConfigError, flags: dict[str, str]) -> str:
+    """The words for a person: flags in the place of the fields that they stand for."""
+
+    def with_flags(text: str) -> str:
+        return re.sub(r"[a-z]\w*", lambda word: flags.get(word[0], word[0]), text)
+
+    lines = []
+    for place, value, words in error.mistakes:
+        parts = re.findall(r"\w+", place)
+        name = next((part for part in reversed(parts) if part in flags), place)
+        lines.append(f"{with_flags(name)} {value}: give {with_flags(words)}")
+    return "; ".join(dict.fromkeys(lines)) or str(error)
 
 
 class ClosedInput(io.TextIOBase):

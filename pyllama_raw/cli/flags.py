@@ -1,28 +1,29 @@
 """
-Readers of flags, and the words that a person is told of a wrong value.
+Flags that stand for a field of the options, and flags of their own.
 
-What a flag allows is told in the words that the options have for it (frozen.py).
+A flag of a field has the name, the limits, the description and the default of its field. The tables
+here say what differs. What a flag allows is told in the words that the options have for it
+(frozen.py).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from argparse import ArgumentTypeError, _ActionsContainer
+from argparse import ArgumentTypeError, BooleanOptionalAction, _ActionsContainer
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ByteSize, Field, TypeAdapter, ValidationError
 
 from pyllama_raw.options.config import Count, Finite
-from pyllama_raw.options.frozen import allowed, suggestion
+from pyllama_raw.options.frozen import AnyPath, allowed, descriptions, suggestion
 from pyllama_raw.options.requests import MAX_SCALE
-from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.options.sampling import SamplingParams, Text
 
 SIZES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
 Reader = Callable[[str], Any]
 
 
@@ -132,3 +133,113 @@ def json_file(name: str) -> Any:
         return json.loads(text_file(name))
     except ValueError as error:
         raise ArgumentTypeError(f"{name}: no JSON: {error}") from None
+
+
+# -- fields ---------------------------------------------------------------------
+
+NAMES = {
+    "n_slots": "--slots",
+    "n_threads": "--threads",
+    "n_threads_batch": "--threads-batch",
+    "devices": "--device",
+    "n_gpu_layers": "--gpu-layers",
+    "mode": "--cache",
+    "snapshot_interval_tokens": "--snapshot-interval",
+    "max_bytes": "--cache-bytes",
+    "max_entries": "--cache-entries",
+    "directory": "--cache-dir",
+    "max_disk_bytes": "--cache-disk-bytes",
+    "from_model": "--model-sampling",
+    "stages": "--samplers",
+    "grammar": "--grammar-file",
+    "json_schema": "--json-schema-file",
+    "lark": "--lark-file",
+}
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
+    "policy": {"metavar": "NAME"},
+    "deterministic": {"action": "store_const", "const": True},
+    "host": {"metavar": "ADDRESS"},
+    "uds": {"metavar": "PATH"},
+    "pooling": {"choices": ("mean", "cls", "last")},
+    "api_keys_file": {"metavar": "FILE"},
+    "access_log": {"metavar": "FILE"},
+    "media_path": {"metavar": "FOLDER"},
+    "cors_origins": {"action": "append", "metavar": "ORIGIN"},
+    "metrics_names": {"action": "append", "choices": ("vllm", "llamacpp")},
+    "devices": {"action": "append", "metavar": "NAME"},
+    "stop": {"action": "append", "metavar": "TEXT", "type": reader(Text)},
+    "stages": {"type": _words, "metavar": "NAMES"},
+    "grammar": {"type": text_file, "metavar": "FILE"},
+    "lark": {"type": text_file, "metavar": "FILE"},
+    "json_schema": {"type": json_file, "metavar": "FILE"},
+    "regex": {"type": reader(Text), "metavar": "PATTERN"},
+}
+MORE = {  # what belongs to the flag only
+    "devices": "Repeatable.",
+    "stop": "Repeatable.",
+    "cors_origins": "Repeatable.",
+    "metrics_names": "Repeatable.",
+    "logprobs": "Shown with --jsonl.",
+    "prompt_logprobs": "Shown with --jsonl.",
+}
+
+
+def add_fields(
+    group: _ActionsContainer,
+    model: type[BaseModel],
+    names: Iterable[str],
+    **defaults: Any,
+) -> None:
+    """Add the flags of *names*, fields of *model*; a command may have other defaults."""
+    for name in names:
+        default = defaults.get(name)
+        group.add_argument(
+            NAMES.get(name, f"--{name.replace('_', '-')}"),
+            dest=name,
+            default=default,
+            help=_help(model, name, default),
+            **HOW.get(name) or _how(model, name),
+        )
+
+
+def _how(model: type[BaseModel], name: str) -> dict[str, Any]:
+    """Arguments with which argparse reads the field *name*, by its type."""
+    field = model.model_fields[name]
+    if name.endswith("_bytes"):
+        return {"type": byte_size, "metavar": "SIZE"}
+    if field.annotation is bool and field.default:
+        return {"action": BooleanOptionalAction}
+    if field.annotation is bool:
+        return {"action": "store_const", "const": True}
+    if get_origin(field.annotation) is Literal:
+        choices = get_args(field.annotation)
+        return {"choices": choices, "type": type(choices[0])}
+    metavar = "S" if name.endswith("_s") else "N"
+    if AnyPath in get_args(field.annotation):
+        metavar = "FILE"
+    return {"type": reader(field.rebuild_annotation()), "metavar": metavar}
+
+
+def _help(model: type[BaseModel], name: str, default: Any) -> str:
+    """The description of a field, and its default; that of None is in the description."""
+    if default is None:
+        default = model.model_fields[name].default
+    text = f"{descriptions(model).get(name, name)} {MORE.get(name, '')}".strip()
+    value = _shown(name, default)
+    return f"{text} ({value})".replace("%", "%%") if value else text
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None or value is False or value == ():
+        return ""
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if name.endswith("_bytes"):
+        return ByteSize(value).human_readable(separator=" ")
+    return "yes" if value is True else f"{value}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw import __version__
-from pyllama_raw.cli.engine_options import engine_config, model_spec
+from pyllama_raw.cli.options import engine_config, model_spec
 from pyllama_raw.engine.build import (
     SequenceLayout,
     context_fields,
@@ -33,9 +33,8 @@ from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
 from pyllama_raw.options.chat_templates import model_template
 from pyllama_raw.options.config import EngineConfig
-from pyllama_raw.options.declared import declared, with_declared
 from pyllama_raw.options.models import resolve_model, with_projector
-from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.options.sampling import SamplingParams, declared, with_declared
 
 MODEL_FACTS = (
     "desc",

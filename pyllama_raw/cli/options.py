@@ -1,23 +1,51 @@
-"""Flags of the commands; without a flag the default of config.py holds."""
+"""
+Flags of the commands, and the configuration of an engine that they make.
+
+Without a flag the default of config.py holds, or what a profile says. Differences of a profile from
+the model or the machine that it is used with are told.
+"""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from pyllama_raw.cli.engine_options import add_engine
-from pyllama_raw.cli.fields import add_fields
-from pyllama_raw.cli.flags import adapter, add, add_switch, count, positive
-from pyllama_raw.options.config import EmbeddingConfig, MediaConfig
-from pyllama_raw.options.described import descriptions
+from pydantic import BaseModel
+
+from pyllama_raw.cli.flags import (
+    adapter,
+    add,
+    add_fields,
+    add_switch,
+    count,
+    positive,
+    whole_number,
+)
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.options.chat_templates import AUTO
+from pyllama_raw.options.config import (
+    CacheConfig,
+    ContextConfig,
+    EmbeddingConfig,
+    EngineConfig,
+    LogConfig,
+    MediaConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from pyllama_raw.options.frozen import descriptions
+from pyllama_raw.options.machine import MAX_OTHERS, cpu_name, n_cpus
+from pyllama_raw.options.profile import MachineFacts, Profile, Settings
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import CONSTRAINTS, SamplingParams
 
 CHAT_CTX = 8192  # cells; a model that knows less uses less
 CHAT_TOKENS = 1024  # of an answer
+FIT_CTX = 4096  # fit_ctx of commands, where nobody says
 FILE_HELP = "a GGUF file, or hf:OWNER/REPO/FILE"
 MODEL_HELP = f"{FILE_HELP}; without it a small model is fetched once"
-
 SAMPLING = tuple(SamplingParams.model_fields)
 OF_LINE = ", ".join((*SAMPLING, *RequestOptions.__annotations__))
 GROUPS = {
@@ -34,6 +62,19 @@ GROUPS = {
         *("mirostat", "mirostat_tau", "mirostat_eta"),
     ),
 }
+ENGINE: tuple[tuple[type[BaseModel], tuple[str, ...]], ...] = (
+    (SchedulerConfig, ("n_slots", "token_budget", "target_step_s", "context_full")),
+    (SchedulerConfig, ("policy", "budget_mode")),
+    (EngineConfig, ("deterministic", "sampler_placement")),
+    (ContextConfig, ("n_ctx", "n_threads", "n_threads_batch", "n_batch", "n_ubatch")),
+    (ContextConfig, ("flash_attn", "kv_unified", "type_k", "type_v")),
+)
+DEVICES = ("devices", "n_gpu_layers", "split_mode", "main_gpu")
+CACHE = (
+    *("mode", "snapshot_interval_tokens", "max_bytes", "max_entries", "directory"),
+    "max_disk_bytes",
+)
+LOGS = ("step_log", "request_log")
 
 
 def add_generate(parser: ArgumentParser) -> None:
@@ -133,3 +174,137 @@ def add_info(parser: ArgumentParser) -> None:
     add_switch(parser, "--json", "as one JSON object")
     add_fields(parser, MediaConfig, ("mmproj",))
     add_engine(parser)
+
+
+def add_engine(parser: ArgumentParser, **defaults: int) -> None:
+    """Flags of everything that opens a model; a command may have other defaults."""
+    parser.set_defaults(note_of=note_of)  # told before the command runs
+    group = parser.add_argument_group("engine")
+    text = (
+        "options, and the model if none is named, as `tune` wrote them; other flags win"
+    )
+    add(group, "--profile", str, "FILE", text)
+    for model, names in ENGINE:
+        add_fields(group, model, names, **defaults)
+    group.add_argument(
+        "--deterministic-fast",
+        dest="deterministic",
+        action="store_const",
+        const="fast",
+        help="the fast way of it",
+    )
+    text = f"{descriptions(EngineConfig)['fit_ctx']} ({FIT_CTX})"
+    add(group, "--fit-ctx", whole_number, "N", text)
+    add_fields(parser.add_argument_group("devices"), ModelConfig, DEVICES)
+    group = parser.add_argument_group("chats")
+    text = "the chat template: a name such as chatml or hermes, a file, or Jinja text"
+    add(
+        group,
+        "--chat-template",
+        str,
+        "TEMPLATE",
+        f"{text} (the model's own, or chatml)",
+    )
+    add_fields(group, ModelConfig, ("template_process",))
+    add_fields(parser.add_argument_group("prefix cache"), CacheConfig, CACHE)
+    add_fields(parser.add_argument_group("logs"), LogConfig, LOGS)
+
+
+def engine_config(options: Namespace) -> EngineConfig:
+    """
+    Raises:
+        ConfigError: names the flag that is out of range.
+    """
+    parts = given_parts(options)
+    # The inputs are in memory already: only their number is limited.
+    parts["scheduler"] = {"max_waiting_tokens": 2**40} | parts["scheduler"]
+    # The adapters are named one by one: there is nothing to give way.
+    parts["engine"] = {"max_adapter_bytes": 2**60} | parts["engine"]
+    settings = Settings(engine={"fit_ctx": FIT_CTX}, model={"chat_template": AUTO})
+    settings = settings.updated(profile_of(options).settings.model_dump())
+    return settings.updated(parts).engine_config()
+
+
+def given_parts(options: Namespace) -> dict[str, dict[str, Any]]:
+    """Options of engines that were given, by the parts of Settings."""
+    of_parts: dict[str, Iterable[str]] = {
+        "model": ModelConfig.model_fields,
+        "context": ContextConfig.model_fields,
+        "scheduler": SchedulerConfig.model_fields,
+        "cache": CacheConfig.model_fields,
+        "embedding": EmbeddingConfig.model_fields,
+        "media": ("mmproj",),
+        "log": LogConfig.model_fields,
+        "engine": ("sampler_placement", "deterministic", "fit_ctx"),
+    }
+    return {part: given(options, names) for part, names in of_parts.items()}
+
+
+def profile_of(options: Namespace) -> Profile:
+    """The one that was named, or one without any option."""
+    return Profile() if options.profile is None else Profile.load(options.profile)
+
+
+def model_spec(options: Namespace) -> str | Path | None:
+    """The model that was named, or the profile's; None: the default one."""
+    return named_model(options) or profile_of(options).path
+
+
+def named_model(options: Namespace) -> str | None:
+    """
+    The model that an argument or --model names; None: neither does.
+
+    Raises:
+        ConfigError: both do.
+    """
+    argument: str | None = getattr(options, "model_argument", None)
+    if argument is not None and options.model is not None:
+        given_twice = f"{argument!r} and --model {options.model!r}"
+        raise ConfigError(f"{given_twice} are two models: give one of them")
+    model: str | None = argument or options.model
+    return model
+
+
+def given(options: Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Options among *names* that were given, with their values."""
+    values = vars(options)
+    return {name: values[name] for name in names if values.get(name) is not None}
+
+
+def note_of(options: Namespace) -> str | None:
+    """One line of what does not fit the profile of *options*; None if all does."""
+    if getattr(options, "profile", None) is None:
+        return None
+    profile = profile_of(options)
+    differences = "; ".join(
+        _misfits(profile, options.model, MachineFacts(cpu=cpu_name(), n_cpus=n_cpus()))
+    )
+    return f"note: profile {options.profile}: {differences}" if differences else None
+
+
+def is_busy(profile: Profile) -> bool:
+    """Whether others ran beside the measurements."""
+    return (profile.others_cpus or 0.0) > MAX_OTHERS
+
+
+def _misfits(profile: Profile, model: str | None, here: MachineFacts) -> Iterator[str]:
+    tuned = profile.path
+    file = Path(model) if model is not None else tuned
+    if tuned is not None and file is not None and _differs(file, profile):
+        yield f"it was measured with another model, {tuned.name}"
+    there = profile.machine
+    if there is not None and there != here:
+        yield (
+            f"it was measured on another machine, {there.cpu} with {there.n_cpus} CPUs"
+        )
+    if is_busy(profile):
+        yield f"other processes used {profile.others_cpus:.2f} CPUs while it was measured"
+
+
+def _differs(file: Path, profile: Profile) -> bool:
+    """Whether *file* has another name or size than the model of *profile*."""
+    assert profile.path is not None
+    if file.name != profile.path.name:
+        return True
+    is_known = profile.model_bytes is not None and file.is_file()
+    return is_known and file.stat().st_size != profile.model_bytes

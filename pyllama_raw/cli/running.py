@@ -1,27 +1,37 @@
-"""Event loop, engine and output file of a command that runs."""
+"""
+Event loop, engine, output file and terminal of a command that runs.
+
+Text goes to stdout, and to stderr what a person is told. A status line stands in a row of its own,
+which is emptied before anything else is written. On the screen that shows the text there is none
+once the text has begun.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TextIO, TypeVar
 
 import anyio
 
-from pyllama_raw.cli.engine_options import engine_config, model_spec
-from pyllama_raw.cli.terminal import Terminal
+from pyllama_raw.api.blocking import Engine
+from pyllama_raw.cli.options import engine_config, model_spec
 from pyllama_raw.errors import first_of
 from pyllama_raw.options.models import resolve_model
-from pyllama_raw.options.replacing import replacing
+from pyllama_raw.options.output_file import replacing
 from pyllama_raw.options.requests import Need
 
-if TYPE_CHECKING:
-    from pyllama_raw.api.blocking import Engine
-
 T = TypeVar("T")
+# Control characters of a stranger's text could drive the terminal.
+_HARMLESS = dict.fromkeys((*range(32), 127, *range(128, 160)), "�") | {
+    ord(char): char for char in "\n\t"
+}
+_EMPTY_ROW = "\r\x1b[K"
 
 
 def run(main: Callable[[], Awaitable[T]], *, use_uvloop: bool = False) -> T:
@@ -35,8 +45,6 @@ def run(main: Callable[[], Awaitable[T]], *, use_uvloop: bool = False) -> T:
 @contextmanager
 def opened(options: Namespace, needs: Need) -> Iterator[tuple[Engine, Terminal]]:
     """The engine that *options* describe, and a terminal that tells of its loading."""
-    from pyllama_raw.api.blocking import Engine  # not every command has one
-
     model, config = resolve_model(model_spec(options)), engine_config(options)
     terminal = Terminal(sys.stdout, sys.stderr)
     terminal.status("loading the model")
@@ -60,3 +68,47 @@ def output(path: Path | None) -> Iterator[IO[str] | None]:
             if file.seekable() and file.tell():
                 sys.stderr.write(f"{path} is as it was; unfinished: {file.name}\n")
             raise
+
+
+class Terminal:
+    """The streams that the output of a run is written to."""
+
+    def __init__(self, out: TextIO, err: TextIO) -> None:
+        self._out, self._err = out, err
+        self._is_shown = out.isatty()
+        self.has_status = err.isatty() and os.environ.get("TERM") != "dumb"
+        self._is_drawn = self._has_begun = False
+
+    def write(self, text: str) -> None:
+        """Write *text* to stdout now."""
+        if self._is_shown:
+            self.close()
+            self._has_begun = True
+            text = text.translate(_HARMLESS)
+        self._out.write(text)
+        self._out.flush()
+
+    def say(self, line: str) -> None:
+        """Write a line for the person to stderr."""
+        self.close()
+        self._err.write(f"{line}\n")
+        self._err.flush()
+
+    def note(self, line: str) -> None:
+        """Like say(), dim on a terminal: beside what the person came for."""
+        self.say(f"\x1b[2m{line}\x1b[0m" if self.has_status else line)
+
+    def status(self, line: str) -> None:
+        """Show *line* until the next one; nothing if stderr is no terminal."""
+        if self.has_status and not self._has_begun:
+            columns = shutil.get_terminal_size().columns
+            self._err.write(f"{_EMPTY_ROW}{line[: columns - 1]}")
+            self._err.flush()
+            self._is_drawn = True
+
+    def close(self) -> None:
+        """Take the status line away."""
+        if self._is_drawn:
+            self._err.write(_EMPTY_ROW)
+            self._err.flush()
+            self._is_drawn = False

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pyllama_raw.cli.engine_options import FIT_CTX, given, given_parts, profile_of
+from pyllama_raw.cli.flags import add, add_fields, add_switch, sampling
 from pyllama_raw.cli.info import show
-from pyllama_raw.cli.running import run
-from pyllama_raw.cli.terminal import Terminal
+from pyllama_raw.cli.options import (
+    FIT_CTX,
+    MODEL_HELP,
+    add_engine,
+    given,
+    given_parts,
+    profile_of,
+)
+from pyllama_raw.cli.running import Terminal, run
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.chat_templates import AUTO
-from pyllama_raw.serve.config import ListenConfig, ServeConfig
+from pyllama_raw.options.config import EngineConfig, MediaConfig
+from pyllama_raw.serve.config import FILE_ONLY, ListenConfig, ServeConfig
 from pyllama_raw.serve.deployment import Deployment, read
 from pyllama_raw.serve.keys import Keys
 from pyllama_raw.serve.run import deploy
@@ -86,3 +94,27 @@ def _named(
         raise ConfigError(f"{counts}: give each MODEL an --alias of its own")
     paths = [None if file is None else str(file) for file in files]
     return {name: {"path": path} for name, path in zip(names, paths, strict=True)}
+
+
+def add_serve(parser: ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=MODEL_HELP)
+    text = "the name of a MODEL, in their order; repeatable (the name of its file)"
+    add(parser, "--alias", str, "NAME", text, action="append")
+    text = "models and options as TOML (docs/service.md); flags win"
+    add(parser, "--config", str, "FILE", text)
+    text = "show each model and the limits that its engine would have, and end"
+    add_switch(parser, "--dry-run", text)
+    group = parser.add_argument_group("address")
+    add_fields(group, ListenConfig, tuple(ListenConfig.model_fields))
+    group = parser.add_argument_group("service")
+    names = [name for name in ServeConfig.model_fields if name not in FILE_ONLY]
+    add_fields(group, ServeConfig, names)
+    text = (
+        "a default of requests that do not say, such as temperature=0.2 or top_k=40: any field of "
+        "SamplingParams, the value as JSON or text; repeatable"
+    )
+    add(group, "--sampling", sampling, "NAME=VALUE", text, action="append")
+    add_fields(group, EngineConfig, ("warm_up",))
+    add_fields(parser.add_argument_group("media"), MediaConfig, ("mmproj",))
+    add_engine(parser)

@@ -56,7 +56,7 @@ class Encodes(Generic[U]):
         self._rows: OrderedDict[RowKey, array[float]] = OrderedDict()  # by last use
         self._cleared = set[RowKey]()  # go with the last open request that has them
 
-    def add(self, user: U, wanted: Items[Wanted]) -> None:
+    def add(self, user: U, needs: Items[Wanted]) -> None:
         """
         Take on the encodes of a request.
 
@@ -64,17 +64,17 @@ class Encodes(Generic[U]):
             QueueFull: open requests hold too much at present.
             InvalidRequest: these are more than an idle engine takes.
         """
-        n_own = sum({one.key: one.n_bytes for one in wanted}.values())
+        n_own = sum({need.key: need.n_bytes for need in needs}.values())
         if n_own > self.max_bytes:
-            given = f"images and sounds of {n_own} bytes, with their rows"
-            raise InvalidRequest("prompt", given, f"at most {self.max_bytes} bytes")
-        n_bytes = self.n_bytes + self._n_bytes_of(wanted)
+            value = f"images and sounds of {n_own} bytes, with their rows"
+            raise InvalidRequest("prompt", value, f"at most {self.max_bytes} bytes")
+        n_bytes = self.n_bytes + self._n_bytes_of(needs)
         if n_bytes > self.max_bytes:
             raise QueueFull("max_open_bytes", n_bytes, self.max_bytes)
         self.n_bytes = n_bytes
-        keys = {one.key for one in wanted}
+        keys = {need.key for need in needs}
         self.n_shared += sum(key in self._rows or key in self._n_users for key in keys)
-        self._open[user] = tuple(wanted)
+        self._open[user] = tuple(needs)
         self._n_users.update(keys)
         for key in keys & self._rows.keys():
             self._rows.move_to_end(key)
@@ -82,10 +82,10 @@ class Encodes(Generic[U]):
     def begin(self) -> tuple[U, int] | None:
         """The request whose turn it is, and which of its encodes; None: nothing waits."""
         assert self.running is None
-        for user, wanted in self._open.items():
-            for index, one in enumerate(wanted):
-                if one.key not in self._rows:
-                    self.running = one.key
+        for user, needs in self._open.items():
+            for index, need in enumerate(needs):
+                if need.key not in self._rows:
+                    self.running = need.key
                     self._open.move_to_end(user)
                     return user, index
         return None
@@ -117,15 +117,15 @@ class Encodes(Generic[U]):
 
     def leave(self, user: U) -> bool:
         """A request has ended; True: nobody wants the encode that runs any more."""
-        wanted = self._open.pop(user, ())
-        for key in {one.key for one in wanted}:
+        needs = self._open.pop(user, ())
+        for key in {need.key for need in needs}:
             self._n_users[key] -= 1
             if not self._n_users[key]:
                 del self._n_users[key]
                 if key in self._cleared:
                     self._cleared.remove(key)
                     self._drop(key)
-        self.n_bytes -= self._n_bytes_of(wanted)
+        self.n_bytes -= self._n_bytes_of(needs)
         self._evict()
         return self.running is not None and self.running not in self._n_users
 
@@ -146,22 +146,22 @@ class Encodes(Generic[U]):
                 self._drop(key)
         return n_before - self.n_kept_bytes
 
-    def _n_bytes_of(self, wanted: Items[Wanted]) -> int:
+    def _n_bytes_of(self, needs: Items[Wanted]) -> int:
         """Bytes of those that no other request holds."""
-        own = {one.key: one.n_bytes for one in wanted}
+        own = {need.key: need.n_bytes for need in needs}
         return sum(n for key, n in own.items() if key not in self._n_users)
 
     def is_done(self, user: U) -> bool:
         """Whether a request is open and all its rows are there."""
-        wanted = self._open.get(user)
-        return wanted is not None and all(one.key in self._rows for one in wanted)
+        needs = self._open.get(user)
+        return needs is not None and all(need.key in self._rows for need in needs)
 
     def users(self, key: RowKey) -> list[U]:
         """Open requests that want it."""
         return [
             user
-            for user, wanted in self._open.items()
-            if any(one.key == key for one in wanted)
+            for user, needs in self._open.items()
+            if any(need.key == key for need in needs)
         ]
 
     def _evict(self) -> None:
@@ -182,12 +182,14 @@ class Encodes(Generic[U]):
         """The bytes add up, and no limit is passed."""
         assert self._cleared <= self._n_users.keys()
         users = Counter(
-            key for wanted in self._open.values() for key in {one.key for one in wanted}
+            key for needs in self._open.values() for key in {need.key for need in needs}
         )
         assert users == self._n_users
-        held = {one.key: one.n_bytes for all_ in self._open.values() for one in all_}
-        assert self.n_bytes == sum(held.values()) <= self.max_bytes
-        kept = {key: len(rows) * rows.itemsize for key, rows in self._rows.items()}
-        assert self.n_kept_bytes == sum(kept.values())
-        n_free = sum(n for key, n in kept.items() if key not in users)
+        sizes = {
+            need.key: need.n_bytes for all_ in self._open.values() for need in all_
+        }
+        assert self.n_bytes == sum(sizes.values()) <= self.max_bytes
+        row_sizes = {key: len(rows) * rows.itemsize for key, rows in self._rows.items()}
+        assert self.n_kept_bytes == sum(row_sizes.values())
+        n_free = sum(n for key, n in row_sizes.items() if key not in users)
         assert not n_free or self.n_kept_bytes <= self.max_kept_bytes

@@ -50,10 +50,8 @@ class PrefillSpeed:
         """Learn from a step of *n_tokens* that took *seconds*."""
         if n_tokens < MIN_OBSERVED or seconds <= 0:
             return
-        speed, known = n_tokens / seconds, self.tokens_per_s
-        self.tokens_per_s = (
-            speed if known is None else known + SMOOTHING * (speed - known)
-        )
+        speed, mean = n_tokens / seconds, self.tokens_per_s
+        self.tokens_per_s = speed if mean is None else mean + SMOOTHING * (speed - mean)
 
 
 @dataclass(frozen=True, slots=True)

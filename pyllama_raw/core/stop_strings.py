@@ -40,22 +40,22 @@ class StopStrings:
 
     def next(self, state: int, byte: int) -> int:
         """The longest state that what was read ends with."""
-        while (found := self.moves[state].get(byte)) is None:
+        while (target := self.moves[state].get(byte)) is None:
             if not state:
                 return 0
             state = self.fallbacks[state]
-        return found
+        return target
 
     def _add(self, string: bytes) -> None:
         at = 0
         for depth, byte in enumerate(string, start=1):
-            following = self.moves[at].get(byte)
-            if following is None:
-                following = self.moves[at][byte] = len(self.moves)
+            target = self.moves[at].get(byte)
+            if target is None:
+                target = self.moves[at][byte] = len(self.moves)
                 self.moves.append({})
                 self.depths.append(depth)
                 self.matches.append(b"")
-            at = following
+            at = target
         self.matches[at] = string
 
     def _find_fallbacks(self) -> None:

@@ -41,7 +41,7 @@ class RequestView:
         raise AttributeError(f"{name} cannot be deleted: a view is for reading")
 
     def __repr__(self) -> str:
-        names = (n for n, what in vars(RequestView).items() if type(what) is property)
+        names = (n for n, field in vars(RequestView).items() if type(field) is property)
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"RequestView({fields})"
 

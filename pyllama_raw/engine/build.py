@@ -40,13 +40,10 @@ from pyllama_raw.engine.state_file import (
 )
 from pyllama_raw.engine.telling import PolicyLog
 from pyllama_raw.errors import ConfigError, Unsupported
-from pyllama_raw.native.abort import AbortFlag
-from pyllama_raw.native.compute_thread import has_gpu
-from pyllama_raw.native.context import Context
-from pyllama_raw.native.kernels import weaves
+from pyllama_raw.native.context import AbortFlag, Context, has_gpu
+from pyllama_raw.native.kernels import Watch, weaves
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import SamplerChain
-from pyllama_raw.native.watch import Watch
 from pyllama_raw.options.chat_templates import (
     FALLBACK,
     FALLBACK_SOURCE,

@@ -15,11 +15,9 @@ from pyllama_raw.engine.embed_executor import EmbedExecutor, compute
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.shared_models import ModelUse
-from pyllama_raw.native.abort import AbortFlag
-from pyllama_raw.native.compute_thread import has_gpu
-from pyllama_raw.native.context import Context
+from pyllama_raw.native.context import AbortFlag, Context, has_gpu
+from pyllama_raw.native.kernels import Watch
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.watch import Watch
 from pyllama_raw.options.config import EngineConfig
 
 MAX_TEXTS = 64  # of a step

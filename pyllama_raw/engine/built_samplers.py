@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyllama_raw.core.step import Work
 from pyllama_raw.engine.guidance import MaskState
-from pyllama_raw.native.logprobs import RowLogprobs
-from pyllama_raw.native.sampler import RowSampler
+from pyllama_raw.native.sampler import RowLogprobs, RowSampler
 from pyllama_raw.options.sampling import SamplingParams
 
 if TYPE_CHECKING:

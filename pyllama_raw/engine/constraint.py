@@ -20,11 +20,10 @@ from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.engine.sampling import NamedTokens, dry_stage
 from pyllama_raw.engine.trials import Trials
 from pyllama_raw.errors import BadGrammar, BadSchema, Unsupported
-from pyllama_raw.native.grammar import Grammar, Triggers
-from pyllama_raw.native.guidance import MaskTokenizer, Matcher
+from pyllama_raw.native.grammar import Grammar, MaskTokenizer, Matcher, Triggers
 from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
-from pyllama_raw.options.refusals import refusal
+from pyllama_raw.options.constraints import refusal
 from pyllama_raw.options.sampling import SamplingParams
 
 # Makes the state of one output, because states are never shared. A grammar is asked by the
@@ -110,7 +109,7 @@ class Grammars:
 
     def make(self, params: SamplingParams, reading: Reading) -> partial[Grammar]:
         """Compile the grammar of *params*, with its first mask. Raises BadGrammar."""
-        from pyllama_raw.options.grammar import to_lark  # few engines see any
+        from pyllama_raw.options.gbnf import to_lark  # few engines see any
 
         assert params.grammar is not None
         find_token = partial(self._find_token, reading)

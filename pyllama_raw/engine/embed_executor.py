@@ -45,9 +45,8 @@ from pyllama_raw.errors import (
     NativeError,
 )
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.libllama import last_error
+from pyllama_raw.native.libllama import check_decode, last_error
 from pyllama_raw.native.sampler import RowSamplers
 
 if TYPE_CHECKING:

@@ -11,14 +11,9 @@ from pyllama_raw.engine.build_embedder import text_fields
 from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.sources import checked_config
-from pyllama_raw.native.breakdown import (
-    HOST,
-    NO_WEIGHTS,
-    Breakdown,
-    breakdown_of,
-    projector_bytes,
-)
+from pyllama_raw.native.memory_need import HOST, NO_WEIGHTS, Breakdown, breakdown_of
 from pyllama_raw.native.model import Model
+from pyllama_raw.native.projector import projector_bytes
 from pyllama_raw.options.config import EngineConfig
 
 TOKEN_TEXT_BYTES = 256  # of a vocabulary, as measured: texts, and maps to and from ids

@@ -52,9 +52,8 @@ from pyllama_raw.engine.scores import watch
 from pyllama_raw.engine.whole_memory import captured, restored, warm_up
 from pyllama_raw.errors import ContextFailed, InvalidBatch, NativeError
 from pyllama_raw.native.adapter import Adapter, load_adapter
-from pyllama_raw.native.check import decode_error
 from pyllama_raw.native.context import Context, StepOutcome
-from pyllama_raw.native.libllama import last_error
+from pyllama_raw.native.libllama import decode_error, last_error
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.options.sampling import SamplingParams
 

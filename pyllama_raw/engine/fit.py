@@ -22,9 +22,8 @@ from pyllama_raw.engine.build import context_fields
 from pyllama_raw.engine.capabilities import probe
 from pyllama_raw.engine.estimate import MemoryEstimate, Outline, estimate
 from pyllama_raw.errors import ContextFailed, NativeError, Unsupported
-from pyllama_raw.native.breakdown import HOST
-from pyllama_raw.native.demand import available_bytes
 from pyllama_raw.native.libllama import devices
+from pyllama_raw.native.memory_need import HOST, available_bytes
 from pyllama_raw.options.config import EngineConfig
 
 MARGIN_BYTES = 2**30  # of a device, or a 16th of a small one

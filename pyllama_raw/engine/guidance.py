@@ -23,13 +23,16 @@ from typing import Any
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.engine.trials import Trials
 from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
-from pyllama_raw.native.arrays import UINT32
-from pyllama_raw.native.guidance import Kind, MaskTokenizer, Matcher
+from pyllama_raw.native.grammar import Kind, MaskTokenizer, Matcher
+from pyllama_raw.native.pointers import UINT32
 from pyllama_raw.native.vocab import Vocab
-from pyllama_raw.options.ascii_classes import with_ascii_classes
-from pyllama_raw.options.refusals import refused
+from pyllama_raw.options.constraints import (
+    OPTIONS,
+    for_llguidance,
+    refused,
+    with_ascii_classes,
+)
 from pyllama_raw.options.sampling import MAX_PATTERN
-from pyllama_raw.options.schemas import OPTIONS, for_llguidance
 
 MAX_CACHE_BYTES = 2**26  # of compiled constraints: some take a tenth of a second
 MAX_CHECKED = 64  # schemas that were found to be right

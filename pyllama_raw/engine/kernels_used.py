@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pyllama_raw.engine.build import context_fields
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.libllama import last_error
+from pyllama_raw.native.kernels import Watch
+from pyllama_raw.native.libllama import check_decode, last_error
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.watch import Watch
 from pyllama_raw.options.config import EngineConfig
 
 

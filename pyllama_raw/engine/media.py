@@ -12,10 +12,7 @@ from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.limits import Media
 from pyllama_raw.media.upload import DecodeStopped, Stop, never
-from pyllama_raw.native.bitmap import Bitmap
-from pyllama_raw.native.cut import Cut, RowRun, Run
-from pyllama_raw.native.encode import EncodeCall
-from pyllama_raw.native.projector import Projector
+from pyllama_raw.native.projector import Bitmap, Cut, EncodeCall, Projector, RowRun, Run
 
 
 @dataclass(frozen=True, slots=True)

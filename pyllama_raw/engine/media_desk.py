@@ -24,9 +24,7 @@ from pyllama_raw.media import pictures, sounds
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.content import MediaMessages, PromptPiece, list_pieces
 from pyllama_raw.media.limits import Media, MediaLimits
-from pyllama_raw.native.cut import RowRun
-from pyllama_raw.native.encode import EncodeCall
-from pyllama_raw.native.projector import Projector
+from pyllama_raw.native.projector import EncodeCall, Projector, RowRun
 from pyllama_raw.options.config import EngineConfig
 
 

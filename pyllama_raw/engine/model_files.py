@@ -6,7 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from pyllama_raw.native.split_files import split_names
+from pyllama_raw.native.gguf_header import split_names
 
 
 class ModelFile(NamedTuple):

@@ -48,8 +48,8 @@ from pyllama_raw.engine.state_file import (
     parts_of,
 )
 from pyllama_raw.errors import SnapshotFailed
-from pyllama_raw.native.arrays import new_bytes
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.pointers import new_bytes
 
 
 class Done(NamedTuple):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyllama_raw.engine.disk_writer import DiskWriter
     from pyllama_raw.engine.embed_executor import EmbedExecutor
     from pyllama_raw.engine.media_desk import MediaDesk
-    from pyllama_raw.native.watch import Watch
+    from pyllama_raw.native.kernels import Watch
 
 T = TypeVar("T")
 

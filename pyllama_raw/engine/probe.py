@@ -20,11 +20,11 @@ from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.speed import CopyPrice
 from pyllama_raw.errors import DecodeFailed, ModelLoadFailed, Unsupported
-from pyllama_raw.native.arrays import new_bytes
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.check import EXCEPTION
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.libllama import EXCEPTION
 from pyllama_raw.native.model import Model
+from pyllama_raw.native.pointers import new_bytes
 from pyllama_raw.options.config import ContextConfig
 
 SLACK_BYTES = 256  # of a snapshot's head, which may differ a little by slot

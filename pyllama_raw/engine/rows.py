@@ -22,12 +22,11 @@ from pyllama_raw.engine.built_samplers import BuiltSamplers
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.scores import with_logprobs
 from pyllama_raw.errors import BadGrammar, PyllamaError, SamplingFailed
-from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.batch import Batch, RowBatch
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
-from pyllama_raw.native.row_batch import RowBatch
 from pyllama_raw.native.sampler import RowSamplers
-from pyllama_raw.options.refusals import refusal, refused
+from pyllama_raw.options.constraints import refusal, refused
 
 GRAMMAR = "grammar: "  # begins what _ffi/grammar says
 

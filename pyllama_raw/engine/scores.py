@@ -23,11 +23,9 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
 from pyllama_raw.errors import InvalidRequest, SamplingFailed
-from pyllama_raw.native.check import EXCEPTION
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.libllama import last_error
-from pyllama_raw.native.logprobs import RowLogprobs
-from pyllama_raw.native.sampler import RowSampler
+from pyllama_raw.native.libllama import EXCEPTION, last_error
+from pyllama_raw.native.sampler import RowLogprobs, RowSampler
 from pyllama_raw.options.sampling import SamplingParams
 
 

@@ -15,9 +15,8 @@ from pyllama_raw.engine.model_info import ModelClass, ModelInfo
 from pyllama_raw.engine.probe import blaming, cost_of, measure, some_tokens
 from pyllama_raw.errors import ConfigError, ModelLoadFailed, Unsupported
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.libllama import last_error
+from pyllama_raw.native.libllama import check_decode, last_error
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import CacheConfig, EngineConfig
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.errors import SnapshotFailed
-from pyllama_raw.native.arrays import new_bytes
+from pyllama_raw.native.pointers import new_bytes
 
 LAYOUT = 0x504C5203  # "PLR"; the last byte is the version of files and index
 ENTRY_BYTES = 4096  # a file counts as so many more, for its row in the index

@@ -27,8 +27,8 @@ from typing import Any
 
 from pyllama_raw.engine.mailbox import CALLER_LEFT
 from pyllama_raw.errors import BadSchema, ClosedError
-from pyllama_raw.native.guidance import Kind
-from pyllama_raw.options.refusals import refused
+from pyllama_raw.native.grammar import Kind
+from pyllama_raw.options.constraints import refused
 
 MAX_CPU_S = 1.0  # others wait for as long: most constraints take milliseconds
 MAX_BYTES = 2**29  # of addresses, beside those that the vocabulary takes

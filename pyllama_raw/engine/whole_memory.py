@@ -8,12 +8,11 @@ context holds need not know that another context holds it now.
 from __future__ import annotations
 
 from pyllama_raw.errors import SnapshotFailed
-from pyllama_raw.native.arrays import Buffer, new_bytes
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.libllama import last_error
+from pyllama_raw.native.libllama import check_decode, last_error
 from pyllama_raw.native.memory import ALL_SLOTS
+from pyllama_raw.native.pointers import Buffer, new_bytes
 
 Copies = list[tuple[int, Buffer]]  # by slot, or one of all slots
 

@@ -1,33 +1,36 @@
-"""A context: the memory of all slots, and the computing of batches."""
+"""
+A context: it computes batches, in the thread that computes, until its abort flag is set.
+
+One thread computes for the contexts of all engines of a process. Two that compute slow each
+other where there are few CPUs, also while one of them is idle (`_ffi/step/runner.h` says why).
+
+A lane is a chain that a context runs in its graph, one a slot. libllama takes a chain once in its
+life and aborts on the second time; so each is spent before any is handed over.
+"""
 
 from __future__ import annotations
 
+import os
+import weakref
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple
 
 from pyllama_raw.errors import ContextFailed, InvalidBatch, InvalidRequest, NativeError
 from pyllama_raw.native import log
-from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.adapter import Adapter, ControlVector, Lora
-from pyllama_raw.native.arrays import FLOAT32, INT32, Array, pointer, zeros
-from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.check import check_decode
-from pyllama_raw.native.compute_thread import compute_thread, has_gpu
-from pyllama_raw.native.demand import check_memory
-from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.kernels import Deterministic, Kernels
-from pyllama_raw.native.lanes import pointers_of, seq_configs
-from pyllama_raw.native.libllama import ffi, last_error, lib
-from pyllama_raw.native.logprobs import RowScores, check_top
+from pyllama_raw.native.batch import Batch, RowBatch
+from pyllama_raw.native.kernels import Deterministic, Kernels, Watch
+from pyllama_raw.native.libllama import check_decode, devices, ffi, last_error, lib
 from pyllama_raw.native.memory import SlotMemory
+from pyllama_raw.native.memory_need import check_memory
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import check_threads, context_params
-from pyllama_raw.native.row_batch import RowBatch
-from pyllama_raw.native.sampler import RowSamplers, SamplerChain
-from pyllama_raw.native.watch import Watch
+from pyllama_raw.native.pointers import FLOAT32, INT32, Array, Handle, pointer, zeros
+from pyllama_raw.native.sampler import RowSamplers, RowScores, SamplerChain, check_top
 
 
 class StepOutcome(NamedTuple):
@@ -422,3 +425,82 @@ def _sum(vectors: list[tuple[ControlVector, float]]) -> array[float]:
 def _free(runner: Any, pointer: Any) -> None:
     lib.plr_runner_free(runner)
     lib.llama_free(pointer)
+
+
+def seq_configs(lanes: Sequence[SamplerChain], n_seq_max: int) -> Any:
+    """llama_sampler_seq_config[len(lanes)]: lanes[i] is for slot i."""
+    pointers = _spend(lanes, n_seq_max)
+    return ffi.new("struct llama_sampler_seq_config[]", list(enumerate(pointers)))
+
+
+def pointers_of(lanes: Sequence[SamplerChain], n_seq_max: int) -> Any:
+    """llama_sampler *[n_seq_max], NULL where there is no lane."""
+    pointers = _spend(lanes, n_seq_max)
+    rest = [ffi.NULL] * (n_seq_max - len(pointers))
+    return ffi.new("struct llama_sampler *[]", [*pointers, *rest])
+
+
+def _spend(lanes: Sequence[SamplerChain], n_seq_max: int) -> list[Any]:
+    if len(lanes) > n_seq_max:
+        raise InvalidRequest("lanes", len(lanes), f"at most {n_seq_max} (n_seq_max)")
+    return [lane.spend() for lane in lanes]
+
+
+class AbortFlag(Handle):
+    """
+    While it is set, a decode of the contexts made with it stops at the next graph node.
+
+    Thread:
+        Any. The engine thread clears it before the next step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(lib.plr_flag_new(), lib.plr_flag_free)
+
+    def set(self) -> None:
+        lib.plr_flag_set(self.ptr, True)
+
+    def clear(self) -> None:
+        lib.plr_flag_set(self.ptr, False)
+
+
+class ComputeThread(Handle):
+    """
+    Computes the steps of its contexts, in turn; they keep it alive.
+
+    Raises:
+        ContextFailed: the system gives no thread.
+    """
+
+    def __init__(self) -> None:
+        pointer = lib.plr_thread_new()
+        if pointer == ffi.NULL:
+            raise ContextFailed("plr_thread_new", None, last_error())
+        super().__init__(pointer, lib.plr_thread_free)
+        self.pid = os.getpid()  # a fork has no such thread
+
+
+_lock = Lock()
+_shared: weakref.ref[ComputeThread] | None = None
+
+
+def has_gpu() -> bool:
+    """Whether a thread that computes mostly waits for a GPU."""
+    return any(device.kind in ("gpu", "igpu") for device in devices())
+
+
+def compute_thread() -> ComputeThread:
+    """
+    The one of this process, made anew if no context uses it.
+
+    Where there is a GPU each context gets a thread of its own, which mostly waits for it.
+    """
+    global _shared  # noqa: PLW0603 - one a process
+    if has_gpu():
+        return ComputeThread()
+    with _lock:
+        thread = _shared() if _shared is not None else None
+        if thread is None or thread.pid != os.getpid():
+            thread = ComputeThread()
+            _shared = weakref.ref(thread)
+        return thread

@@ -9,6 +9,7 @@ data. Nothing of it is trusted: every length is compared with what is left of th
 from __future__ import annotations
 
 import mmap
+import re
 import stat
 import struct
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ MAX_VALUES = 2**16
 MAX_TENSORS = 2**20
 MAX_DIMS = 4  # ggml.h: GGML_MAX_DIMS
 MAX_NAME = 63  # ggml.h: GGML_MAX_NAME, without the final NUL
-
+MAX_PARTS = 2**12  # which no model has; a name may say 99999
 # magic, version, number of tensors, number of metadata pairs
 _HEADER = struct.Struct("<4sIqq")
 _MIN_PAIR_BYTES = 8 + 4 + 1  # key length, type, smallest value
@@ -40,7 +41,7 @@ _NUMBERS = {
     )
 }  # fmt: skip
 _U32, _U64 = _NUMBERS[4], _NUMBERS[10]
-
+_PART = re.compile(r"(?s)(.*)-(\d{5})-of-(\d{5})\.gguf")
 Scalar = bool | int | float | str
 NO_OVERRIDES: Mapping[str, Scalar] = MappingProxyType({})
 
@@ -248,3 +249,17 @@ def _alignment(values: Mapping[str, Scalar]) -> int:
     if not isinstance(value, int) or value < 1 or value & (value - 1):
         raise DamagedFile(f"{ALIGNMENT}={value!r} is not allowed: give a power of 2")
     return value
+
+
+def split_names(path: str) -> list[str]:
+    """
+    Names of all files of the divided model that *path* is a part of; none: it is whole.
+
+    llama.h, llama_split_path: "/models/ggml-model-q4_0", 2, 4 ->
+    "/models/ggml-model-q4_0-00002-of-00004.gguf"
+    """
+    match = _PART.fullmatch(path)
+    if match is None or not 1 <= int(match[2]) <= int(match[3]) <= MAX_PARTS:
+        return []
+    numbers = range(1, int(match[3]) + 1)
+    return [f"{match[1]}-{number:05}-of-{match[3]}.gguf" for number in numbers]

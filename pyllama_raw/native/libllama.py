@@ -1,5 +1,5 @@
 """
-The loaded libraries: initialised once, on first use of `lib` or `ffi`.
+The loaded libraries, initialised once, on first use of `lib` or `ffi`; and what their codes mean.
 
 `llama_backend_free` is never called: at the end of a process nothing is left to gain.
 """
@@ -16,11 +16,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyllama_raw import _ffi
 from pyllama_raw._ffi.loaded import library_of
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.errors import (
+    ConfigError,
+    DecodeAborted,
+    DecodeFailed,
+    InvalidBatch,
+    NativeError,
+    NoKVSpace,
+)
 
 __all__ = [
+    "EXCEPTION",
     "Device",
+    "check_decode",
     "cpu_level",
+    "decode_error",
     "device_pointers",
     "devices",
     "ffi",
@@ -190,3 +200,38 @@ def _describe(name: str, device: Any) -> Device:
         memory_total_bytes=int(props.memory_total),
         stable_id=text(props.device_id) or name,
     )
+
+
+EXCEPTION = -1000  # errors.h: PLR_EXCEPTION
+
+# llama.h, llama_decode:
+#     Upon fatal-error or abort, the ubatches that managed to be been processed will remain
+#     in the memory state of the context
+#     Upon other return values, the memory state is restored to the state before this call
+#      0 - success
+#      1 - could not find a KV slot for the batch
+#      2 - aborted     (processed ubatches will remain in the context's memory)
+#     -1 - invalid input batch
+#     < -1 - fatal error (processed ubatches will remain in the context's memory)
+DECODE_ERRORS: dict[int, tuple[type[NativeError], str]] = {
+    1: (NoKVSpace, "no room in the KV memory; nothing has changed"),
+    2: (DecodeAborted, "stopped by the abort flag; some micro-batches were applied"),
+    -1: (InvalidBatch, "the batch was refused; nothing has changed"),
+    -2: (DecodeFailed, "memory for the graph could not be had"),
+    -3: (DecodeFailed, "the computation failed"),
+    EXCEPTION: (DecodeFailed, "a C++ exception"),
+}
+
+
+def decode_error(
+    code: int, message: str = "", function: str = "llama_decode"
+) -> NativeError:
+    """The exception for *code*, which is not 0; *message* says more than its default."""
+    kind, text = DECODE_ERRORS.get(code, (DecodeFailed, "unknown code"))
+    return kind(function, code, f"{text}: {message}" if message else text)
+
+
+def check_decode(code: int, message: str = "") -> None:
+    """Raise what *code* stands for; 0 is success."""
+    if code != 0:
+        raise decode_error(code, message)

@@ -11,10 +11,9 @@ from typing import Any
 
 from pyllama_raw.errors import InvalidRequest, SnapshotFailed, Unsupported
 from pyllama_raw.native import log
-from pyllama_raw.native.arrays import UINT8, Buffer, lent
-from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.kernels import Kernels
 from pyllama_raw.native.libllama import ffi, last_error, lib
+from pyllama_raw.native.pointers import UINT8, Buffer, Handle, lent
 
 _POS_MAX = 2**31 - 1
 ALL_SLOTS = -1

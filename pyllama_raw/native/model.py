@@ -1,20 +1,21 @@
-"""A loaded model: weights, metadata and vocabulary; shared by its contexts."""
+"""A loaded model: weights, metadata and vocabulary, shared by its contexts; and its file in another type."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
 
-from pyllama_raw.errors import ModelLoadFailed
+from pyllama_raw.errors import ConfigError, ModelLoadFailed, QuantizeFailed
 from pyllama_raw.native import log
 from pyllama_raw.native.gguf_check import check_gguf
 from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header
-from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.kernels import weaves
 from pyllama_raw.native.libllama import ffi, lib, text
 from pyllama_raw.native.params import INT32_MAX, model_params
+from pyllama_raw.native.pointers import Handle
 from pyllama_raw.native.vocab import Vocab
 
 
@@ -184,3 +185,71 @@ _NUMBERS: tuple[tuple[Callable[[Model], int], str, int], ...] = (
     (lambda model: model.n_head_kv, "attention.head_count_kv", 0),
     (lambda model: model.n_swa, "attention.sliding_window", 0),
 )
+
+
+# Those that need no importance matrix.
+FileType = Literal[
+    "f16",
+    "bf16",
+    "q8_0",
+    "q6_k",
+    "q5_k_m",
+    "q5_1",
+    "q5_0",
+    "q4_k_m",
+    "q4_1",
+    "q4_0",
+    "iq4_nl",
+    "iq4_xs",
+    "q3_k_m",
+    "q2_k",
+]
+FILE_TYPES: tuple[str, ...] = get_args(FileType)
+
+
+def quantize(source: Path, target: Path, file_type: FileType) -> None:
+    """
+    Write the model *source* to *target* with most tensors in *file_type*.
+
+    Lossy: what *source* has lost already is not got back. *source* is only read; *target*
+    is empty until it is complete.
+
+    Raises:
+        ConfigError: *target* exists, its folder cannot be written, or the type is unknown.
+        ModelLoadFailed: *source* is no model that libllama knows.
+        QuantizeFailed: libllama refused, or the disk is full.
+    """
+    if file_type not in FILE_TYPES:
+        raise ConfigError(
+            f"file_type={file_type!r}: give one of {', '.join(FILE_TYPES)}"
+        )
+    if target.exists():
+        raise ConfigError(f"{target} exists: it is not replaced, name another file")
+    if "\0" in str(target):
+        raise ConfigError(f"{str(target)!r}: the path contains a NUL")
+    Model.load(source, vocab_only=True).close()
+    try:
+        target.touch(exist_ok=False)  # nobody else writes it from here on
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror}") from error
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    try:
+        _run(source, unfinished, file_type)
+        unfinished.replace(target)
+    except BaseException:
+        target.unlink()
+        raise
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _run(source: Path, written: Path, file_type: FileType) -> None:
+    params = ffi.new("struct llama_model_quantize_params *")
+    params[0] = lib.llama_model_quantize_default_params()
+    params.nthread = 1
+    params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{file_type.upper()}")
+    params.allow_requantize = True
+    since = log.mark()
+    code = lib.plr_quantize(os.fsencode(source), os.fsencode(written), params)
+    if code:
+        raise QuantizeFailed(str(source), code, log.reason(since))

@@ -9,11 +9,20 @@ is None, has libllama's default.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.native import kinds
 from pyllama_raw.native.libllama import device_pointers, ffi, lib
+
+# The words that options have for enumerations of C, each list once for both sides.
+SplitMode = Literal["none", "layer", "row", "tensor"]
+LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"]
+LazyMode = Literal["off", "auto", "on"]
+FlashAttention = Literal["auto", "on", "off"]
+RopeScaling = Literal["model", "none", "linear", "yarn", "longrope"]
+KVType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
+
 
 INT32_MAX = 2**31 - 1
 
@@ -149,11 +158,11 @@ def _chars(name: str, text: str) -> bytes:
 _MODEL: dict[str, Check] = {
     "n_gpu_layers": _at_least(-1),
     "devices": _devices,
-    "split_mode": _one_of("LLAMA_SPLIT_MODE", kinds.SplitMode),
+    "split_mode": _one_of("LLAMA_SPLIT_MODE", SplitMode),
     "main_gpu": _at_least(0),
     "tensor_split": _tensor_split,
-    "load_mode": _one_of("LLAMA_LOAD_MODE", kinds.LoadMode),
-    "lazy_mode": _one_of("LLAMA_LAZY_MODE", kinds.LazyMode),
+    "load_mode": _one_of("LLAMA_LOAD_MODE", LoadMode),
+    "lazy_mode": _one_of("LLAMA_LAZY_MODE", LazyMode),
     "kv_overrides": _overrides,
     "check_tensors": _as(bool),
     "use_extra_bufts": _as(bool),
@@ -169,15 +178,15 @@ _CONTEXT: dict[str, Check] = {
     "n_threads_batch": check_threads,
     "kv_unified": _as(bool),
     "flash_attn": _one_of(
-        "LLAMA_FLASH_ATTN_TYPE", kinds.FlashAttention, on="ENABLED", off="DISABLED"
+        "LLAMA_FLASH_ATTN_TYPE", FlashAttention, on="ENABLED", off="DISABLED"
     ),
-    "type_k": _one_of("GGML_TYPE", kinds.KVType),
-    "type_v": _one_of("GGML_TYPE", kinds.KVType),
+    "type_k": _one_of("GGML_TYPE", KVType),
+    "type_v": _one_of("GGML_TYPE", KVType),
     "swa_full": _as(bool),
     "offload_kqv": _as(bool),
     "op_offload": _as(bool),
     "rope_scaling": _one_of(
-        "LLAMA_ROPE_SCALING_TYPE", kinds.RopeScaling, model="UNSPECIFIED"
+        "LLAMA_ROPE_SCALING_TYPE", RopeScaling, model="UNSPECIFIED"
     ),
     **dict.fromkeys(
         (
@@ -191,7 +200,7 @@ _CONTEXT: dict[str, Check] = {
         _as(float),
     ),
     "yarn_orig_ctx": _at_least(0),
-    "pooling": _one_of("LLAMA_POOLING_TYPE", kinds.Pooling),  # makes vectors of texts
+    "pooling": _one_of("LLAMA_POOLING_TYPE", Pooling),  # makes vectors of texts
 }
 _C_NAMES = {
     "flash_attn": "flash_attn_type",

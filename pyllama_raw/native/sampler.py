@@ -1,5 +1,5 @@
 """
-Sampling: output rows become tokens.
+Sampling: output rows become tokens, and log-probabilities are noted beside them.
 
 A row is sampled by a chain, or, without one, by taking the largest logit. Around it: what
 must not be sampled, what its logits get added, and a grammar.
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pyllama_raw.errors import InvalidRequest, NativeError, SamplingFailed
-from pyllama_raw.native.arrays import FLOAT32, INT32, UINT32, pointer
 from pyllama_raw.native.grammar import Grammar
-from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
-from pyllama_raw.native.logprobs import RowLogprobs
+from pyllama_raw.native.pointers import FLOAT32, INT32, UINT32, Handle, pointer, zeros
 from pyllama_raw.native.stages import Stage, check, made
 from pyllama_raw.native.vocab import INT32_MAX, Vocab
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FIRST_MAX = 128  # candidates that are worth choosing before all else is done
+MAX_TOP = 1024  # insertion into a sorted list: not for more
 
 
 class SamplerChain(Handle):
@@ -218,3 +217,48 @@ def _check_tokens(name: str, tokens: Sequence[int] | Mapping[int, float]) -> Non
     for token in tokens:
         if not 0 <= token <= INT32_MAX:
             raise InvalidRequest(name, token, "token ids")
+
+
+class RowScores(NamedTuple):
+    """Log-softmax of rows: of one token each, and of the most likely ones."""
+
+    chosen: array[float]  # [n_rows]
+    ids: array[int]  # [n_rows * n_top], of a row best first; -1 where there is none
+    values: array[float]  # [n_rows * n_top]
+
+
+class RowLogprobs:
+    """
+    The record that a row sampler writes when it samples; valid until it does so again.
+
+    Args:
+        n_top: most likely tokens to tell.
+        of_sampler: of the distribution the token was drawn from, not of the raw row.
+    """
+
+    def __init__(self, n_top: int, *, of_sampler: bool = False) -> None:
+        check_top(n_top)
+        self._ids = zeros(INT32, n_top)
+        self._values = zeros(FLOAT32, n_top)
+        self.ptr = ffi.new("plr_logprobs *")
+        self.ptr.n_top, self.ptr.of_sampler = n_top, of_sampler
+        self.ptr.ids = pointer(self._ids, INT32, writable=True)
+        self.ptr.values = pointer(self._values, FLOAT32, writable=True)
+
+    @property
+    def value(self) -> float:
+        """The logprob of the token that was sampled."""
+        return float(self.ptr.value)
+
+    @property
+    def top(self) -> tuple[tuple[int, float], ...]:
+        """(id, logprob) of the most likely tokens, best first."""
+        n_found = self.ptr.n_found
+        ids, values = self._ids[:n_found].tolist(), self._values[:n_found].tolist()
+        return tuple(zip(ids, values, strict=True))
+
+
+def check_top(n_top: int) -> None:
+    """Raise InvalidRequest if so many are not told."""
+    if not 0 <= n_top <= MAX_TOP:
+        raise InvalidRequest("n_top", n_top, f"0 to {MAX_TOP}")

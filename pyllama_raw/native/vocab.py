@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import compress, pairwise
 from threading import Lock
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 from pyllama_raw.errors import InvalidRequest, NativeError, Unsupported
-from pyllama_raw.native.arrays import INT64, pointer, zeros
-from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
-from pyllama_raw.native.pieces import Pieces
+from pyllama_raw.native.pointers import INT64, Handle, pointer, zeros
 
 INT32_MAX = 2**31 - 1
 _MAX_TEXT_BYTES = INT32_MAX - 16
@@ -318,3 +317,36 @@ def _encode(text: str) -> bytes:
     if len(raw) > _MAX_TEXT_BYTES:
         raise InvalidRequest("text", f"{len(raw)} bytes", f"at most {_MAX_TEXT_BYTES}")
     return raw
+
+
+class Pieces(Sequence[bytes]):
+    """
+    One string, out of which pieces are cut when somebody asks for them.
+
+    A vocabulary has up to some hundred thousand, and a process reads few of them.
+    """
+
+    def __init__(self, joined: bytes, ends: array[int]) -> None:
+        """
+        Args:
+            ends: ends[i] is where piece i ends in *joined* and the next one begins.
+        """
+        self._joined = joined
+        self._starts = array("q", [0]) + ends
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, token: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, token: slice) -> list[bytes]: ...
+
+    def __getitem__(self, token: int | slice) -> bytes | list[bytes]:
+        if isinstance(token, slice):
+            return [self[i] for i in range(len(self))[token]]
+        if token < 0:
+            token = range(len(self))[token]
+        starts = self._starts
+        return self._joined[starts[token] : starts[token + 1]]

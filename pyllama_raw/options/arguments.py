@@ -32,7 +32,7 @@ SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anythin
 
 def checked_number(name: str, value: object, low: int, high: int) -> int:
     """A whole number; True is no number: a flag that was put in the wrong place is the likelier reason."""
-    from pyllama_raw.options.values import checked, whole
+    from pyllama_raw.options.requests import checked, whole
 
     return checked(whole(low, high), value, name)
 
@@ -46,7 +46,7 @@ def checked_top(value: object) -> int:
 
 def checked_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
     """Texts, at least one, none of them empty. Raises InvalidRequest; *name* is theirs."""
-    from pyllama_raw.options.values import TEXTS, checked
+    from pyllama_raw.options.requests import TEXTS, checked
 
     return checked(TEXTS, texts, name)
 
@@ -55,7 +55,7 @@ def checked_texts_or_ids(
     texts: Iterable[str | Sequence[int]],
 ) -> list[str | Sequence[int]]:
     """As checked_texts(), where token ids may stand for a text."""
-    from pyllama_raw.options.values import TEXTS_OR_IDS, checked
+    from pyllama_raw.options.requests import TEXTS_OR_IDS, checked
 
     found: list[str | Sequence[int]] = checked(TEXTS_OR_IDS, texts, "texts")
     return found
@@ -63,7 +63,7 @@ def checked_texts_or_ids(
 
 def checked_text(name: str, value: object) -> str:
     """A text that is not empty."""
-    from pyllama_raw.options.values import TEXT, checked
+    from pyllama_raw.options.requests import TEXT, checked
 
     return checked(TEXT, value, name)
 
@@ -83,7 +83,7 @@ def checked_flag(name: str, value: object) -> bool:
 
 def checked_wait(name: str, value: object) -> float:
     """Seconds that somebody waits."""
-    from pyllama_raw.options.values import WAIT, checked
+    from pyllama_raw.options.requests import WAIT, checked
 
     return checked(WAIT, value, name)
 
@@ -96,14 +96,14 @@ def check_progress(value: object) -> None:
 
 def checked_salt(value: object) -> str | None:
     """Text that a namespace can be named by."""
-    from pyllama_raw.options.values import SALT, checked
+    from pyllama_raw.options.requests import SALT, checked
 
     return checked(SALT, value, "cache_salt")
 
 
 def checked_adapter(value: object) -> str:
     """The name of an adapter."""
-    from pyllama_raw.options.values import NAME, checked
+    from pyllama_raw.options.requests import NAME, checked
 
     return checked(NAME, value, "name")
 
@@ -152,7 +152,7 @@ def checked_serving(options: Mapping[str, Any]) -> TextOptions:
 def _checked_all(kind: type[T], whose: str, options: Mapping[str, Any]) -> T:
     if not options:
         return kind()  # the dict of a TypedDict
-    from pyllama_raw.options.values import checked, options_of
+    from pyllama_raw.options.requests import checked, options_of
 
     for name in options:
         if name not in kind.__annotations__:

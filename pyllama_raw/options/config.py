@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from pyllama_raw.native.kinds import (
+from pyllama_raw.native.params import (
     FlashAttention,
     KVType,
     LazyMode,
@@ -21,8 +21,9 @@ from pyllama_raw.native.kinds import (
     RopeScaling,
     SplitMode,
 )
-from pyllama_raw.options import chat_templates, cpus
+from pyllama_raw.options import chat_templates
 from pyllama_raw.options.frozen import AnyPath, Frozen, Listed, Mapped
+from pyllama_raw.options.machine import n_threads
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 ImageRows = Annotated[int, Field(ge=1, le=2**16)]  # their pixels fit 32 bits
@@ -165,7 +166,7 @@ class ContextConfig(Frozen):
     @property
     def threads(self) -> int:
         """Threads for one-token batches, resolved."""
-        return self.n_threads or cpus.n_threads()
+        return self.n_threads or n_threads()
 
 
 class SchedulerConfig(Frozen):

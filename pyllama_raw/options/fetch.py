@@ -179,7 +179,7 @@ def _index_url() -> str:
     if named := os.environ.get("PIP_INDEX_URL"):
         return named
     try:
-        interpreters = import_module("pyllama_raw.options.interpreter")
+        interpreters = import_module("pyllama_raw.options.machine")
         python = interpreters.interpreter()
     except ImportError:  # the package is being built, by a Python
         python = sys.executable

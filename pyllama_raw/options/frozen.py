@@ -1,25 +1,40 @@
 """
-Options that are checked once and then frozen, and the error that names a wrong one.
+Options that are checked once and then frozen, the error that names a wrong one, and their descriptions.
 
 Rules:
 1. A mistake is one error of this package: which option, what was given, what pydantic allows.
 2. A copy is checked like new options.
 3. Another model that holds these options, as the body of a web request, checks them in
    pydantic's own way, so its errors tell the whole place.
+4. An option is described once, by the docstring below it in the source, which help and JSON schemas
+   show. Docstrings are read when somebody asks, because pydantic's `use_attribute_docstrings` would
+   parse the sources at every start of a program.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from difflib import get_close_matches
+from functools import cache
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from pyllama_raw.errors import ConfigError, PyllamaError, cut, shown
 
@@ -31,15 +46,11 @@ if TYPE_CHECKING:
     Listed = list[T] | tuple[T, ...]
     Mapped = Mapping[K, T]
     AnyPath = str | Path
-    Described = BaseModel  # editors and checkers know the fields of its classes
 else:
-    from pyllama_raw.options.described import DescribedModel as Described
-
     Listed, Mapped, AnyPath = tuple[T, ...], dict, Path
-
+PACKAGE = "pyllama_raw."
 COLLECTIONS = (str, bytes, list, tuple, set, frozenset, dict, BaseModel)
 MAX_TOLD = 5  # mistakes in one message
-
 # A sentence of pydantic, of which the group follows "give".
 _SENTENCE = (
     r"(?:\w+ should (?:be|have)|Value error,) (.*?)(?: after validation, not \d+)?"
@@ -49,6 +60,76 @@ SHORTER = {
     "less than or equal to": "at most",
     "greater than": "more than",
 }
+
+
+@cache
+def descriptions(kind: type) -> dict[str, str]:
+    """The description of each field of *kind*, by name; none where sources are missing."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.startswith(PACKAGE):
+            found |= _docstrings(base)
+    return found
+
+
+def _docstrings(kind: type) -> dict[str, str]:
+    try:
+        source = inspect.getsource(kind)
+    except (OSError, TypeError):  # a program may be shipped without its sources
+        return {}
+    (node,) = ast.parse(dedent(source)).body
+    found: dict[str, str] = {}
+    for field, below in pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = inspect.cleandoc(text)
+    return found
+
+
+class Documented(type(BaseModel)):  # type: ignore[misc]
+    """Metaclass of options, whose `__doc__` lists them. It is made when somebody asks."""
+
+    @property
+    def __doc__(cls) -> str:  # type: ignore[override]
+        told = [
+            f"{name} = {_default(cls, name)}\n{indent(text, '    ')}"
+            for name, text in descriptions(cls).items()
+        ]
+        return "\n\n".join([about(cls), "\n".join(told)])
+
+
+def _default(kind: type[BaseModel], name: str) -> str:
+    value = kind.model_fields[name].get_default(call_default_factory=True)
+    return f"{type(value).__name__}()" if isinstance(value, BaseModel) else repr(value)
+
+
+def about(kind: type) -> str:
+    """The docstring of *kind* as it is in the source."""
+    return inspect.cleandoc(kind.__dict__.get("__doc__") or "")
+
+
+class DescribedModel(BaseModel, metaclass=Documented):
+    """A model of pydantic whose help and JSON schema have the descriptions."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        made = handler(core_schema)
+        schema = handler.resolve_ref_schema(made)
+        schema["description"] = about(cls)
+        for name, text in descriptions(cls).items():
+            schema["properties"][name]["description"] = text
+        return made
+
+
+if TYPE_CHECKING:
+    Described = BaseModel  # editors and checkers know the fields of its classes
+else:
+    Described = DescribedModel
 
 
 class Mistake(NamedTuple):

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from pyllama_raw.errors import ConfigError, shown
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.frozen import Frozen, wrong
-from pyllama_raw.options.replacing import replacing
+from pyllama_raw.options.output_file import replacing
 
 Fields = dict[str, Any]
 

@@ -24,7 +24,7 @@ from threading import Event, Thread
 from anyio import CancelScope, current_time, sleep
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.options.interpreter import NoInterpreter, interpreter
+from pyllama_raw.options.machine import NoInterpreter, interpreter
 from pyllama_raw.runners.errors import RunnerDied
 from pyllama_raw.runners.keeper import kill_session
 

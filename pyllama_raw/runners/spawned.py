@@ -34,7 +34,7 @@ import anyio
 
 from pyllama_raw import Prompt, __version__
 from pyllama_raw.errors import ConfigError, PyllamaError
-from pyllama_raw.options.interpreter import NoInterpreter, interpreter
+from pyllama_raw.options.machine import NoInterpreter, interpreter
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import VERBS, Verb

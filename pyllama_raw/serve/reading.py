@@ -28,7 +28,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
-from pyllama_raw.options.allocator import trim
+from pyllama_raw.options.machine import trim
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.exchange import current
 from pyllama_raw.serve.failures import Failure, refused, words_of

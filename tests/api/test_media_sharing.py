@@ -24,7 +24,7 @@ from pyllama_raw.errors import (
     ProjectorLoadFailed,
     PromptTooLong,
 )
-from pyllama_raw.native.cut import RowRun
+from pyllama_raw.native.projector import RowRun
 from tests.api.media_engines import (
     GREEDY,
     N_SLOTS,

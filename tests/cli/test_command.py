@@ -16,7 +16,7 @@ import pytest
 
 from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.cli import command, generate, main
-from pyllama_raw.cli.views import JsonLines
+from pyllama_raw.cli.generate import JsonLines
 from pyllama_raw.errors import LibraryNotBuilt, ModelLoadFailed
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.cli.support import FakeTty

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.cli.engine_options import given
 from pyllama_raw.cli.inputs import InputRequest, parse_line
-from pyllama_raw.cli.options import SAMPLING, add_generate
+from pyllama_raw.cli.options import SAMPLING, add_generate, given
 
 
 def parse(*arguments: str) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyllama_raw.cli.conversation import HELP, Conversation
+from pyllama_raw.cli.inputs import HELP, Conversation
 
 
 def test_turns_are_kept_after_the_system_message():

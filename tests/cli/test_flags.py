@@ -6,8 +6,7 @@ import pytest
 
 from pyllama_raw import __version__
 from pyllama_raw.cli import main
-from pyllama_raw.cli.command import root_parser
-from pyllama_raw.cli.parser import Parser
+from pyllama_raw.cli.command import Parser, root_parser
 
 GENERATE, RUN = ("generate", "a"), ("bench", "run", "offline")
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import ContextConfig, Profile
-from pyllama_raw.cli.engine_options import add_engine, engine_config, model_spec
-from pyllama_raw.cli.options import add_generate
+from pyllama_raw.cli.options import add_engine, add_generate, engine_config, model_spec
 from pyllama_raw.options.config import CacheConfig
 from pyllama_raw.options.profile import Settings
 

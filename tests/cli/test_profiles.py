@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_raw.cli import profiles
-from pyllama_raw.cli.profiles import note_of
+from pyllama_raw.cli import options as profiles
+from pyllama_raw.cli.options import note_of
 from pyllama_raw.options.profile import MachineFacts, Profile
 
 HERE = MachineFacts(cpu="this CPU", n_cpus=4)

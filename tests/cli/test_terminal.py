@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from pyllama_raw.cli.terminal import Terminal
+from pyllama_raw.cli.running import Terminal
 from tests.cli.support import FakeTty
 
 

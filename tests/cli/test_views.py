@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from pyllama_raw import SamplingParams
+from pyllama_raw.cli.generate import JsonLines, LiveText, record
 from pyllama_raw.cli.inputs import Input, InputRequest, Outcome
-from pyllama_raw.cli.terminal import Terminal
-from pyllama_raw.cli.views import JsonLines, LiveText, record
+from pyllama_raw.cli.running import Terminal
 from pyllama_raw.core.request import (
     FinishDetail,
     FinishReason,

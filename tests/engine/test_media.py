@@ -6,8 +6,7 @@ import pytest
 from pyllama_raw.engine.media import MediaReader
 from pyllama_raw.errors import BadMedia, Unsupported
 from pyllama_raw.media import Audio, Image
-from pyllama_raw.native.cut import RowRun
-from pyllama_raw.native.encode import EncodeCall
+from pyllama_raw.native.projector import EncodeCall, RowRun
 from tests.media.files import (
     deep_png,
     image_file,

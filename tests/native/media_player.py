@@ -29,8 +29,7 @@ from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.image import Image
 from pyllama_raw.media.limits import Media
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.cut import Cut, RowRun, Run
-from pyllama_raw.native.projector import Projector
+from pyllama_raw.native.projector import Cut, Projector, RowRun, Run
 from tests.media.files import pixels, tone
 from tests.native.media_support import AFTER, BEFORE, helper_logits, text_tokens
 from tests.player import GREEDY, make_config

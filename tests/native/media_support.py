@@ -10,14 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.bitmap import Bitmap
+from pyllama_raw.native.batch import Batch, RowBatch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.cut import Cut, RowRun, TokenRun
 from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.projector import Projector
-from pyllama_raw.native.row_batch import RowBatch
+from pyllama_raw.native.projector import Bitmap, Cut, Projector, RowRun, TokenRun
 from tests.media.files import pixels, tone
 from tests.tiny import tiny_projector
 

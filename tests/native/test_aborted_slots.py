@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from pyllama_raw.errors import DecodeAborted, NoKVSpace
-from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.context import Context
+from pyllama_raw.native.context import AbortFlag, Context
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 from tests.native.support import EXACT, make_context, prefill

@@ -14,8 +14,7 @@ from pyllama_raw import AsyncEngine, ConfigError, EngineConfig, SamplingParams
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.kernels import table
-from pyllama_raw.native.model import Model
-from pyllama_raw.native.quantize import quantize
+from pyllama_raw.native.model import Model, quantize
 from tests.native.support import last_logits, make_context, prefill
 from tests.tiny import tiny_model
 

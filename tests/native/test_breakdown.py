@@ -15,12 +15,11 @@ from pyllama_raw import (
     probe,
 )
 from pyllama_raw.errors import ConfigError, ContextFailed, ModelLoadFailed, Unsupported
-from pyllama_raw.native.breakdown import CELL_BYTES, NO_WEIGHTS, breakdown_of
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import ffi, lib
-from pyllama_raw.native.model import Model
+from pyllama_raw.native.memory_need import CELL_BYTES, NO_WEIGHTS, breakdown_of
+from pyllama_raw.native.model import Model, quantize
 from pyllama_raw.native.projector import Projector
-from pyllama_raw.native.quantize import quantize
 from tests.native.support import run_python
 from tests.tiny import GENERATING, tiny_model, tiny_projector
 
@@ -102,11 +101,11 @@ MAPPED = """
 import sys
 from pathlib import Path
 from pyllama_raw.engine.estimate import estimate
-from pyllama_raw.native import breakdown
+from pyllama_raw.native import memory_need
 from pyllama_raw.native.model import Model
 from pyllama_raw import EngineConfig
-spans, reckon = [], breakdown._mapped_bytes
-breakdown._mapped_bytes = lambda *given: spans.append(reckon(*given)) or spans[-1]
+spans, reckon = [], memory_need._mapped_bytes
+memory_need._mapped_bytes = lambda *given: spans.append(reckon(*given)) or spans[-1]
 path = Path(sys.argv[1])
 estimate(path, EngineConfig())
 with Model.load(path) as model:

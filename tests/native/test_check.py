@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw.errors import DecodeAborted, DecodeFailed, InvalidBatch, NoKVSpace
-from pyllama_raw.native.check import EXCEPTION, check_decode, decode_error
+from pyllama_raw.native.libllama import EXCEPTION, check_decode, decode_error
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.compute_thread import compute_thread
-from pyllama_raw.native.context import Context
+from pyllama_raw.native.context import AbortFlag, Context, compute_thread
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler, RowSamplers

@@ -16,8 +16,8 @@ from pyllama_raw.errors import (
     NoKVSpace,
     Unsupported,
 )
-from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.context import AbortFlag
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.sampler import RowSampler, RowSamplers
 from tests.native.support import (

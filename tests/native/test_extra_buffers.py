@@ -8,10 +8,9 @@ import pytest
 
 from pyllama_raw import ContextConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pyllama_raw.engine.kernels_used import kernels_used
+from pyllama_raw.native.kernels import Watch
 from pyllama_raw.native.libllama import system_info
-from pyllama_raw.native.model import Model
-from pyllama_raw.native.quantize import quantize
-from pyllama_raw.native.watch import Watch
+from pyllama_raw.native.model import Model, quantize
 from tests.native.support import last_logits, make_context, make_prompt
 from tests.tiny import tiny_model
 

@@ -7,11 +7,11 @@ import pytest
 
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.check import EXCEPTION
-from pyllama_raw.native.logprobs import RowLogprobs
+from pyllama_raw.native.libllama import EXCEPTION
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import (
     FIRST_MAX,
+    RowLogprobs,
     RowSampler,
     RowSamplers,
     SamplerChain,

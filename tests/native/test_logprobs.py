@@ -5,8 +5,7 @@ import pytest
 
 from pyllama_raw.errors import ConfigError, InvalidBatch, InvalidRequest
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.logprobs import MAX_TOP, RowLogprobs
-from pyllama_raw.native.sampler import RowSampler, SamplerChain
+from pyllama_raw.native.sampler import MAX_TOP, RowLogprobs, RowSampler, SamplerChain
 from pyllama_raw.native.stages import Draw, Temperature, TopK
 from tests.native.support import make_context, make_prompt
 

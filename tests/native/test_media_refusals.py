@@ -21,11 +21,11 @@ from array import array
 from pyllama_raw.engine.media import MediaReader
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.media import Audio, Image
-from pyllama_raw.native.bitmap import Bitmap
+from pyllama_raw.native.projector import Bitmap
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
-from pyllama_raw.native.row_batch import RowBatch
+from pyllama_raw.native.batch import RowBatch
 from tests.media import files
 
 def guard(name, call):
@@ -131,7 +131,7 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 from pyllama_raw.errors import PyllamaError
-from pyllama_raw.native.bitmap import Bitmap
+from pyllama_raw.native.projector import Bitmap
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
 from tests.native.media_support import rows_of
@@ -200,7 +200,7 @@ def test_weights_that_memory_does_not_hold_are_refused(tmp_path):
 SIZES = """
 import sys
 from pyllama_raw.errors import PyllamaError
-from pyllama_raw.native.bitmap import Bitmap
+from pyllama_raw.native.projector import Bitmap
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
 from tests.native.media_support import rows_of

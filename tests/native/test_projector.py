@@ -15,12 +15,14 @@ from pyllama_raw.errors import (
     ProjectorLoadFailed,
     Unsupported,
 )
-from pyllama_raw.native.bitmap import Bitmap
-from pyllama_raw.native.cut import RowRun
-from pyllama_raw.native.encode import EncodeCall
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.projector import Projector
-from pyllama_raw.native.projector_check import check_projector
+from pyllama_raw.native.projector import (
+    Bitmap,
+    EncodeCall,
+    Projector,
+    RowRun,
+    check_projector,
+)
 from pyllama_raw.native.sampler import RowSampler
 from scripts.mutations.gguf_file import Tensor, Value, read
 from scripts.tiny_models.projectors import F16

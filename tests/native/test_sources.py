@@ -7,9 +7,8 @@ import pytest
 
 from pyllama_raw.engine.sources import measure_sources
 from pyllama_raw.errors import InvalidBatch, Unsupported
-from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.context import Context
+from pyllama_raw.native.context import AbortFlag, Context
 from pyllama_raw.native.model import Model
 from tests.native.support import make_context
 from tests.tiny import tiny_model

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pyllama_raw.errors import InvalidRequest, Unsupported
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.pieces import Pieces
+from pyllama_raw.native.vocab import Pieces
 
 pytestmark = pytest.mark.native
 

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from pyllama_raw.engine.guidance import checked_schema
-from pyllama_raw.native.guidance import MaskTokenizer, Matcher
+from pyllama_raw.native.grammar import MaskTokenizer, Matcher
 from pyllama_raw.replies.constraint import AnswerForm, lark_for
 from pyllama_raw.replies.parser import ReplyParser
 from pyllama_raw.replies.parts import Content, Part, Reasoning, calls_of, text_of

@@ -2,7 +2,7 @@ r"""The classes \d, \w and \s of a pattern: ASCII, wherever they stand."""
 
 import pytest
 
-from pyllama_raw.options.ascii_classes import with_ascii_classes
+from pyllama_raw.options.constraints import with_ascii_classes
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams, SchedulerConfig
 from pyllama_raw.errors import RequestError, Unsupported
-from pyllama_raw.options.declared import FIELDS, PREFIX, with_declared
-from pyllama_raw.options.sampling import STAGES
+from pyllama_raw.options.sampling import FIELDS, PREFIX, STAGES, with_declared
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.tiny import RECIPES
 

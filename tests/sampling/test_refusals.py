@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyllama_raw.options.refusals import MAX_REFUSAL, N_AROUND, refusal, refused
+from pyllama_raw.options.constraints import MAX_REFUSAL, N_AROUND, refusal, refused
 
 STATE = """
 <state>

@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw.errors import BadSchema
-from pyllama_raw.options.schemas import rewritten
+from pyllama_raw.options.constraints import rewritten
 
 
 @pytest.mark.parametrize(

@@ -204,9 +204,9 @@ class PrefixCache:
         ledger.totals["n_stores"] += 1
         ledger.totals["n_stored_tokens"] += entry.n_tokens
         # What it replaces goes, unless a slot is being filled from it.
-        for old in replaced:
-            if old.n_pins == 0:
-                self._forget(old, Eviction.REPLACED)
+        for loser in replaced:
+            if loser.n_pins == 0:
+                self._forget(loser, Eviction.REPLACED)
         return entry
 
     def abandon(self, reservation: Reservation) -> None:
@@ -375,14 +375,14 @@ class PrefixCache:
     def check_integrity(self) -> None:
         """The conservation laws; raises AssertionError."""
         ledger, reservations = self.ledger, self._reservations
-        held = self._entries | self._doomed
-        pinned = [entry for entry in held if entry.n_pins]
+        entries = self._entries | self._doomed
+        pinned = [entry for entry in entries if entry.n_pins]
         assert not self._entries & self._doomed
         assert all(entry.n_pins > 0 and entry.node is None for entry in self._doomed)
-        assert all(entry.n_pins >= 0 for entry in held)
+        assert all(entry.n_pins >= 0 for entry in entries)
         assert all(e.n_pins > 0 for r in reservations for e in r.plan.ground)
-        assert ledger.n_entries == len(held)
-        assert ledger.n_bytes == sum(entry.n_charged for entry in held)
+        assert ledger.n_entries == len(entries)
+        assert ledger.n_bytes == sum(entry.n_charged for entry in entries)
         assert ledger.n_pinned == len(pinned)
         assert ledger.n_pinned_bytes == sum(entry.n_charged for entry in pinned)
         assert ledger.n_reserved == len(reservations)

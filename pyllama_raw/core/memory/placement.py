@@ -128,8 +128,8 @@ def place(
         return near.slot, TakeOver(near.slot, near.n_now)
     # Not the slot that is copied, unless there is no other: what it holds is lost then.
     slot = next((index for index in idle if index != near.slot), idle[0])
-    others = [source for source in sources if source.slot != slot]
-    return slot, fill(question, others, offers)
+    elsewhere = [source for source in sources if source.slot != slot]
+    return slot, fill(question, elsewhere, offers)
 
 
 def fill(question: Question, sources: Items[Source], offers: Items[Offer]) -> Placement:

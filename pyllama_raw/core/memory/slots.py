@@ -447,8 +447,8 @@ class CellPool:
         n_cells = sum([self.tails[slot] for slot in slots])
         segments = {segment for slot in slots for segment in self._paths[slot]}
         for segment in segments:
-            others = segment.holds.keys() - slots
-            n_others = max([segment.holds[slot] for slot in others], default=0)
+            sharers = segment.holds.keys() - slots
+            n_others = max([segment.holds[slot] for slot in sharers], default=0)
             n_cells += segment.n_cells - n_others
         return n_cells
 

@@ -413,8 +413,8 @@ class Tier:
         key = None
         if self.is_on_disk:
             assert not isinstance(plan.namespace, Private)  # see _plan()
-            held = tuple(span for span in spans if span.start < plan.stop)
-            key = FileKey(plan.namespace, plan.key, held)
+            spans_in_it = tuple(span for span in spans if span.start < plan.stop)
+            key = FileKey(plan.namespace, plan.key, spans_in_it)
         start, stop = position(spans, plan.start), position(spans, plan.stop)
         save = Save(self._n_saves, self.name, source, start, stop, n_bytes, key)
         # What the state displaces goes first.

@@ -16,8 +16,8 @@ NUMBERS = (int, float, bool)
 class PolicyAnswerError(ValueError):
     """A hook returned what it must not."""
 
-    def __init__(self, answer: object, wanted: str) -> None:
-        super().__init__(f"returned {shown(answer)}: return {wanted}")
+    def __init__(self, answer: object, allowed: str) -> None:
+        super().__init__(f"returned {shown(answer)}: return {allowed}")
 
 
 def checked_key(key: object) -> tuple[float, ...]:
@@ -26,8 +26,8 @@ def checked_key(key: object) -> tuple[float, ...]:
         key = (key,)
     if type(key) is tuple and 1 <= len(key) <= MAX_NUMBERS and all(map(_is_fine, key)):
         return key
-    wanted = f"a number, or a tuple of 1 to {MAX_NUMBERS} numbers, none of them NaN"
-    raise PolicyAnswerError(key, wanted)
+    allowed = f"a number, or a tuple of 1 to {MAX_NUMBERS} numbers, none of them NaN"
+    raise PolicyAnswerError(key, allowed)
 
 
 def _is_fine(number: object) -> bool:
@@ -40,11 +40,11 @@ def checked_quota(quota: object, request_ids: Collection[int]) -> dict[int, int]
     """The tokens of those of *request_ids* that *quota* limits."""
     if not isinstance(quota, Mapping):
         raise PolicyAnswerError(quota, "a mapping of request_id to tokens")
-    found = {}
+    limits = {}
     for request_id in request_ids:
         n_tokens = quota.get(request_id)
         if n_tokens is not None:
             if type(n_tokens) is not int:
                 raise PolicyAnswerError(n_tokens, "whole numbers of tokens")
-            found[request_id] = n_tokens
-    return found
+            limits[request_id] = n_tokens
+    return limits

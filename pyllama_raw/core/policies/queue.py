@@ -113,26 +113,29 @@ class PolicyQueue(WaitingQueue):
 
     def candidates(self) -> Iterator[Sequence]:
         """Sequences by their keys; if the policy fails, the others follow by rank."""
-        asked, overdue = self._renew(self._due()), None
+        works, overdue = self._renew(self._due()), None  # whether the policy answers
         keys = self._keys
-        heap = [(keys[each], rank, each) for rank, each in self._items if each in keys]
+        heap = [(keys[s], rank, s) for rank, s in self._items if s in keys]
         heapify(heap)
-        while asked and self._items:
+        while works and self._items:
+            # The head goes first once it was overtaken often enough, whatever its key is.
             first = self.head
             if first is not overdue and first.n_overtaken >= self._max_overtakes:
-                chosen = overdue = first
+                candidate = overdue = first
             elif heap:
-                chosen = heappop(heap)[2]
+                candidate = heappop(heap)[2]
             else:
                 return
-            if chosen in self._keys:  # else it was overdue, and admitted
-                yield chosen
-                if self._by_client and chosen not in self._keys:
+            if candidate in self._keys:  # else it was overdue, and admitted
+                yield candidate
+                # It was admitted, so the next one of its client needs a key.
+                if self._by_client and candidate not in self._keys:
                     new = self._new()
-                    asked = self._renew(new)
-                    for each in new if asked else ():
-                        heappush(heap, (self._keys[each], each.rank, each))
-        if not asked:
+                    works = self._renew(new)
+                    for sequence in new if works else ():
+                        entry = self._keys[sequence], sequence.rank, sequence
+                        heappush(heap, entry)
+        if not works:
             yield from super().candidates()
 
     def note_overtaken(self, by: Sequence, blocked: Sequence | None) -> None:
@@ -145,12 +148,14 @@ class PolicyQueue(WaitingQueue):
 
     def _renew(self, sequences: Iterable[Sequence]) -> bool:
         """Give *sequences* their keys of now; False if the policy failed."""
-        for each in sequences:
-            key = () if each.n_preempted else self._ask(each)
+        for sequence in sequences:
+            # One that was preempted goes before all others, so nobody is asked.
+            key = () if sequence.n_preempted else self._ask(sequence)
             if key is None:
                 return False
-            self._keys.pop(each, None)
-            self._keys[each] = key
+            # It goes behind all that were asked before.
+            self._keys.pop(sequence, None)
+            self._keys[sequence] = key
         return True
 
     def _due(self) -> Iterable[Sequence]:
@@ -160,19 +165,19 @@ class PolicyQueue(WaitingQueue):
         """
         due = self._new()
         if self._changes:
-            known = [each for each, key in self._keys.items() if key]
-            due += nsmallest(N_FIRST, known, lambda s: (self._keys[s], s.rank))
-            due += known[:N_TURN]
+            with_keys = [sequence for sequence, key in self._keys.items() if key]
+            due += nsmallest(N_FIRST, with_keys, lambda s: (self._keys[s], s.rank))
+            due += with_keys[:N_TURN]
         return dict.fromkeys(due)
 
     def _new(self) -> list[Sequence]:
         """Sequences that want a key and have none; takes the keys of others away."""
-        wanted = self._wanted()
-        for each in self._keys.keys() - wanted.keys():
-            del self._keys[each]
-        return [each for each in wanted if each not in self._keys]
+        sequences = self._eligible()
+        for sequence in self._keys.keys() - sequences.keys():
+            del self._keys[sequence]
+        return [sequence for sequence in sequences if sequence not in self._keys]
 
-    def _wanted(self) -> dict[Sequence, None]:
+    def _eligible(self) -> dict[Sequence, None]:
         """
         Sequences that need a key: all, or the first of each client and the preempted
         ones.
@@ -180,10 +185,10 @@ class PolicyQueue(WaitingQueue):
         if not self._by_client:
             return dict.fromkeys(self)
         firsts: dict[str | None, Sequence] = {}
-        for each in self:
-            if not each.n_preempted:
-                firsts.setdefault(each.request.client, each)
-        preempted = [each for each in self if each.n_preempted]
+        for sequence in self:
+            if not sequence.n_preempted:
+                firsts.setdefault(sequence.request.client, sequence)
+        preempted = [sequence for sequence in self if sequence.n_preempted]
         return dict.fromkeys([*preempted, *firsts.values()])
 
     def check_integrity(self) -> None:

@@ -115,21 +115,21 @@ class PolicyRunner:
 
     def victim(self, running: Items[Running]) -> Running:
         """The sequence that is preempted, if memory is short."""
-        left = [r for r in running if r.sequence.n_preempted < MAX_PREEMPTED]
+        candidates = [r for r in running if r.sequence.n_preempted < MAX_PREEMPTED]
         if self.chooses_victims:
             best: tuple[Numbers, tuple[int, int]] | None = None
-            chosen = None
-            for each in left:
-                view = self._view_of(each.sequence)
+            victim: Running | None = None
+            for candidate in candidates:
+                view, rank = self._view_of(candidate.sequence), candidate.sequence.rank
                 answer = self._ask("victim_key", _key_or_never, view, self._seen())
                 if answer is None:
                     break
-                if answer and (best is None or (answer, each.sequence.rank) > best):
-                    best, chosen = (answer, each.sequence.rank), each
+                if answer and (best is None or (answer, rank) > best):
+                    best, victim = (answer, rank), candidate
             else:
-                if chosen is not None:
-                    return chosen
-        return max(left or running, key=lambda each: each.sequence.rank)
+                if victim is not None:
+                    return victim
+        return max(candidates or running, key=lambda r: r.sequence.rank)
 
     def quotas(
         self, prompts: list[Running], *, all_may_wait: bool
@@ -165,10 +165,10 @@ class PolicyRunner:
         """*plan* was computed; what came of it is not taken in yet."""
         if "on_scheduled" not in self._hooks:
             return
-        found = ((self._running(work.request_id), work) for work in plan.works)
+        works = ((self._running(work.request_id), work) for work in plan.works)
         done = tuple(
             (self._view_of(running.sequence), len(work.tokens))
-            for running, work in found
+            for running, work in works
             if running is not None  # else it has ended meanwhile
         )
         self._ask("on_scheduled", id, done, now)

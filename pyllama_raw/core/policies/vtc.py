@@ -73,10 +73,10 @@ class Vtc(SchedulingPolicy):
         return min(waiting, default=self._last_left)
 
     def _leave(self, request: RequestView) -> None:
-        mine = self._waiting.get(request.client)
-        if mine is not None:
-            mine.discard(request.request_id)
-            if not mine:
+        request_ids = self._waiting.get(request.client)
+        if request_ids is not None:
+            request_ids.discard(request.request_id)
+            if not request_ids:
                 del self._waiting[request.client]
                 self._last_left = self.served.get(request.client, 0.0)
 

@@ -60,17 +60,19 @@ class Admission:
             InvalidRequest: there are more outputs than an idle engine takes.
         """
         self._check_number(requests)
+        # The first ones find slots free, so nothing of them counts in tokens.
         n_free = max(self.n_slots - self.n_open, 0)
-        counted = [0] * len(requests)
-        counted[n_free:] = [
+        counts = [0] * len(requests)
+        # The others wait. Texts that become vectors wait for no slot.
+        counts[n_free:] = [
             0 if request.lot.makes_vectors else request.n_prompt
             for request in requests[n_free:]
         ]
         if len(requests) > n_free:
-            self._check_room(len(requests), sum(counted))
+            self._check_room(len(requests), sum(counts))
         self.n_open += len(requests)
-        self.n_tokens += sum(counted)
-        return [Ticket(n_tokens) for n_tokens in counted]
+        self.n_tokens += sum(counts)
+        return [Ticket(n_tokens) for n_tokens in counts]
 
     def seat(self, ticket: Ticket) -> None:
         """The request has got a slot; can be repeated."""
@@ -84,6 +86,7 @@ class Admission:
         ticket.is_open = False
 
     def _check_number(self, requests: Items[Request]) -> None:
+        # All are outputs of one prompt, so the first one tells how many could ever wait.
         n_prompt = requests[0].n_prompt
         n_fitting = self.max_waiting_tokens // n_prompt
         n_most = self.n_slots + min(self.max_waiting, n_fitting)

@@ -46,6 +46,7 @@ def by_lot(streams: Items[Running], prompts: Items[Running]) -> Groups:
         groups.setdefault(running.request.lot, LotGroup([], [])).streams.append(running)
     for running in prompts:
         lot, span = running.request.lot, next_span(running)
+        # Next are rows of an image or a sound, which share no decode with tokens.
         if span is not None:
             # Rows that see each other are computed at once, and alone.
             is_whole = not span.is_causal
@@ -59,15 +60,15 @@ def divided(groups: Groups) -> Groups:
     """
     Streams apart from prompts, which are computed one at a time: see core.exact.
     """
-    apart: Groups = {}
+    divided: Groups = {}
     for (name, _, is_whole, adapters, _), (streams, prompts) in groups.items():
         if streams:
             lot = Lot(f"{name}: streams", adapters=adapters)
-            apart[lot] = LotGroup(streams, [])
+            divided[lot] = LotGroup(streams, [])
         if prompts:
             lot = Lot(f"{name}: one prompt", True, is_whole, adapters)
-            apart[lot] = LotGroup([], prompts)
-    return apart
+            divided[lot] = LotGroup([], prompts)
+    return divided
 
 
 class Turns(Generic[T]):
@@ -107,25 +108,30 @@ class LotTurns:
         self.switch_s = SWITCH_S
         self._sets = Turns[AdapterSet]()
         self._lots: dict[AdapterSet, Turns[Lot]] = {}
-        self._on: AdapterSet = ()  # of the last step
-        self._then = 0.0  # when that was planned
+        self._last_set: AdapterSet = ()  # of the last step
+        self._planned = 0.0  # when that was
         self._owed_s = 0.0  # how long this set goes on before another one's turn
 
     def pick(self, ready: Collection[Lot], now: float) -> Lot:
         """The next of *ready*, of which there are some; others lose their turns."""
-        self._owed_s = max(self._owed_s - (now - self._then), 0.0)
-        self._then = now
+        # The last step was the set's whose turn it is: its time is spent.
+        self._owed_s = max(self._owed_s - (now - self._planned), 0.0)
+        self._planned = now
+        # First the set of adapters, which stays as long as its turn lasts.
         sets = dict.fromkeys([lot.adapters for lot in ready])
-        chosen = self._sets.pick(sets, stays=self._owed_s > 0)
+        adapters = self._sets.pick(sets, stays=self._owed_s > 0)
         # Another set begins its turn, with what it has left of its last one.
-        if chosen != self._on:
+        if adapters != self._last_set:
             turn_s = self.switch_s / SHARE
             self._owed_s = min(self._owed_s + turn_s, 2 * turn_s)
-            self._on = chosen
-        if chosen not in self._lots:
+            self._last_set = adapters
+        # Sets that nothing is ready for are forgotten, or their number would grow.
+        if adapters not in self._lots:
             turns = {key: lots for key, lots in self._lots.items() if key in sets}
-            self._lots = turns | {chosen: Turns[Lot]()}
-        return self._lots[chosen].pick([lot for lot in ready if lot.adapters == chosen])
+            self._lots = turns | {adapters: Turns[Lot]()}
+        # Then one of its lots, which take turns of a step.
+        lots = [lot for lot in ready if lot.adapters == adapters]
+        return self._lots[adapters].pick(lots)
 
     def repeat(self) -> Lot:
         """The last step was not computed: its lot is the next again, and returned."""
@@ -135,7 +141,7 @@ class LotTurns:
         """As if there had been no step: the context is new."""
         self._sets = Turns()
         self._lots.clear()
-        self._on, self._owed_s = (), 0.0
+        self._last_set, self._owed_s = (), 0.0
 
 
 def next_span(running: Running) -> Span | None:

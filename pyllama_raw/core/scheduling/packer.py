@@ -117,8 +117,8 @@ class Packer:
                 self._turns[lot] = PrefillTurns(self._quantum)
             if lot.is_whole:
                 # Rows that see each other are computed at once, whatever the budget.
-                chosen = self._turns[lot].pick(prompts)
-                works.append(_prefill(chosen, n_least(chosen)))
+                prompt = self._turns[lot].pick(prompts)
+                works.append(_prefill(prompt, n_least(prompt)))
             else:
                 n_decodes, n_streams = len(decodes), len(streams)
                 works += self._prefills(lot, n_decodes, n_streams, prompts, n_prefill)
@@ -222,9 +222,9 @@ class Packer:
             # Streams that have to wait take turns, by slot.
             slots = [running.slot for running in decodes]
             ahead = [slot for slot in slots if slot >= self._next_stream]
-            chosen = [*ahead, *slots][:n_decodes]
-            self._next_stream = chosen[-1] + 1
-            decodes = [running for running in decodes if running.slot in chosen]
+            slots = [*ahead, *slots][:n_decodes]
+            self._next_stream = slots[-1] + 1
+            decodes = [running for running in decodes if running.slot in slots]
         return decodes, n_prefill
 
     def _prefills(
@@ -239,8 +239,8 @@ class Packer:
         # A policy may have some wait, and others take less.
         limits, caps = self._slots.limits, dict[int, int]()
         if self._roster.policy is not None:
-            some, policy = n_decodes > 0, self._roster.policy
-            prompts, caps = policy.quotas(prompts, all_may_wait=some)
+            policy, goes_on = self._roster.policy, n_decodes > 0
+            prompts, caps = policy.quotas(prompts, all_may_wait=goes_on)
         # As many as there are, as fit the batch, and as have cells beside streams.
         n_left = min(n_tokens, sum(running.n_behind for running in prompts))
         if self.prefill_cap is not None:
@@ -400,17 +400,17 @@ class PrefillTurns:
             # Its turn begins, unless it goes on from an earlier step.
             if running.deficit == 0:
                 running.deficit = self._quantum
-            taken = shares.get(slot, 0)
+            n_shared = shares.get(slot, 0)
             ready = n_ready(running)
             if slot in caps:
                 ready = min(ready, caps[slot])
-            missing = ready - taken
+            missing = ready - n_shared
             # Better two tokens in the next step than one in this.
             if shares and (budget == 1 < missing or (single and slot not in shares)):
                 break
             share = min(budget, running.deficit)
-            chunk = exact.chunk_size(taken + share, ready, taken + budget)
-            shares[slot], n_tokens = chunk, chunk - taken
+            chunk = exact.chunk_size(n_shared + share, ready, n_shared + budget)
+            shares[slot], n_tokens = chunk, chunk - n_shared
             budget -= n_tokens
             running.deficit = max(running.deficit - n_tokens, 0)
             # Its turn ends when it has all, or has spent its quantum.
@@ -426,9 +426,9 @@ class PrefillTurns:
     def pick(self, prompts: Items[Running]) -> Running:
         """The prompt whose turn it is, where a turn is one work."""
         self._last_turn = self._turn
-        chosen = self._ring(prompts)[0]
-        self._turn = chosen.slot + 1
-        return chosen
+        prompt = self._ring(prompts)[0]
+        self._turn = prompt.slot + 1
+        return prompt
 
     def repeat(self) -> None:
         """Take back the last turn, because it was not computed."""
@@ -453,8 +453,10 @@ def n_ready(running: Running) -> int:
     """
     sequence, n_computed = running.sequence, running.n_computed
     n_ready = sequence.n_in_chunks - n_computed
+    # A snapshot is taken at the next point, between two chunks.
     if running.points:
         n_ready = running.points[0] - n_computed
+    # Tokens and rows share no decode.
     end = border(running.request.spans, n_computed)
     if end is not None:
         n_ready = min(n_ready, end - n_computed)

@@ -77,6 +77,7 @@ class Outputs:
             # None: the request ended meanwhile, and what it held goes with its slot.
             running = all_running.get(work.request_id)
             if type(output) is Sampled:
+                # The most frequent case: one token of a stream, or the first of a prompt.
                 if running is not None:
                     advance(running, n_new)
                     n_output += len(output.tokens)
@@ -85,6 +86,7 @@ class Outputs:
                 # Its slot could not be filled, so nothing was computed of it.
                 continue
             elif running is not None:
+                # A chunk of a prompt without a row, one that is scored, or a row that failed.
                 advance(running, n_new)
                 n_output += self._take_other(running, output, now)
             n_tokens += n_new
@@ -130,6 +132,7 @@ class Outputs:
                     self._slots.rewind(running, n_held)
         request_id = running.request.request_id
         self._roster.events.append(new(NewTokens, (request_id, tokens, logprobs)))
+        # Tokens are told before the end, which is an event of its own.
         if end is not None:
             self._finish(sequence, *end, now)
         elif len(running.tokens) >= self._limits.n_ctx_slot:
@@ -166,6 +169,7 @@ class Outputs:
         """The slot has no position for another token: drop the older half, or end."""
         n_keep = self._n_keep
         n_discard = 0 if n_keep is None else (len(running.tokens) - 1 - n_keep) // 2
+        # Without a shift, or with rows of an image, which cannot be moved, it ends.
         if n_keep is None or n_discard < 1 or running.request.spans:
             reason, detail = FinishReason.LENGTH, LengthLimit.SLOT
             self._finish(running.sequence, reason, detail, now)
@@ -228,6 +232,7 @@ class Failures:
         self._roster.memory.reclaim(self._slots.limits.n_cells)
         n_prefill = sum(len(w.tokens) for w in plan.works if len(w.tokens) > 1)
         self._packer.prefill_cap = max(n_prefill // 2, 1)
+        # Smaller chunks may fit, unless the rows must be computed at once.
         if n_prefill and not plan.lot.is_whole:
             return
         running = list(self._slots.running.values())
@@ -246,6 +251,7 @@ class Failures:
         roster, is_fatal = self._roster, result.status is DecodeStatus.FAILED
         parts = self._parts(plan, result.not_restored)
         alone = len(plan.works) == 1
+        # The context is not to be used any more: all is computed anew in another one.
         if is_fatal:
             self.lose_slots()
         else:

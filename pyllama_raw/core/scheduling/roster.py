@@ -167,6 +167,7 @@ class Roster:
             sequence = self.alive.get(request_id)
             if sequence is None:
                 continue
+            # A request that has had a slot may take all the time until its deadline.
             deadline, limit = sequence.request.deadline, sequence.request.max_wait_s
             if deadline is not None and deadline <= now:
                 self.finish(sequence, FinishReason.DEADLINE, now)
@@ -178,6 +179,7 @@ class Roster:
         self, sequence: Sequence, end: FinishReason | PyllamaError, now: float
     ) -> None:
         """End a request, wherever it is."""
+        # It runs in a slot, or waits for one; a text does neither.
         running = self.slots.running.get(sequence.request.request_id)
         if running is not None:
             self.memory.leave(running, in_flight=self.in_flight)
@@ -251,10 +253,10 @@ class Roster:
         """Each request is in one place, and none is missing."""
         self.memory.check_integrity()
         self.waiting.check_integrity()
-        here = [r.sequence for r in self.slots.running.values()]
-        here += [*self.waiting, *self.texts]
-        assert len(here) == len(self.alive)
-        assert {id(s) for s in here} == {id(s) for s in self.alive.values()}
+        sequences = [running.sequence for running in self.slots.running.values()]
+        sequences += [*self.waiting, *self.texts]
+        assert len(sequences) == len(self.alive)
+        assert {id(s) for s in sequences} == {id(s) for s in self.alive.values()}
         stats = self.stats()
         ended = sum(stats.finished.values()) + stats.failed
         assert ended + stats.running + stats.waiting == stats.submitted

@@ -55,12 +55,13 @@ class SourceSteps:
             self._has_read = False
             return NOTHING
         new = [running for running in self._running if not running.is_read]
+        # One of them made the last such step fail, and nobody knows which.
         if self._one_by_one:
             new = [min(new, key=lambda running: running.sequence.rank)]
         self._planned = now
         # What was read before is read again, because decodes see the last step only.
-        chosen = sorted([*readers, *new], key=lambda running: running.slot)
-        return StepPlan(works=tuple(map(_read, chosen)), lot=SOURCES)
+        together = sorted([*readers, *new], key=lambda running: running.slot)
+        return StepPlan(works=tuple(map(_read, together)), lot=SOURCES)
 
     def take(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Take in what came of *plan*."""

@@ -126,5 +126,6 @@ class Suspects:
         isolated = [r for r in (*streams, *prompts) if r.sequence in alone]
         if not isolated:
             return streams, prompts
+        # Others wait meanwhile, so a failure then has one suspect.
         first = min(isolated, key=lambda running: running.sequence.rank)
         return ([first], []) if first in streams else ([], [first])

@@ -64,6 +64,7 @@ class Texts:
         """The next step, while a request for vectors is there."""
         self._planned = now
         texts, cut = self._roster.texts, self._cut
+        # A text that was cut goes on, because its part is in the context.
         if cut is not None:
             lot = cut.request.lot
         else:
@@ -131,8 +132,10 @@ class Texts:
 
     def _fail(self, plan: StepPlan, result: StepResult, now: float) -> None:
         sequence = self._roster.alive.get(plan.works[0].request_id)
+        # Nobody knows which text it was: each is computed alone next.
         if len(plan.works) > 1:
             self._n_alone = len(plan.works)
+        # Alone for the first time: most failures are of the moment.
         elif isinstance(sequence, TextSequence) and not sequence.has_failed:
             sequence.has_failed = True
             self._n_alone += 1

@@ -17,7 +17,7 @@ import psutil  # type: ignore[import-untyped]
 
 from pyllama_raw import __version__
 from pyllama_raw.errors import LibraryNotBuilt
-from pyllama_raw.options.host import Others, cpu_name
+from pyllama_raw.options.machine import Others, cpu_name
 
 PACKAGE = Path(__file__).resolve().parent
 LOOK_S = 0.1  # between two looks at the memory of a process

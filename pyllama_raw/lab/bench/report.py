@@ -18,7 +18,7 @@ from typing import Any
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.result import Result
 from pyllama_raw.lab.table import Row, digits
-from pyllama_raw.options.host import MAX_OTHERS
+from pyllama_raw.options.machine import MAX_OTHERS
 
 CAPTION = "medians over rounds; tok/s of output, and its ratio to the first target of its run; latencies in ms"
 # Of each line: heading and key. Latencies are in ms. The first is what a ratio is of.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pyllama_raw.cli import running
-from pyllama_raw.cli.engine_options import engine_config, given, named_model
+from pyllama_raw.cli.options import engine_config, given, named_model
 from pyllama_raw.cli.running import output
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench import traces

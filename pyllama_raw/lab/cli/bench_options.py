@@ -6,9 +6,8 @@ from argparse import ArgumentParser
 from dataclasses import fields
 from pathlib import Path
 
-from pyllama_raw.cli.engine_options import add_engine
 from pyllama_raw.cli.flags import add, count, positive, share, whole_number
-from pyllama_raw.cli.options import MODEL_HELP, add_model_argument
+from pyllama_raw.cli.options import MODEL_HELP, add_engine, add_model_argument
 from pyllama_raw.lab.bench.shape import Shape
 from pyllama_raw.lab.bench.workloads import WORKLOADS
 

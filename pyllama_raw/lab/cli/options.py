@@ -5,10 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from pathlib import Path
 
-from pyllama_raw.cli.fields import add_fields
-from pyllama_raw.cli.flags import add, count, positive
+from pyllama_raw.cli.flags import add, add_fields, count, positive
 from pyllama_raw.cli.options import MODEL_HELP
-from pyllama_raw.native.quantize import FILE_TYPES
+from pyllama_raw.native.model import FILE_TYPES
 from pyllama_raw.options.config import SchedulerConfig
 
 

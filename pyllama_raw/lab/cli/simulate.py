@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pyllama_raw.cli.engine_options import given
+from pyllama_raw.cli.options import given
 from pyllama_raw.engine.records import read_records, write_records
 from pyllama_raw.engine.request_log import RequestLog
 from pyllama_raw.engine.step_log import StepLog
@@ -30,7 +30,7 @@ from pyllama_raw.lab.sim import (
 )
 from pyllama_raw.lab.sim import simulate as run
 from pyllama_raw.lab.sim.workload import Requests
-from pyllama_raw.options.replacing import check_writable
+from pyllama_raw.options.output_file import check_writable
 from pyllama_raw.policy import make_policy
 
 FIGURE = Path("compared.svg")  # of several policies, unless another is asked for

@@ -5,8 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
-from pyllama_raw.cli.fields import add_fields
-from pyllama_raw.cli.flags import add, count, not_negative, positive, whole_number
+from pyllama_raw.cli.flags import (
+    add,
+    add_fields,
+    count,
+    not_negative,
+    positive,
+    whole_number,
+)
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.sim.workload import Lengths
 from pyllama_raw.options.config import SchedulerConfig

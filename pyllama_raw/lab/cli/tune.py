@@ -11,14 +11,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from pyllama_raw.cli.profiles import is_busy
+from pyllama_raw.cli.options import is_busy
 from pyllama_raw.engine.kernels_used import kernels_used
 from pyllama_raw.lab.tune import Tuning, Work, n_measurements
 from pyllama_raw.lab.tune import tune as search
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.models import resolve_model
+from pyllama_raw.options.output_file import check_writable
 from pyllama_raw.options.profile import Measured, Profile
-from pyllama_raw.options.replacing import check_writable
 
 
 def tune(options: Namespace) -> int:

@@ -13,11 +13,9 @@ from pathlib import Path
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.tune.space import Knob, Point, Space, descend, knobs, settings_of
 from pyllama_raw.lab.tune.work import Work, measure, perplexity
-from pyllama_raw.native.model import Model
-from pyllama_raw.native.quantize import FileType, quantize
+from pyllama_raw.native.model import FileType, Model, quantize
 from pyllama_raw.options.config import ContextConfig
-from pyllama_raw.options.cpus import n_cpus
-from pyllama_raw.options.host import Others, cpu_name
+from pyllama_raw.options.machine import Others, cpu_name, n_cpus
 from pyllama_raw.options.profile import MachineFacts, Measured, Profile, Settings
 
 Progress = Callable[[str], object]  # told what was done, one call a measurement

@@ -22,7 +22,7 @@ from threading import Lock
 from typing import Any
 
 from pyllama_raw.errors import ClosedError
-from pyllama_raw.options.interpreter import VARIABLE, has_own_path, interpreter
+from pyllama_raw.options.machine import VARIABLE, has_own_path, interpreter
 from pyllama_raw.prompts.rendering import frames
 from pyllama_raw.prompts.rendering.limits import (
     MAX_CHARACTERS,

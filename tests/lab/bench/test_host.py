@@ -2,8 +2,8 @@
 
 import pytest
 
-from pyllama_raw.options import host
-from pyllama_raw.options.host import Others, busy_s
+from pyllama_raw.options import machine as host
+from pyllama_raw.options.machine import Others, busy_s
 
 
 class Counters:

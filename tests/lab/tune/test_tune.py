@@ -9,7 +9,7 @@ from pyllama_raw import ConfigError, Profile
 from pyllama_raw.cli import main
 from pyllama_raw.lab.tune import Work, tune, tuning
 from pyllama_raw.lab.tune.space import Knob
-from pyllama_raw.options.host import Others
+from pyllama_raw.options.machine import Others
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native

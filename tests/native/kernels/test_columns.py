@@ -8,8 +8,7 @@ import pytest
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.kernels import table
-from pyllama_raw.native.model import Model
-from pyllama_raw.native.quantize import quantize
+from pyllama_raw.native.model import Model, quantize
 from scripts.tiny_models import gguf
 from scripts.tiny_models.recipe import Recipe, experts, sizes
 from tests.native.support import EXACT, last_logits, make_context, prefill

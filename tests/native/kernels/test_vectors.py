@@ -13,8 +13,7 @@ import pytest
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.kernels import table
-from pyllama_raw.native.model import Model
-from pyllama_raw.native.quantize import quantize
+from pyllama_raw.native.model import Model, quantize
 from tests.api.bert_reference import BertReference
 from tests.last_digits import is_usable
 from tests.tiny import tiny_model

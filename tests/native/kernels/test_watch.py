@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyllama_raw import Engine, EngineConfig
 from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.native.gguf_header import read_header
+from pyllama_raw.native.kernels import Watch
 from pyllama_raw.native.libllama import lib, text
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.watch import Watch
 from tests.native.support import last_logits, make_context
 from tests.tiny import tiny_model
 

@@ -16,8 +16,7 @@ from gguf.quants import dequantize
 from pyllama_raw.native.gguf_header import read_header
 from pyllama_raw.native.kernels import table, weaves
 from pyllama_raw.native.libllama import ffi, lib
-from pyllama_raw.native.model import Model
-from pyllama_raw.native.quantize import quantize
+from pyllama_raw.native.model import Model, quantize
 from scripts.tiny_models.gguf import write
 from scripts.tiny_models.recipe import Recipe, experts, sizes
 from scripts.tiny_models.recipes import RECIPES

@@ -1,8 +1,13 @@
 """
 A text in GBNF, written as a Lark grammar; what is wrong with it has a place and a reason.
 
+libllama could follow GBNF, too, but it follows every way to read a token: 200 times `"a"?`
+never ends there. llguidance refuses what takes too many of its items.
+
 The language is that of llama.cpp's grammars. Groups and repetitions become rules, so nothing
-nests in what is written; their depth is limited, because we and llguidance recurse.
+nests in what is written; their depth is limited, because we and llguidance recurse. Each character
+is a terminal of its own, because llguidance takes the longest match of a terminal where GBNF takes
+any.
 """
 
 from __future__ import annotations
@@ -13,14 +18,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pyllama_raw.errors import BadGrammar
-from pyllama_raw.options.grammar.terminals import CHAR, characters, one_of, one_token
 
 FindToken = Callable[[int | str], int | None]
-
 MAX_DEPTH = 100  # of parentheses and repetitions in each other
 MAX_ITEMS = 2**15  # of a text; and most repetitions of one
 MAX_WRITTEN = 2**14  # characters of one string or set: no other thread runs meanwhile
-
+MAX_CHAR = 0x10FFFF
+SURROGATES = range(0xD800, 0xE000)
+# A character of GBNF; others than those that %s names stand for themselves.
+CHAR = (
+    r"(?:\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}"
+    r'|\\[trn\\"\[\]-]|[^\\%s])'
+)
+NOTHING = "/[a&&b]/"
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
@@ -31,6 +41,9 @@ _TOKEN = re.compile(r"!?<(?:\[[0-9]{1,9}\]|[^>]+)>")
 _TOKEN_ID = re.compile(r"\[([0-9]{1,9})\]")
 _REPEAT = re.compile(r"\{[ \t]*([0-9]+)[ \t]*(?:(,)[ \t]*([0-9]+)?[ \t]*)?\}", re.ASCII)
 _ITEMS = {'"': (_LITERAL, "string"), "[": (_CLASS, "set"), "<": (_TOKEN, "token")}
+_ONE_CHAR = re.compile(CHAR % "", re.DOTALL)
+_RANGE = re.compile(f"({CHAR % ''})(?:-({CHAR % ''}))?", re.DOTALL)
+_ESCAPED = {"t": "\t", "r": "\r", "n": "\n"}
 
 
 def to_lark(
@@ -248,3 +261,51 @@ class _Parser:
         found = (_SPACE_AND_LINES if lines else _SPACE).match(self._text, self._pos)
         assert found is not None
         self._pos = found.end()
+
+
+def characters(inside: str, position: int) -> str:
+    """The string *inside* of quotes; BadGrammar at *position*: no text has it."""
+    codes = [_code(char) for char in _ONE_CHAR.findall(inside)]
+    for code in codes:
+        if not 0 < code <= MAX_CHAR or code in SURROGATES:
+            raise BadGrammar(f"no text has the character {code:#x}", position)
+    return " ".join(f"/{_char(code)}/" for code in codes)
+
+
+def one_of(inside: str, negated: bool) -> str:
+    """One character of the set *inside* of brackets, or one that it lacks."""
+    kept = [
+        _of_text(_code(first), _code(last or first))
+        for first, last in _RANGE.findall(inside)
+    ]
+    parts = [f"{_char(low)}-{_char(high)}" for low, high in kept if low <= high]
+    if negated:
+        return f"/[^{''.join([_char(0), *parts])}]/"
+    return f"/[{''.join(parts)}]/" if parts else NOTHING
+
+
+def one_token(token: int, negated: bool, silent: Collection[int]) -> str:
+    """A token, or any other one; none that is *silent*."""
+    if negated:
+        return f"<[^{','.join(map(str, sorted({token, *silent})))}]>"
+    return NOTHING if token in silent else f"<[{token}]>"
+
+
+def _code(char: str) -> int:
+    """The code point of a character or of an escape."""
+    if len(char) > 2:
+        return int(char[2:], 16)  # noqa: FURB166 - int() knows no \\u
+    return ord(_ESCAPED.get(char[1], char[1]) if len(char) == 2 else char)
+
+
+def _of_text(low: int, high: int) -> tuple[int, int]:
+    """A range without NUL, which no token writes, and with ends that are characters."""
+    if low in SURROGATES:
+        low = SURROGATES.stop
+    if high in SURROGATES:
+        high = SURROGATES.start - 1
+    return max(low, 1), min(high, MAX_CHAR)
+
+
+def _char(code: int) -> str:
+    return f"\\u{{{code:x}}}"
