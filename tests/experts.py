@@ -8,8 +8,9 @@ token. Where two of them nearly tie, last digits decide, and all that follows is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,19 +60,20 @@ def _chosen(scores: Scores) -> NDArray[np.bool_]:
     return scores >= least
 
 
+@dataclass(eq=False)
 class Listener:
-    """Listens to the graphs of contexts, beside our kernels."""
+    """
+    Listens to the graphs of contexts, beside our kernels. It outlives the contexts.
 
-    def __init__(self) -> None:
-        self._keep: list[Any] = []
+    Args:
+        wants: called with each node, which our kernels have not seen yet; whether it is to be
+            shown once it is computed.
+        see: called with such a node, which is computed.
+    """
 
-    def wants(self, node: Any) -> bool:
-        """Whether *node*, which our kernels have not seen yet, is to be shown once computed."""
-        raise NotImplementedError
-
-    def see(self, node: Any) -> None:
-        """Take in *node*, which is computed."""
-        raise NotImplementedError
+    wants: Callable[[Any], bool]
+    see: Callable[[Any], None]
+    _callbacks: list[Any] = field(default_factory=list)
 
     def attach(self, params: Any) -> None:
         """To the context made from llama_context_params *params*."""
@@ -88,20 +90,20 @@ class Listener:
             return is_wanted
 
         params.cb_eval = on_node
-        self._keep.append(on_node)
+        self._callbacks.append(on_node)
 
 
-class Routers(Listener):
+class Routers:
     """Takes in the scores of experts."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.listener = Listener(self._wants, self._see)
         self._layers: dict[int, np.ndarray] = {}
 
-    def wants(self, node: Any) -> bool:
+    def _wants(self, node: Any) -> bool:
         return SCORES.match(name_of(node)) is not None
 
-    def see(self, node: Any) -> None:
+    def _see(self, node: Any) -> None:
         layer = SCORES.match(name_of(node))
         assert layer is not None
         self._layers[int(layer[1])] = _read(node)
@@ -141,7 +143,7 @@ def _read(node: Any) -> np.ndarray:
 def listening() -> Iterator[Routers]:
     """To the routers of contexts that are made in this block."""
     routers = Routers()
-    with attached(routers):
+    with attached(routers.listener):
         yield routers
 
 

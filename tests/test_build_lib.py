@@ -583,8 +583,13 @@ def test_levels_say_what_cmake_and_kernels_may_use():
             "PLR_CPU_LEVEL": '"sse42"',
             "PLR_WITHOUT_AVX2": "1",
             "PLR_WITHOUT_AVX512": "1",
+            "PLR_WITHOUT_AMX": "1",
         },
-        {"PLR_CPU_LEVEL": '"avx2"', "PLR_WITHOUT_AVX512": "1"},
+        {
+            "PLR_CPU_LEVEL": '"avx2"',
+            "PLR_WITHOUT_AVX512": "1",
+            "PLR_WITHOUT_AMX": "1",
+        },
         {"PLR_CPU_LEVEL": '"native"'},
     ]
 

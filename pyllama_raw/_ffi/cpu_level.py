@@ -140,7 +140,7 @@ def macros(name: str) -> list[tuple[str, str]]:
     rank = len(places) if name == NATIVE else places.index(name)
     without = [
         (f"PLR_WITHOUT_{kind.upper()}", "1")
-        for kind, level in (("avx2", "avx2"), ("avx512", "avx512vnni"))
+        for kind, level in (("avx2", "avx2"), ("avx512", "avx512vnni"), ("amx", "amx"))
         if rank < places.index(level)
     ]
     return [("PLR_CPU_LEVEL", f'"{name}"'), *without]

@@ -42,7 +42,7 @@ def table() -> tuple[Kernel, ...]:
     row = ffi.new("plr_kernel *")
     rows: list[Kernel] = []
     while lib.plr_kernels_row(len(rows), row):
-        computes, needs = text(row.computes), text(row.needs)
+        computes, needs = text(row.computes).lower(), text(row.needs)
         why_not = ""
         if others and not row.is_usable:  # see has_only_cpus() of table.h
             why_not = f"a device that is no CPU is there ({', '.join(others)})"

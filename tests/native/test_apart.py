@@ -13,7 +13,8 @@ import pytest
 from pyllama_raw import AsyncEngine, ConfigError, EngineConfig, SamplingParams
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.kernels import table
+from pyllama_raw.native.kernels import woven_levels
+from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model, quantize
 from tests.native.support import last_logits, make_context, prefill
 from tests.tiny import tiny_model
@@ -35,12 +36,16 @@ REFUSED = {
     "mamba": ("q8_0", "libllama computes"),
     "gemma3": ("q8_0", "kv_unified=False"),
 }
-IS_USABLE = any(row.is_usable for row in table() if row.is_woven)
 
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.skipif(not IS_USABLE, reason="they are for AVX2 without AVX-512"),
-]
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(scope="module", autouse=True)
+def best_level():
+    """The best level of this CPU, which may not be the one that was measured."""
+    assert lib.plr_woven_choose(woven_levels()[-1].encode())
+    yield
+    assert lib.plr_woven_choose(b"auto")
 
 
 @pytest.fixture(scope="module")

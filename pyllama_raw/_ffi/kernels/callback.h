@@ -30,8 +30,8 @@ struct Decoding {
 
 class Kernels {
   public:
-    // Products need more of the CPU than attention, so one row decides for all that are fast.
-    static bool has_fast() { return kernels::is_usable(kernels::attention_row()); }
+    static bool has_attention() { return kernels::is_usable(kernels::attention_row()); }
+    static bool has_fast() { return has_attention() || kernels::is_usable(kernels::WOVEN); }
     static bool has_columns() { return kernels::is_usable(kernels::COLUMNS); }
 
     int64_t n_taken[kernels::N_ROWS] = {};  // operations of all graphs, by row of the table
@@ -40,13 +40,12 @@ class Kernels {
 
     // With *follows* there is one pool of cells in one cache, and they are listed by position.
     void attach(llama_context_params * params, bool fast, bool follows, int32_t sums) {
-        is_fast_                  = fast && has_fast();
-        multiplies_               = is_fast_ && sums != PLR_SUMS_OURS;  // they leave one column
         sums_                     = has_columns() ? sums : PLR_SUMS_ANY;
-        follows_                  = is_fast_ && follows;
+        attends_                  = fast && has_attention();
+        follows_                  = attends_ && follows;
         // Sums have other last digits than libllama's.
-        weaves_ = is_fast_ && sums != PLR_SUMS_LIBLLAMA && kernels::is_usable(kernels::WOVEN);
-        makes_vectors_            = is_fast_ && params->embeddings;
+        weaves_ = fast && sums != PLR_SUMS_LIBLLAMA && kernels::is_usable(kernels::WOVEN);
+        makes_vectors_            = attends_ && params->embeddings;
         attends_texts_            = makes_vectors_ && multiplies_floats();
         params->cb_eval           = on_node;
         params->cb_eval_user_data = this;
@@ -108,17 +107,13 @@ class Kernels {
             follow(node);
         } else if (node->op == GGML_OP_CUSTOM) {
             reset(node);
-        } else if (multiplies_ && has_q4_1_ && q4_1_.takes(node)) {
-            take(node, kernels::Q4_1, q4_1_node_);
-        } else if (multiplies_ && has_q8_0_ && q8_0_.takes(node)) {
-            take(node, kernels::Q8_0, q8_0_node_);
         } else if (weaves_ && woven_.takes(node)) {
             take(node, kernels::WOVEN + WovenProduct::kind_of(node->src[0]->type), woven_node_);
         } else if (sums_ == PLR_SUMS_LIBLLAMA && columns_.takes(node, are_streams())) {
             take(node, kernels::COLUMNS, columns_node_);
         } else if (sums_ == PLR_SUMS_OURS && is_product(node) && columns_.can_take(node)) {
             take(node, kernels::COLUMNS, columns_node_);
-        } else if (is_fast_ && Attention::takes(node)) {
+        } else if (attends_ && Attention::takes(node)) {
             take(node, kernels::attention_row(), attends_texts_ ? text_node_ : attention_node_,
                  Attention::state(node));
         } else if (makes_vectors_) {
@@ -175,10 +170,9 @@ class Kernels {
 
     // libllama computes a graph again without making its nodes anew.
     void reset(ggml_tensor * node) const {
-        for (const CustomNode * ours : {&q4_1_node_, &q8_0_node_, &woven_node_, &columns_node_,
-                                        &attention_node_,
-                                        &text_node_, &f32_node_, &f16_node_, &gelu_node_,
-                                        &norm_node_, &halves_node_}) {
+        for (const CustomNode * ours : {&woven_node_, &columns_node_, &attention_node_, &text_node_,
+                                        &f32_node_, &f16_node_, &gelu_node_, &norm_node_,
+                                        &halves_node_}) {
             if (ours->is_of(node)) {
                 NodeState::of(node).reset();
                 return;
@@ -220,11 +214,8 @@ class Kernels {
         decoding->cells = &cells;
     }
 
-    const bool             has_q4_1_ = kernels::is_usable(kernels::Q4_1);
-    const bool             has_q8_0_ = kernels::is_usable(kernels::Q8_0);
-    bool                   is_fast_  = false;
+    bool                   attends_  = false;
     int32_t                sums_     = PLR_SUMS_ANY;
-    bool                   multiplies_ = false;
     bool                   follows_  = false;
     bool                   weaves_   = false;
     bool                   makes_vectors_ = false;  // bits then need not be libllama's
@@ -233,14 +224,10 @@ class Kernels {
     ggml_tensor *          leader_   = nullptr;  // the last node, if others can join it
     const ggml_tensor *    tail_     = nullptr;  // the last one that has
     Attention::Orders      orders_;  // of the graph that is being computed
-    Product<product::Q4_1> q4_1_;
-    Product<product::Q8_0> q8_0_;
     WovenProduct           woven_;
     ColumnProduct          columns_;
     F32Product             f32_;
     F16Product             f16_;
-    const CustomNode q4_1_node_{Product<product::Q4_1>::compute, &q4_1_};
-    const CustomNode q8_0_node_{Product<product::Q8_0>::compute, &q8_0_};
     const CustomNode woven_node_{WovenProduct::compute, &woven_};
     const CustomNode columns_node_{ColumnProduct::compute, &columns_};
     const CustomNode attention_node_{Attention::compute, &orders_};

@@ -11,7 +11,8 @@ struct plr_kernels : Kernels {};
 bool plr_kernels_row(int32_t index, plr_kernel * row) {
 #if defined(__x86_64__) && defined(__GNUC__)
     if (index < kernels::N_ROWS) {
-        *row = {kernels::kTable[index].computes, kernels::needs(index), index >= kernels::WOVEN,
+        const kernels::Row one = kernels::row(index);
+        *row = {one.computes, one.needs, index >= kernels::WOVEN,
                 guarded<bool>(false, [&] { return kernels::is_usable(index); })};
         return true;
     }

@@ -2,6 +2,7 @@
 // CPUs without.
 #pragma once
 
+#include <cpuid.h>
 #include <immintrin.h>
 
 #define PLR_AVX512 \
@@ -18,7 +19,6 @@
 #else
 #define PLR_CALLED __attribute__((noipa))
 #endif
-#define PLR_KERNEL PLR_AVX512 PLR_CALLED
 
 // False, too, in a build for a lesser CPU (_ffi/cpu_level.py): then libllama has no more either.
 inline bool has_avx2() {
@@ -37,6 +37,16 @@ inline bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512vnni") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl");
+}
+
+// Tiles of AMX, which libllama multiplies with.
+inline bool has_amx() {
+#ifdef PLR_WITHOUT_AMX
+    return false;
+#else
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 25 & 1) != 0;
+#endif
 }
 
 // VNNI in vectors of 256 bits, which CPUs without AVX-512 have, too.

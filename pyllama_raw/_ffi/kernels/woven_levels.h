@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "ggml.h"
@@ -84,16 +85,16 @@ inline int32_t four_bytes(const T * from) {
 // Sets of instructions
 //   kMaxColumns   of a tile
 //   kKeepsFloats  registers hold sums of floats beside those of integers
-//   kMaxSum       what a Sum holds, as a sum of pairs of products
+//   kMaxSum       what a Sum holds, as a sum of pairs of products; it may be an integer of each row
 //   add()         products of four numbers without sign and four of a column, added to a Sum
-//   first(), second()  of two integers of each row, as scales
-//   total()       a Sum as integers; scaled(): times a scale of each row
+//   first(), second()  of two integers of each row, as scales, if a Sum is no integer
+//   total()       such a Sum as integers; scaled(): times a scale of each row
 //   dot()         pairs of integers of a row times two of a column
 //   look_up()     numbers of a table of 16, by their places
-//   pairs(), integers(), halves()  from bytes with sign, bytes without, half floats
-//   floats()      integers as floats
+//   integers(), halves()  from bytes without sign, from half floats
 //   fma()         a * b + c, rounded once
-//   round()       a block of numbers times *by*, to the nearest bytes
+//   quantise()    a block of numbers to the nearest of 127 steps up to their largest size, which it
+//                 returns, and the sums of the halves of what it makes of them
 
 // Any CPU. It is slow and small; others are compared with it.
 struct Plain : Lanes<4> {
@@ -108,10 +109,6 @@ struct Plain : Lanes<4> {
         }
         return sum;
     }
-    static Ints total(Sum sum) { return sum; }
-    static Ints first(Pairs pairs) { return Ints(pairs) << 16 >> 16; }
-    static Ints second(Pairs pairs) { return Ints(pairs) >> 16; }
-    static Ints scaled(Sum sum, Ints by) { return sum * by; }
     PLR_CALLED static Ints dot(Pairs pairs, const int16_t * two) {
         Ints sums{};
         for (int i = 0; i < 2 * kLanes; ++i) {
@@ -125,13 +122,6 @@ struct Plain : Lanes<4> {
         }
         return places;
     }
-    static Pairs pairs(const uint8_t * from) {
-        Pairs values{};
-        for (int i = 0; i < 2 * kLanes; ++i) {
-            values[i] = int8_t(from[i]);
-        }
-        return values;
-    }
     static Ints   integers(const uint8_t * from) { return Ints{from[0], from[1], from[2], from[3]}; }
     static Floats halves(const uint8_t * from) {
         ggml_fp16_t half[kLanes];
@@ -139,18 +129,31 @@ struct Plain : Lanes<4> {
         return Floats{ggml_fp16_to_fp32(half[0]), ggml_fp16_to_fp32(half[1]),
                       ggml_fp16_to_fp32(half[2]), ggml_fp16_to_fp32(half[3])};
     }
-    static Floats floats(Ints values) { return __builtin_convertvector(values, Floats); }
     PLR_CALLED static Floats fma(Floats a, Floats b, Floats c) {
         for (int i = 0; i < kLanes; ++i) {
             c[i] = std::fma(a[i], b[i], c[i]);
         }
         return c;
     }
-    static void round(const float * from, float by, int8_t * to) {
+    static float quantise(const float * from, int8_t * q, int16_t * half_sums) {
+        float tops[8] = {};
+        for (int k = 0; k < kBlock; ++k) {
+            const float size = std::fabs(from[k]);
+            tops[k % 8]      = tops[k % 8] > size ? tops[k % 8] : size;
+        }
+        for (int n = 4; n > 0; n /= 2) {  // in this order, because of what is no number
+            for (int i = 0; i < n; ++i) {
+                tops[i] = tops[i] > tops[i + n] ? tops[i] : tops[i + n];
+            }
+        }
+        const float top = tops[0], by = top > 0 ? 127.0f / top : 0.0f;
+        half_sums[0] = half_sums[1] = 0;
         for (int k = 0; k < kBlock; ++k) {  // as the others round what is no number: to the least
             const float value = from[k] * by;
-            to[k] = value > -127 && value < 129 ? int8_t(std::lrint(value)) : int8_t(-127);
+            q[k] = value > -127 && value < 129 ? int8_t(std::lrint(value)) : int8_t(-127);
+            half_sums[k / 16] = int16_t(half_sums[k / 16] + q[k]);
         }
+        return top;
     }
 };
 
@@ -190,27 +193,40 @@ struct Avx2 : Lanes<8> {
         const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
         return Group(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(numbers), __m256i(places)));
     }
-    PLR_AVX2 static Pairs pairs(const uint8_t * from) {
-        return Pairs(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from))));
-    }
     PLR_AVX2 static Ints integers(const uint8_t * from) {
         return Ints(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from))));
     }
     PLR_AVX2 static Floats halves(const uint8_t * from) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
     }
-    PLR_AVX2 static Floats floats(Ints values) { return _mm256_cvtepi32_ps(__m256i(values)); }
     PLR_AVX2 static Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
-    PLR_AVX2 static void   round(const float * from, float by, int8_t * to) {
-        __m256i q[4];
+    PLR_AVX2 static float  quantise(const float * from, int8_t * to, int16_t * half_sums) {
+        const __m256 sign = _mm256_set1_ps(-0.0f);
+        __m256       values[4], tops = _mm256_setzero_ps();
         for (int k = 0; k < 4; ++k) {
-            q[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + 8 * k), _mm256_set1_ps(by)));
+            values[k] = _mm256_loadu_ps(from + 8 * k);
+            tops      = _mm256_max_ps(tops, _mm256_andnot_ps(sign, values[k]));
         }
-        const __m256i bytes = _mm256_permutevar8x32_epi32(
+        __m128 four = _mm_max_ps(_mm256_castps256_ps128(tops), _mm256_extractf128_ps(tops, 1));
+        four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        const float  top = _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+        const __m256 by  = _mm256_set1_ps(top > 0 ? 127.0f / top : 0.0f);
+        __m256i      q[4];
+        for (int k = 0; k < 4; ++k) {
+            q[k] = _mm256_cvtps_epi32(_mm256_mul_ps(values[k], by));
+        }
+        __m256i bytes = _mm256_permutevar8x32_epi32(
             _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3])),
             _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        const __m256i least = _mm256_set1_epi8(-127);
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm256_max_epi8(bytes, least));
+        bytes = _mm256_max_epi8(bytes, _mm256_set1_epi8(-127));
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), bytes);
+        // Without sign, 128 more each, instructions add eight of them.
+        const __m256i eights = _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)),
+                                               _mm256_setzero_si256());
+        const __m256i halves = _mm256_add_epi32(eights, _mm256_shuffle_epi32(eights, 0x4e));
+        half_sums[0] = int16_t(_mm_cvtsi128_si32(_mm256_castsi256_si128(halves)) - 16 * 128);
+        half_sums[1] = int16_t(_mm_cvtsi128_si32(_mm256_extracti128_si256(halves, 1)) - 16 * 128);
+        return top;
     }
 };
 
@@ -224,10 +240,6 @@ struct AvxVnni : Avx2 {
         const __m256i four = _mm256_set1_epi32(four_bytes(column));
         return Sum(_mm256_dpbusd_avx_epi32(__m256i(sum), __m256i(numbers), four));
     }
-    PLR_AVXVNNI static Ints total(Sum sum) { return sum; }
-    PLR_AVXVNNI static Ints first(Pairs pairs) { return Ints(pairs) << 16 >> 16; }
-    PLR_AVXVNNI static Ints second(Pairs pairs) { return Ints(pairs) >> 16; }
-    PLR_AVXVNNI static Ints scaled(Sum sum, Ints by) { return sum * by; }
 };
 
 #endif
@@ -242,10 +254,6 @@ struct Avx512Vnni : Lanes<16> {
         const __m512i four = _mm512_set1_epi32(four_bytes(column));
         return Sum(_mm512_dpbusd_epi32(__m512i(sum), __m512i(numbers), four));
     }
-    PLR_AVX512 static Ints total(Sum sum) { return sum; }
-    PLR_AVX512 static Ints first(Pairs pairs) { return Ints(pairs) << 16 >> 16; }
-    PLR_AVX512 static Ints second(Pairs pairs) { return Ints(pairs) >> 16; }
-    PLR_AVX512 static Ints scaled(Sum sum, Ints by) { return sum * by; }
     PLR_AVX512 static Ints dot(Pairs pairs, const int16_t * two) {
         return Ints(_mm512_madd_epi16(__m512i(pairs), _mm512_set1_epi32(four_bytes(two))));
     }
@@ -253,19 +261,15 @@ struct Avx512Vnni : Lanes<16> {
         const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
         return Group(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(numbers), __m512i(places)));
     }
-    PLR_AVX512 static Pairs pairs(const uint8_t * from) {
-        return Pairs(_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from))));
-    }
     PLR_AVX512 static Ints integers(const uint8_t * from) {
         return Ints(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from))));
     }
     PLR_AVX512 static Floats halves(const uint8_t * from) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
     }
-    PLR_AVX512 static Floats floats(Ints values) { return _mm512_cvtepi32_ps(__m512i(values)); }
     PLR_AVX512 static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-    PLR_AVX512 static void   round(const float * from, float by, int8_t * to) {
-        Avx2::round(from, by, to);
+    PLR_AVX512 static float  quantise(const float * from, int8_t * to, int16_t * half_sums) {
+        return Avx2::quantise(from, to, half_sums);
     }
 };
 
@@ -342,12 +346,12 @@ constexpr Level kLevels[] = {
     {"avx512vnni", "AVX-512 with VNNI", has_avx512, avx512vnni::pack, avx512vnni::kTiles.data()},
 };
 
-// The best one where it was measured. With AVX-512 none was: other kernels of ours, or libllama's,
-// compute there, unless somebody chooses.
+// The best one where it was measured. With AMX none was: libllama, which has kernels for it,
+// computes there, unless somebody chooses.
 inline const Level * measured_level() {
     const Level * best = nullptr;
     for (const Level & one : kLevels) {
-        best = &one != kLevels && !has_avx512() && one.is_usable() ? &one : best;
+        best = &one != kLevels && !has_amx() && one.is_usable() ? &one : best;
     }
     return best;
 }

@@ -6,28 +6,14 @@
 // Quantise blocks first to last of *from*.
 PLR_WOVEN PLR_CALLED inline void pack(const Columns & to, int column, int first, int last,
                                       const float * from) {
+    float *   ds = to.d(column), *sums = to.sums(column);
+    int16_t * half_sums = to.half_sums(column);
+    int8_t *  q         = to.q(column);
     for (int i = first; i < last; ++i) {
-        const float * values  = from + i * kBlock;
-        float         tops[8] = {};
-        for (int k = 0; k < kBlock; ++k) {
-            const float size = std::fabs(values[k]);
-            tops[k % 8]      = tops[k % 8] > size ? tops[k % 8] : size;
-        }
-        float top = tops[0];
-        for (const float other : tops) {
-            top = top > other ? top : other;
-        }
-        int8_t * q = to.q(column) + i * kBlock;
-        Set::round(values, top > 0 ? 127.0f / top : 0.0f, q);
-        int sum[2] = {};
-        for (int k = 0; k < kBlock; ++k) {
-            sum[k / 16] += q[k];
-        }
-        const float d                   = top / 127.0f;
-        to.d(column)[i]                 = d;
-        to.sums(column)[i]              = d * float(sum[0] + sum[1]);
-        to.half_sums(column)[2 * i]     = int16_t(sum[0]);
-        to.half_sums(column)[2 * i + 1] = int16_t(sum[1]);
+        int16_t *   halves = half_sums + 2 * i;
+        const float d = Set::quantise(from + i * kBlock, q + i * kBlock, halves) / 127.0f;
+        ds[i]   = d;
+        sums[i] = d * float(halves[0] + halves[1]);
     }
 }
 
@@ -61,13 +47,13 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
             const Scales scales = W::scales(from, i % W::kBlocks, part);
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
-                Floats value = Set::fma(scales.d * d[c][i], Set::floats(sums[c][part]), acc[c][part]);
+                Floats value = Set::fma(scales.d * d[c][i], floats(sums[c][part]), acc[c][part]);
                 if constexpr (W::kMinimum == Minimum::OF_BLOCK) {
                     // In all lanes; nothing is left of the difference, as there would be of a sum.
                     value = Set::fma(scales.m, s[c][i] - Floats{}, value);
                 } else if constexpr (W::kMinimum == Minimum::OF_HALVES) {
                     const Ints minima = Set::dot(scales.minima, column[c].half_sums);
-                    value = Set::fma(scales.m * d[c][i], Set::floats(minima), value);
+                    value = Set::fma(scales.m * d[c][i], floats(minima), value);
                 }
                 acc[c][part] = value;
             }

@@ -35,6 +35,27 @@ PLR_WOVEN inline Group load(const uint8_t * plane, int part) {
     return numbers;
 }
 
+using Signed = int8_t __attribute__((vector_size(2 * kLanes)));
+
+// Two bytes with sign of each row.
+PLR_WOVEN inline Pairs pairs_of(const uint8_t * from) {
+    Signed bytes;
+    std::memcpy(&bytes, from, sizeof(bytes));
+    return __builtin_convertvector(bytes, Pairs);
+}
+
+PLR_WOVEN inline Floats floats(Ints values) { return __builtin_convertvector(values, Floats); }
+
+// What else a set does with its sums is plain where a sum is an integer.
+struct WholeSums {
+    PLR_WOVEN static inline Ints total(Ints sum) { return sum; }
+    PLR_WOVEN static inline Ints first(Pairs pairs) { return Ints(pairs) << 16 >> 16; }
+    PLR_WOVEN static inline Ints second(Pairs pairs) { return Ints(pairs) >> 16; }
+    PLR_WOVEN static inline Ints scaled(Ints sum, Ints by) { return sum * by; }
+};
+
+using Sums = std::conditional_t<std::is_same_v<Sum, Ints>, WholeSums, Set>;
+
 // ---------------------------------------------------------------------------------------------
 // Unpackers: four numbers of each row of one part of the rows, of one group.
 //   kMost    the largest number
@@ -200,7 +221,7 @@ PLR_WOVEN inline void multiply_whole(const uint8_t * block, const Column * colum
         for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 4
             for (int part = 0; part < kParts; ++part) {
-                add(sums[c][part], Set::total(once[c][part]), kZero == 0 && from == 0);
+                add(sums[c][part], Sums::total(once[c][part]), kZero == 0 && from == 0);
             }
         }
     }
@@ -247,7 +268,7 @@ PLR_WOVEN inline void multiply_halves(const uint8_t * block, const Pairs (&pairs
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
         asm volatile("" ::: "memory");
-        const auto first = Set::first(pairs[part]), second = Set::second(pairs[part]);
+        const auto first = Sums::first(pairs[part]), second = Sums::second(pairs[part]);
         if constexpr (kZero != 0) {
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
@@ -267,7 +288,7 @@ PLR_WOVEN inline void multiply_halves(const uint8_t * block, const Pairs (&pairs
             }
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
-                add(sums[c][part], Set::scaled(once[c], from < kGroups / 2 ? first : second),
+                add(sums[c][part], Sums::scaled(once[c], from < kGroups / 2 ? first : second),
                     kZero == 0 && from == 0);
             }
         }
@@ -397,8 +418,8 @@ struct Super {  // Q4_K, Q5_K: d and dmin of 256 weights, 6-bit scales and minim
     PLR_WOVEN static inline Scales scales(const uint8_t * from, int i, int part) {
         const uint8_t * of_block = from + i * kOne + Unpacker::kBytes + kLanes * part;
         const uint8_t * of_all   = from + kBlocks * kOne + 2 * kLanes * part;
-        return {Set::halves(of_all) * Set::floats(Set::integers(of_block)),
-                -Set::halves(of_all + 2 * kRows) * Set::floats(Set::integers(of_block + kRows))};
+        return {Set::halves(of_all) * floats(Set::integers(of_block)),
+                -Set::halves(of_all + 2 * kRows) * floats(Set::integers(of_block + kRows))};
     }
 };
 
@@ -433,33 +454,42 @@ struct IQ4_XS {  // d of 256 weights, a 6-bit scale of each 32 with a zero of 32
 
     PLR_WOVEN static inline Scales scales(const uint8_t * from, int i, int part) {
         const Ints scale = Set::integers(from + i * kOne + Nibbles::kBytes + kLanes * part);
-        return {Set::halves(from + kBlocks * kOne + 2 * kLanes * part) * Set::floats(scale << 24 >> 24)};
+        return {Set::halves(from + kBlocks * kOne + 2 * kLanes * part) * floats(scale << 24 >> 24)};
     }
 };
 
-// Of 256 weights d, perhaps dmin; of each 16 an integer scale, perhaps a minimum. A half of a
-// block has 16 weights.
-template <ggml_type kGgmlType, class Unpacker, int kZero>
+// Of 256 weights d, perhaps dmin; of each 16 an integer scale, or a scale of four bits below a
+// minimum. A half of a block has 16 weights.
+template <ggml_type kGgmlType, class Unpacker, int kZero, bool kHasMinima = false>
 struct Halved {
     static constexpr ggml_type kType    = kGgmlType;
-    static constexpr Minimum   kMinimum = Minimum::NONE;
+    static constexpr Minimum   kMinimum = kHasMinima ? Minimum::OF_HALVES : Minimum::NONE;
     static constexpr int       kBlocks  = 8;
     static constexpr int       kOne     = Unpacker::kBytes + 2 * kRows;
-    static constexpr int       kBytes   = kBlocks * kOne + 2 * kRows;
+    static constexpr int       kBytes   = kBlocks * kOne + (kHasMinima ? 4 : 2) * kRows;
 
     template <int C>
     PLR_WOVEN static inline void dot(const uint8_t * from, int i, const Column * columns, Ints (*sums)[kParts]) {
-        const uint8_t * block = from + i * kOne;
-        Pairs           pairs[kParts];
+        Pairs pairs[kParts];
 #pragma GCC unroll 4
         for (int part = 0; part < kParts; ++part) {
-            pairs[part] = Set::pairs(block + Unpacker::kBytes + 2 * kLanes * part);
+            pairs[part] = kHasMinima ? of_halves(from, i, part) & 15 : of_halves(from, i, part);
         }
-        multiply_halves<Unpacker, kZero, C>(block, pairs, columns, sums);
+        multiply_halves<Unpacker, kZero, C>(from + i * kOne, pairs, columns, sums);
     }
 
-    PLR_WOVEN static inline Scales scales(const uint8_t * from, int, int part) {
-        return {Set::halves(from + kBlocks * kOne + 2 * kLanes * part)};
+    PLR_WOVEN static inline Scales scales(const uint8_t * from, int i, int part) {
+        const uint8_t * of_all = from + kBlocks * kOne + 2 * kLanes * part;
+        if constexpr (kHasMinima) {
+            return {Set::halves(of_all), -Set::halves(of_all + 2 * kRows), of_halves(from, i, part) >> 4 & 15};
+        } else {
+            return {Set::halves(of_all)};
+        }
+    }
+
+  private:
+    PLR_WOVEN static inline Pairs of_halves(const uint8_t * from, int i, int part) {
+        return pairs_of(from + i * kOne + Unpacker::kBytes + 2 * kLanes * part);
     }
 };
 
@@ -509,14 +539,7 @@ struct Q3_K : Halved<GGML_TYPE_Q3_K, Bits<2, 1>, 4> {
     }
 };
 
-struct Q2_K {  // d and dmin of 256 weights, 4-bit scales and minima of each 16
-    using Two = Bits<2, 0>;
-    static constexpr ggml_type kType    = GGML_TYPE_Q2_K;
-    static constexpr Minimum   kMinimum = Minimum::OF_HALVES;
-    static constexpr int       kBlocks  = 8;
-    static constexpr int       kOne     = Two::kBytes + 2 * kRows;
-    static constexpr int       kBytes   = kBlocks * kOne + 4 * kRows;
-
+struct Q2_K : Halved<GGML_TYPE_Q2_K, Bits<2, 0>, 0, true> {
     static void weave(const char * const * rows, uint8_t * to) {
         for (int r = 0; r < kRows; ++r) {
             const auto * from = reinterpret_cast<const uint8_t *>(rows[r]);
@@ -525,34 +548,12 @@ struct Q2_K {  // d and dmin of 256 weights, 4-bit scales and minima of each 16
                 for (int k = 0; k < kBlock; ++k) {
                     q[k] = from[16 + 32 * (i / 4) + k] >> (2 * (i % 4)) & 3;
                 }
-                Two::put(to + i * kOne, r, q);
-                std::memcpy(to + i * kOne + Two::kBytes + 2 * r, from + 2 * i, 2);
+                Bits<2, 0>::put(to + i * kOne, r, q);
+                std::memcpy(to + i * kOne + Bits<2, 0>::kBytes + 2 * r, from + 2 * i, 2);
             }
             std::memcpy(to + kBlocks * kOne + 2 * r, from + 80, 2);
             std::memcpy(to + kBlocks * kOne + 2 * (kRows + r), from + 82, 2);
         }
-    }
-
-    template <int C>
-    PLR_WOVEN static inline void dot(const uint8_t * from, int i, const Column * columns, Ints (*sums)[kParts]) {
-        const uint8_t * block = from + i * kOne;
-        Pairs           pairs[kParts];
-#pragma GCC unroll 4
-        for (int part = 0; part < kParts; ++part) {
-            pairs[part] = both(block, part) & 15;
-        }
-        multiply_halves<Two, 0, C>(block, pairs, columns, sums);
-    }
-
-    PLR_WOVEN static inline Scales scales(const uint8_t * from, int i, int part) {
-        const uint8_t * of_all = from + kBlocks * kOne + 2 * kLanes * part;
-        return {Set::halves(of_all), -Set::halves(of_all + 2 * kRows), both(from + i * kOne, part) >> 4 & 15};
-    }
-
-  private:
-    // Bytes with the scale of 16 weights in the lower bits and their minimum in the upper ones.
-    PLR_WOVEN static inline Pairs both(const uint8_t * block, int part) {
-        return Set::pairs(block + Two::kBytes + 2 * kLanes * part);
     }
 };
 

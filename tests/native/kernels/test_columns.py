@@ -7,20 +7,13 @@ import pytest
 
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.kernels import table
 from pyllama_raw.native.model import Model, quantize
 from scripts.tiny_models import gguf
 from scripts.tiny_models.recipe import Recipe, experts, sizes
 from tests.native.support import EXACT, last_logits, make_context, prefill
 from tests.tiny import tiny_model
 
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.skipif(
-        not any(row.is_usable for row in table() if row.computes == "columns"),
-        reason="this CPU is no x86-64, or there is another device",
-    ),
-]
+pytestmark = pytest.mark.native
 
 N_SLOTS, N_PROMPT = 9, 20
 TOKENS = np.random.default_rng(0).integers(3, 200, (N_SLOTS, N_PROMPT), np.int32)

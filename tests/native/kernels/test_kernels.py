@@ -1,4 +1,4 @@
-"""Our kernels: products have the bits of libllama's, attention its digits."""
+"""Our kernels: which operations they take; attention has the digits of libllama's."""
 
 from array import array
 from collections import Counter
@@ -8,7 +8,9 @@ import pytest
 
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.model import Model, quantize
+from pyllama_raw.native.kernels import woven_levels
+from pyllama_raw.native.libllama import lib
+from pyllama_raw.native.model import Model
 from pyllama_raw.native.pointers import new_bytes
 from tests.last_digits import is_usable
 from tests.native.support import (
@@ -41,16 +43,11 @@ def _usable(request):
 
 
 @pytest.fixture
-def _products():
-    if not is_usable("q4_1", "q8_0", needs="AVX-512"):
-        pytest.skip("this CPU has no AVX-512 VNNI")
-
-
-@pytest.fixture
-def _same_products():
-    """Products of woven weights have digits of their own (test_woven.py)."""
-    if is_usable("q4_1", needs="AVX2"):
-        pytest.skip("this CPU has AVX2 without AVX-512")
+def _woven():
+    """The best level of woven weights that the CPU has, even if it was not measured."""
+    assert lib.plr_woven_choose(woven_levels()[-1].encode())
+    yield
+    assert lib.plr_woven_choose(b"auto")
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -73,67 +70,55 @@ def test_anywhere_they_are_used_unless_asked_not_to(model):
         assert off.kernels is None
 
 
-@pytest.mark.usefixtures("_products")
+@pytest.mark.usefixtures("_woven")
 def test_they_take_what_they_are_for(model):
     """
-    Every attention, and all products with Q4_1 and Q8_0 weights that have several columns:
-    behind the last attention only rows with output are left.
+    Every attention, and all products with Q4_1 and Q8_0 weights, of which the output is one.
     """
     with make_context(model) as context:
-        last_logits(context, make_prompt(10))
-        seen = taken(context)
-        n_products = 7 * model.n_layer - 3
-        assert seen.pop("attention") == model.n_layer
-        assert seen.total() == n_products
-
-        batch = Batch(context.n_batch)
-        batch.add_rows([100] * 2, [10, 0], [0, 1])
-        context.decode(batch)
-        n_more = 7 * model.n_layer + 1  # the last is the output, in Q8_0
-        assert taken(context).total() == 2 * model.n_layer + n_products + n_more
+        for n_decodes, tokens in enumerate((make_prompt(10), array("i", [100])), 1):
+            last_logits(context, tokens, pos=10 * n_decodes - 10)
+            assert taken(context) == {
+                "attention": n_decodes * model.n_layer,
+                "q4_1": n_decodes * 7 * model.n_layer,
+                "q8_0": n_decodes,
+            }
 
 
-@pytest.mark.usefixtures("_same_products")
-@pytest.mark.parametrize("n_tokens", [1, 2, 3, 5, 6, 7, 13, 96, 97, 200])
+@pytest.mark.parametrize("n_tokens", [1, 2, 7, 97])
 @pytest.mark.parametrize("fields", [PLAIN, EXACT])
-def test_prompts_have_the_same_logits(model, n_tokens, fields):
+def test_deterministic_prompts_have_the_logits_of_libllama(model, n_tokens, fields):
     """
-    One tile, several, an uneven rest, more columns than are computed at once.
+    Where products alone are ours: of a column, of several, of more than are computed at once.
     """
     prompt = make_prompt(n_tokens)
     with (
-        make_context(model, **fields) as fast,
+        make_context(model, deterministic=True, **fields) as fast,
         make_context(model, fast_kernels=False, **fields) as slow,
     ):
         assert same_bits(last_logits(fast, prompt), last_logits(slow, prompt))
 
 
-@pytest.mark.usefixtures("_same_products")
-def test_streams_have_the_same_logits(model):
+@pytest.mark.usefixtures("_woven")
+def test_streams_have_the_logits_of_each_alone(model):
     """
     A graph that is used again begins anew, also after one of another size.
     """
     steps = [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3], [2], [0, 2], [0, 2]]
-    with (
-        make_context(model, **PLAIN) as fast,
-        make_context(model, fast_kernels=False, **PLAIN) as slow,
-    ):
-        for context in (fast, slow):
+    with make_context(model) as together, make_context(model) as apart:
+        for context in (together, apart):
             for slot in range(4):
                 last_logits(context, make_prompt(5, seed=slot), slot=slot)
         n_past = [5] * 4
         for slots in steps:
+            batch = Batch(together.n_batch)
             places = [n_past[slot] for slot in slots]
-            rows = []
-            for context in (fast, slow):
-                batch = Batch(context.n_batch)
-                batch.add_rows([100] * len(slots), places, slots)
-                context.decode(batch)
-                rows.append(
-                    [np.asarray(context.logits(row)) for row in range(len(slots))]
-                )
-            assert all(same_bits(a, b) for a, b in zip(*rows, strict=True))
-            for slot in slots:
+            batch.add_rows([100] * len(slots), places, slots)
+            together.decode(batch)
+            for row, slot in enumerate(slots):
+                one = array("i", [100])
+                alone = last_logits(apart, one, slot=slot, pos=n_past[slot])
+                assert same_bits(np.asarray(together.logits(row)), alone)
                 n_past[slot] += 1
 
 
@@ -154,25 +139,6 @@ def test_the_number_of_threads_changes_nothing(model, n_threads, fields):
         context.clear()
         context.set_threads(n_threads, n_threads)
         assert same_bits(last_logits(context, prompt), expected)
-
-
-@pytest.mark.usefixtures("_products")
-@pytest.mark.parametrize("kind", ["q4_1", "q8_0"])
-@pytest.mark.parametrize("name", ["llama", "jamba", "qwen3moe"])
-def test_small_models_have_the_same_logits(name, kind, tmp_path):
-    """
-    Other shapes: few rows, experts that libllama computes, recurrent layers.
-    """
-    path = tmp_path / "quantised.gguf"
-    quantize(tiny_model(name), path, kind)
-    with (
-        Model.load(path, use_extra_bufts=False) as model,
-        make_context(model, **PLAIN) as fast,
-        make_context(model, fast_kernels=False, **PLAIN) as slow,
-    ):
-        prompt = array("i", [i % model.n_vocab for i in range(1, 41)])
-        assert same_bits(last_logits(fast, prompt), last_logits(slow, prompt))
-        assert taken(fast)[kind] > 0
 
 
 def _mixed(context: Context, n_vocab: int) -> list[np.ndarray]:

@@ -19,8 +19,6 @@ def test_each_kind_has_a_row_and_names_its_cpu():
     assert kinds == [
         "attention",
         "attention",
-        "q4_1",
-        "q8_0",
         "columns",
         "f32",
         "f16",

@@ -38,10 +38,7 @@ PLAIN = {"flash_attn": "off", "type_k": "f32", "type_v": "f32"}
 
 Floats = NDArray[np.float32]
 
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.skipif(LEVELS[1:] == (), reason="they are for AVX2 and more"),
-]
+pytestmark = pytest.mark.native
 
 
 @pytest.fixture(scope="module", autouse=True)

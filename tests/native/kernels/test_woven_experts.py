@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from pyllama_raw.native.gguf_header import read_header
-from pyllama_raw.native.kernels import table, weaves
+from pyllama_raw.native.kernels import weaves, woven_levels
 from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model, quantize
 from scripts.tiny_models.gguf import write
@@ -38,12 +38,16 @@ MODELS = (
     (WIDE_MODEL, "q6_k"),
 )
 BLOCK = 32  # values of a column with one scale
-IS_USABLE = any(row.is_usable for row in table() if row.is_woven)
 
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.skipif(not IS_USABLE, reason="they are for AVX2 without AVX-512"),
-]
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(scope="module", autouse=True)
+def best_level():
+    """The best level of this CPU, which may not be the one that was measured."""
+    assert lib.plr_woven_choose(woven_levels()[-1].encode())
+    yield
+    assert lib.plr_woven_choose(b"auto")
 
 
 class Product(NamedTuple):
@@ -56,7 +60,7 @@ class Product(NamedTuple):
     results: np.ndarray  # float32[n_tokens, n_used, n_rows]
 
 
-class Products(Listener):
+class Products:
     """
     Takes in products of experts.
 
@@ -68,13 +72,13 @@ class Products(Listener):
     def __init__(
         self, replace: Callable[[np.ndarray, np.ndarray], object] = lambda *_: None
     ) -> None:
-        super().__init__()
+        self.listener = Listener(self._wants, self._see)
         self.ours: list[Product] = []
         self.n_theirs = 0
         self._replace = replace
         self._ids = self._columns = ffi.NULL
 
-    def wants(self, node: Any) -> bool:
+    def _wants(self, node: Any) -> bool:
         if name_of(node) == "ffn_moe_topk-0":
             self._ids = node
         if name_of(node) == "ffn_moe_logits-0":
@@ -85,7 +89,7 @@ class Products(Listener):
             return True
         return name_of(node) == "ffn_moe_weights-0"
 
-    def see(self, node: Any) -> None:
+    def _see(self, node: Any) -> None:
         if name_of(node) == "ffn_moe_weights-0":
             ids, columns = _values(self._ids, np.int32), _values(self._columns)
             self._replace(ids[0], columns[0])
@@ -153,7 +157,7 @@ def test_products_are_exact_but_for_the_rounding_of_columns(path):
     products of experts are ours.
     """
     products = Products()
-    with Model.load(path) as model, attached(products):
+    with Model.load(path) as model, attached(products.listener):
         for n_tokens in (1, 2, 7, 150):
             with make_context(model) as context:
                 last_logits(context, prompt_of(model, n_tokens))
@@ -177,7 +181,7 @@ def test_experts_that_do_not_exist_give_zeros(path):
         ids[:4, 0] = (-1, 2**31 - 1, -(2**31), 1000)
 
     products = Products(replace)
-    with Model.load(path) as model, attached(products):
+    with Model.load(path) as model, attached(products.listener):
         with make_context(model, n_threads=2) as context:
             last_logits(context, prompt_of(model, 30))
 
@@ -205,7 +209,7 @@ def test_a_column_has_the_bits_of_it_alone(path):
 
             products = Products(replace)
             with (
-                attached(products),
+                attached(products.listener),
                 make_context(model, n_threads=n_threads) as context,
             ):
                 last_logits(context, prompt_of(model, len(tokens)))
