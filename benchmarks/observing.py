@@ -42,13 +42,12 @@ from pyllama_raw import (
 )
 from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.metrics import EngineMetrics
-from pyllama_raw.core.request import Finished
+from pyllama_raw.core.request import Event, Finished
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.engine.delivery import Delivery
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.logs import NO_LOGS, Logs, open_logs
 from pyllama_raw.engine.requests import OpenRequest
-from pyllama_raw.engine.stream import Stream
+from pyllama_raw.engine.stream import Stream, wake
 from pyllama_raw.policy import Key, RequestView, SchedulerView, SchedulingPolicy
 from pyllama_raw.testing import FakeExecutor, FakeVocab
 
@@ -112,10 +111,9 @@ class Fake:
             scheduler,
             FakeExecutor(limits(N_SLOTS)),
             time.monotonic,
-            lambda events, _: delivery.deliver(events),
+            self._deliver,
             watchers=logs.watchers,
         )
-        delivery = Delivery(self.driver.opened, lambda _: None, lambda _: None)
         if kind in ("metrics", "all"):
             EngineMetrics(
                 cast("Facts", SimpleNamespace(watch=self.driver.watchers.add))
@@ -124,8 +122,18 @@ class Fake:
             stream = Stream()
             record = OpenRequest(request(number, N_TOKENS), time.monotonic(), stream)
             readers.start_soon(self._read, stream)
-            self.driver.opened.add([record])
+            self.driver.opened[number] = record
             self.driver.take_on([record])
+
+    def _deliver(self, events: list[Event], _: bool) -> None:
+        """As the engine thread does: one wake-up for all streams."""
+        streams = []
+        for event in events:
+            stream = self.driver.opened[event.request_id].stream
+            stream.events.append(event)
+            streams.append(stream)
+        if streams:
+            wake(streams[0].loop, streams)
 
     async def _read(self, stream: Stream) -> None:
         event: object = None

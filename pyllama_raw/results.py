@@ -8,8 +8,8 @@ from pyllama_raw.api.events import (
     RequestEvent,
     RequestState,
 )
+from pyllama_raw.api.facts import Health, HealthState
 from pyllama_raw.api.generation import Generation
-from pyllama_raw.api.health import Health, HealthState
 from pyllama_raw.api.ranking import Ranked
 from pyllama_raw.api.results import (
     Delta,
@@ -34,9 +34,9 @@ from pyllama_raw.core.request import (
 from pyllama_raw.core.stats import SlotStats
 from pyllama_raw.engine.adapters import AdapterInfo
 from pyllama_raw.engine.capabilities import Capabilities, Operation
-from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.estimate import DeviceMemory, MemoryEstimate
 from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
+from pyllama_raw.engine.life import EngineState
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling
 from pyllama_raw.engine.model_probe import Device, ModelProbe
 from pyllama_raw.engine.request_log import RequestRecord

@@ -21,7 +21,7 @@ from pyllama_raw.native.model import Model
 from scripts.make_tiny_models import make
 from scripts.tiny_models import vocab
 from scripts.tiny_models.recipe import Recipe
-from tests.native.test_compute_thread import tiny
+from tests import tiny
 
 pytestmark = pytest.mark.native
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
 import anyio
 
-from pyllama_raw.api.life import LifeVerbs, Opener
+from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.loading import EngineOpening, Progress, load
 from pyllama_raw.api.many import complete_all
-from pyllama_raw.api.model import Model, release
+from pyllama_raw.api.model import Model, Opener, release
 from pyllama_raw.api.whole import score_of, whole
 from pyllama_raw.engine.mailbox import check_may_wait
 from pyllama_raw.errors import InvalidRequest, PyllamaError
@@ -28,6 +29,8 @@ from pyllama_raw.options.arguments import (
     checked_params,
     checked_prompts,
     checked_salt,
+    checked_serving,
+    checked_text,
     checked_top,
     checked_wait,
     checked_word,
@@ -37,21 +40,29 @@ from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.choice import Choice
+    from pyllama_raw.api.embedding import Embedder, TextPooling, Told
     from pyllama_raw.api.events import Events
     from pyllama_raw.api.generation import Generation
+    from pyllama_raw.api.ranking import Ranked
     from pyllama_raw.api.results import Result, Score
     from pyllama_raw.api.session import Session
+    from pyllama_raw.api.vectors import Vectors
     from pyllama_raw.core.memory.cache import CacheStats
     from pyllama_raw.core.stats import SlotStats
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.options.config import EngineConfig
-    from pyllama_raw.options.requests import ChatOptions, Need, RequestOptions
+    from pyllama_raw.options.requests import (
+        ChatOptions,
+        Need,
+        RequestOptions,
+        TextOptions,
+    )
     from pyllama_raw.options.sampling import SamplingParams
 
 T = TypeVar("T")
 
 
-class AsyncEngine(LifeVerbs):
+class AsyncEngine(Facts):
     """A loaded model that serves any number of requests at once."""
 
     def __init__(self, parts: EngineParts, source: Opener | None = None) -> None:
@@ -63,7 +74,7 @@ class AsyncEngine(LifeVerbs):
             raise TypeError(
                 "use AsyncEngine.open(model, config) in an `async with` block"
             )
-        super().__init__(Sessions(parts), source)
+        super().__init__(Sessions(parts, source))
 
     @classmethod
     def open(
@@ -129,7 +140,6 @@ class AsyncEngine(LifeVerbs):
         drain_s = checked_wait("drain_s", drain_s)
         if not self._thread.is_ours:  # the parent's
             return
-        self._supervisor.close()
         threads, workers = self._sessions.close(), self._sessions.workers
         try:
             if drain_s:
@@ -148,17 +158,16 @@ class AsyncEngine(LifeVerbs):
             for thread in threads:
                 thread.join()
             workers.join()
-            self._forget()
+            self._sessions.forget()
 
     def __del__(self) -> None:
-        if not hasattr(self, "_supervisor") or not self._thread.is_ours:
+        if not hasattr(self, "_sessions") or not self._thread.is_ours:
             return
-        self._supervisor.close()
         self._sessions.workers.close()  # also of an engine that has failed
         is_alive = self.alive
         for thread in self._sessions.close():
             thread.close()
-        self._forget()
+        self._sessions.forget()
         if is_alive:
             self._warn_dropped("before aclose(): use `async with`")
 
@@ -191,7 +200,7 @@ class AsyncEngine(LifeVerbs):
         from pyllama_raw.api.generation import Generation
         from pyllama_raw.engine.capabilities import Operation
 
-        self._parts.capabilities.check(Operation.GENERATE)
+        self._sessions.current.parts.capabilities.check(Operation.GENERATE)
         params, checked = checked_params(params), checked_options(options)
 
         def prepare(session: Session, began: float) -> Awaitable[tuple[Choice, ...]]:
@@ -327,6 +336,127 @@ class AsyncEngine(LifeVerbs):
         async with self.generate(prompt, params, **options) as generation:
             return await score_of(generation, prompt)
 
+    async def embed(
+        self,
+        texts: Iterable[str | Sequence[int]],
+        dimensions: int | None = None,
+        normalize: bool = True,
+        pooling: TextPooling | None = None,
+        *,
+        truncate: bool = False,
+        progress: Told | None = None,
+        **options: Unpack[TextOptions],
+    ) -> Vectors:
+        """
+        A vector for each text: a row of an array of float32, in the order of *texts*.
+
+        `usage` of the array counts the tokens of the texts. Token ids may stand for a text:
+        they are taken as they are, with nothing before or behind them.
+
+        The first call on a model that generates opens a context of its own for this.
+
+        Control tokens that are spelled in *texts* stay text, because a user may have
+        written that. In a prompt, and so by tokenize(), they are understood.
+
+        Args:
+            dimensions: only the first ones of each vector; None: all.
+            normalize: make vectors as long as 1, after they are cut.
+            pooling: how the vectors of the tokens of a text become one; None: as the model
+                says.
+            truncate: a text that is too long loses its end, instead of TextTooLong.
+            progress: called with the number of texts that have a vector.
+
+        Raises:
+            InvalidRequest: there is no text, one is empty, or an argument is not allowed.
+            TextTooLong: a text has too many tokens for the model or for a step.
+            Unsupported: the model states no pooling, and none is given.
+            EmbeddingFailed: the model makes something of a text that is no number.
+            DeadlineExceeded: *deadline_s* was over before every text had its vector.
+            QueueFull, ClosedError, EngineStopped, NativeError: as generate().
+        """
+        async with self._embedding(options) as embedder:
+            wanted = embedder.pooling(pooling)
+            shape = embedder.shape(dimensions, normalize=normalize)
+            (rows,) = await embedder.embed(
+                texts,
+                wanted,
+                shape,
+                progress,
+                joined=True,
+                truncate=truncate,
+                **options,
+            )
+        return rows
+
+    async def embed_tokens(
+        self,
+        texts: Iterable[str | Sequence[int]],
+        dimensions: int | None = None,
+        normalize: bool = True,
+        *,
+        truncate: bool = False,
+        progress: Told | None = None,
+        **options: Unpack[TextOptions],
+    ) -> list[Vectors]:
+        """Like embed(), with an array for each text that has a row for each token."""
+        from pyllama_raw.engine.model_info import Pooling
+
+        async with self._embedding(options) as embedder:
+            shape = embedder.shape(dimensions, normalize=normalize)
+            return await embedder.embed(
+                texts, Pooling.NONE, shape, progress, truncate=truncate, **options
+            )
+
+    async def chunks(
+        self, text: str, max_tokens: int | None = None, overlap: int = 0
+    ) -> list[str]:
+        """
+        *text* cut into parts that embed() takes, at white space where there is any.
+
+        Args:
+            max_tokens: of a part, control tokens included; None: what the model takes.
+            overlap: tokens of the end of a part that the next one begins with, at most half
+                of a part.
+
+        Raises:
+            InvalidRequest: *text* is empty, or a number is not allowed.
+            Unsupported: the model makes no vectors.
+        """
+        async with self._embedding({}) as embedder:
+            return await embedder.chunks(text, max_tokens, overlap)
+
+    async def rank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        progress: Told | None = None,
+        **options: Unpack[TextOptions],
+    ) -> list[Ranked]:
+        """
+        *documents* by how well they answer *query*, the best first.
+
+        Scores are as the model gives them, so those of other models differ in range.
+
+        Raises:
+            Unsupported: the model is no reranker.
+            InvalidRequest, TextTooLong, EmbeddingFailed, DeadlineExceeded: as embed().
+            QueueFull, ClosedError, EngineStopped, NativeError: as generate().
+        """
+        from pyllama_raw.api.ranking import rank
+        from pyllama_raw.engine.capabilities import Operation
+
+        async with self._embedding(options) as embedder:
+            embedder.parts.capabilities.check(Operation.RANK)
+            return await rank(embedder, query, documents, progress, **options)
+
+    @asynccontextmanager
+    async def _embedding(self, options: TextOptions) -> AsyncIterator[Embedder]:
+        """The maker of the vectors of one call; *options* are not checked yet."""
+        limits, began = checked_serving({**options}), self._thread.clock()
+        async with self._sessions.session(limits) as session:
+            yield session.embedder.after(session.thread.clock() - began)
+
     async def tokenize(
         self,
         prompt: Prompt,
@@ -455,11 +585,13 @@ class AsyncEngine(LifeVerbs):
 
     async def slots(self) -> tuple[SlotStats, ...]:
         """The slots that run a request, by number, between two steps."""
-        return await self._between_steps(lambda parts: parts.scheduler.slots())
+        return await self._sessions.between_steps(lambda parts: parts.scheduler.slots())
 
     async def cache_stats(self) -> CacheStats:
         """Tokens reused and bytes stored, between two steps."""
-        return await self._between_steps(lambda parts: parts.scheduler.cache_stats())
+        return await self._sessions.between_steps(
+            lambda parts: parts.scheduler.cache_stats()
+        )
 
     async def clear_cache(self, cache_salt: str | None = None) -> int:
         """
@@ -477,13 +609,103 @@ class AsyncEngine(LifeVerbs):
             n_bytes = 0 if parts.media is None else parts.media.encoder.clear(salt)
             return n_bytes + parts.scheduler.clear_cache(salt)
 
-        return await self._between_steps(forget)
+        return await self._sessions.between_steps(forget)
 
-    async def _between_steps(self, function: Callable[[EngineParts], T]) -> T:
-        """The answer of *function*, which the engine thread calls."""
-        from pyllama_raw.api.workers import answer_of
+    async def warmup(self) -> None:
+        """
+        Compute a micro-batch of a prompt, and a token for each slot.
 
-        if self._kept is not None:  # there is no thread, and so no step
-            return function(self._parts)
-        call = partial(function, self._parts)
-        return await answer_of(self._thread.call(call))
+        So the first request waits for nothing that a device does once, such as loading
+        kernels. Nothing of it stays in the cache or in counts. Requests that run wait for it.
+
+        Raises:
+            WrongUse: the engine sleeps, or another of these verbs runs.
+            NativeError: a decode has failed; what runs is computed again.
+            ClosedError, EngineStopped: as generate().
+        """
+        await self._sessions.warm_up()
+
+    async def sleep(self, level: Literal[1, 2] = 1) -> None:
+        """
+        Free memory of devices until wake(); can be repeated.
+
+        Level 1 frees the context. Requests that run stop where they are, and go on after
+        wake(). Level 2 frees the weights, too, unless other engines or a Model have them, and
+        first waits for the requests that run. What the context held is in host memory
+        meanwhile, so chats go on as if nothing had been.
+
+        Requests that come wait. They end by their `deadline_s`, and do not wake the engine,
+        because somebody may need its memory.
+
+        Raises:
+            InvalidRequest: there is no such level.
+            SnapshotFailed, MemoryError: host memory is short; the engine goes on.
+            WrongUse: another of these verbs runs, or requests of a level 1 keep the weights.
+            ClosedError, EngineStopped: as generate().
+        """
+        await self._sessions.sleep(checked_number("level", level, 1, 2))
+
+    async def wake(self) -> None:
+        """
+        Have the engine go on after sleep(); can be repeated.
+
+        Requests that ran go on, and cached prefixes are there. After a sleep of level 2 the
+        weights are loaded again; if the file is another one by now, its weights are, and no
+        prefix is there.
+
+        Raises:
+            ModelLoadFailed, ContextFailed, NativeError: it sleeps on, and can be woken later.
+            WrongUse: another of these verbs runs.
+            ClosedError, EngineStopped: as generate().
+        """
+        await self._sessions.wake()
+
+    async def reload(
+        self,
+        model: str | Path | Model | None = None,
+        config: EngineConfig | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        """
+        Serve another model, or the same with other options, and fail no request.
+
+        The new one is loaded beside the old one, which takes requests meanwhile. Requests
+        that come afterwards get the new one. Those that came before are done by the old one,
+        whose memory is free once the last of them has ended. Adapters are loaded for the new
+        one, too. Statistics begin anew.
+
+        Where both do not fit the memory, call sleep(2) first: requests then wait until the
+        new one is there.
+
+        Args:
+            model: as of open(); None: the same, with what its file has now.
+            config: as of open(); None: the same.
+            progress: as of open().
+
+        Raises:
+            ConfigError, ClosedError, ModelLoadFailed, ContextFailed, Unsupported: as open();
+                the old one goes on.
+            AdapterLoadFailed, AdapterLimit: an adapter is of no use to the new one; likewise.
+            WrongUse: another of these verbs runs, or the engine sleeps at level 1.
+        """
+        await self._sessions.reload(model, config, progress)
+
+    async def rebuild_session(self, cause: str) -> None:
+        """
+        Make the context anew, between two steps; weights and host snapshots stay.
+
+        Requests that run are computed again, from snapshots where there are some, and give
+        the tokens they would have given.
+
+        Args:
+            cause: for the log.
+
+        Raises:
+            InvalidRequest: *cause* is no text.
+            WrongUse: the engine sleeps, or another of these verbs runs.
+            ContextFailed, NativeError: there is no context. It is made by the next step, or
+                the engine ends.
+            ClosedError, EngineStopped: as generate().
+        """
+        await self._sessions.rebuild(checked_text("cause", cause))

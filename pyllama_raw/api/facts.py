@@ -1,12 +1,17 @@
-"""Facts that an engine tells of itself without a wait, for AsyncEngine and Engine."""
+"""
+Facts that an engine tells of itself without a wait, for AsyncEngine and Engine.
+
+Health is progress: an engine that has work and takes no step is not healthy.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pyllama_raw.api.owner import Owner
-from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.life import EngineState
 from pyllama_raw.errors import shown
 from pyllama_raw.options.arguments import checked_wait
 
@@ -14,7 +19,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     # the rest comes in while a model loads
-    from pyllama_raw.api.health import Health
     from pyllama_raw.api.results import EngineStats
     from pyllama_raw.api.session import Sessions
     from pyllama_raw.engine.adapters import AdapterInfo
@@ -26,6 +30,50 @@ if TYPE_CHECKING:
     from pyllama_raw.engine.watcher import StepRecord, Watcher
 
 STALL_S = 60.0
+
+
+class HealthState(StrEnum):
+    """Advice on an engine: use it, wait, or replace it."""
+
+    STARTING = "starting"
+    """It takes no requests yet."""
+    READY = "ready"
+    """It has nothing to do, or does it."""
+    STALLED = "stalled"
+    """It has work and takes no steps."""
+    SLEEPING = "sleeping"
+    """It sleeps: requests wait until somebody wakes it."""
+    DRAINING = "draining"
+    """It takes no new requests; what runs may go on."""
+    DEAD = "dead"
+    """It has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """An engine at one moment."""
+
+    state: HealthState
+    """Whether it makes progress."""
+    last_step_at: float | None
+    """The end of the last step, on the engine clock; None: there was none."""
+    now: float
+    """The moment of this answer, on the engine clock."""
+    oldest_wait_s: float
+    """Seconds that the oldest waiting request has waited for a slot; 0: none waits."""
+
+    cpu_share: float | None
+    """
+    The share of their time that decodes had a CPU, over their latest second. Alone it is near 1;
+    much less says that other programs take the CPUs. None: not known yet, or a GPU computes.
+    """
+    step_s: float = 0.0
+    """Seconds since the last step ended or work came; 0: there is no work, and so no step."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests may be sent."""
+        return self.state is HealthState.READY
 
 
 class Facts(Owner):
@@ -108,7 +156,7 @@ class Facts(Owner):
             **times,
             **media,
             state=self.state,
-            watcher_faults=self._thread.loop.driver.watchers.n_faults,
+            watcher_faults=self._thread.driver.watchers.n_faults,
             relaxed_schemas=self._sessions.current.preparation.n_relaxed,
             mended_chats=self._sessions.n_mended,
             queue_s=self.queue_s,
@@ -122,7 +170,7 @@ class Facts(Owner):
 
         0 while a slot is free, None before any request has ended.
         """
-        return self._thread.loop.pace.queue_s
+        return self._thread.pace.queue_s
 
     def health(self, stall_s: float = STALL_S) -> Health:
         """
@@ -132,8 +180,6 @@ class Facts(Owner):
             stall_s: seconds with work and without a step that are too many. One step of a
                 long prompt may take some.
         """
-        from pyllama_raw.api.health import health
-
         return health(self._thread, self.state, checked_wait("stall_s", stall_s))
 
     def clock(self) -> float:
@@ -160,3 +206,31 @@ class Facts(Owner):
     def request_log(self) -> list[RequestRecord]:
         """The last requests that have ended: as many as `LogConfig.max_requests`."""
         return list(self._parts.logs.requests or ())
+
+
+def health(thread: EngineThread, state: EngineState, stall_s: float) -> Health:
+    """The health of the engine that *thread* serves, which is in *state*. Thread: any."""
+    last_step_at, oldest = thread.driver.last_step_at, thread.opened.oldest
+    waits_since = thread.opened.oldest_wait
+    now = thread.clock()  # after the moments that it is compared with
+    busy_s = 0.0 if oldest is None else now - max(oldest, last_step_at or oldest)
+    oldest_wait_s = 0.0 if waits_since is None else now - waits_since
+    found = HealthState.READY
+    if state.has_ended:
+        found = HealthState.DEAD
+    elif state is EngineState.SLEEPING:
+        found = HealthState.SLEEPING
+    elif busy_s > stall_s:
+        found = HealthState.STALLED
+    elif state is EngineState.CLOSING:
+        found = HealthState.DRAINING
+    elif state is EngineState.LOADING or not thread.has_begun:
+        found = HealthState.STARTING
+    return Health(
+        found,
+        last_step_at,
+        now,
+        max(oldest_wait_s, 0.0),
+        thread.cpu_share.latest,
+        max(busy_s, 0.0),
+    )

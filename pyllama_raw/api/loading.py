@@ -11,7 +11,7 @@ import anyio
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.life import EngineState
 
 Progress = Callable[[float], object]
 Report = Callable[[float], bool]

@@ -23,8 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from pyllama_raw.api.facts import Facts
-from pyllama_raw.api.health import HealthState
+from pyllama_raw.api.facts import Facts, HealthState
 from pyllama_raw.api.results import EngineStats, timings_of
 from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.engine.request_log import why

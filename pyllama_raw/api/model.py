@@ -1,8 +1,9 @@
-"""A loaded model, to be shared by engines."""
+"""Models: one that is loaded, to be shared by engines, and how an engine is opened on one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -14,10 +15,10 @@ from pyllama_raw.errors import ClosedError, ConfigError, shown
 from pyllama_raw.options.arguments import check_loading
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
-    from pyllama_raw.engine.kept import Kept
-    from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.engine.parts import EngineParts, Kept
     from pyllama_raw.engine.shared_models import ModelUse
     from pyllama_raw.options.config import EngineConfig, ModelConfig
+    from pyllama_raw.options.requests import Need
 
 
 class Model(Owner):
@@ -131,39 +132,46 @@ class Model(Owner):
             self._warn_dropped("before close(): use `async with` or `with`")
 
 
-def parts_of(
-    model: str | Path | Model | None,
-    config: EngineConfig | None,
-    needs: str | None,
-    report: Report,
-    kept: Kept | None = None,
-) -> EngineParts:
-    """
-    The parts of an engine on *model*, a file or a Model, which may be closed meanwhile.
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """The arguments that an engine was opened with."""
 
-    Thread:
-        A worker, because it takes as long as the load.
+    model: str | Path | Model | None
+    config: EngineConfig | None
+    needs: Need | None
 
-    Raises:
-        ClosedError: the Model is closed already.
-        ConfigError: *config* wants the Model loaded in another way, or its chat template
-            cannot be used.
-    """
-    from pyllama_raw.engine import opening
-    from pyllama_raw.options import models
+    def parts(self, report: Report, *, kept: Kept | None = None) -> EngineParts:
+        """
+        The parts of an engine on the model, a file or a Model, which may be closed meanwhile.
 
-    if config is not None:
-        _check_template(config.model)
-    if isinstance(model, Model):
-        from pyllama_raw.engine.fit import fitted
+        Args:
+            report: gets the loaded fraction; returning False cancels the load.
+            kept: what there is of earlier parts.
 
-        config = models.with_projector(config, None, Path(model.path))
-        config = fitted(Path(model.path), _on(model, config), has_weights=True)
-        return opening.build_on(_shared(model), config, needs, kept)
-    path = models.resolve_model(model)
-    return opening.build(
-        path, models.with_projector(config, model, path), needs, report, kept
-    )
+        Thread:
+            A worker, because it takes as long as the load.
+
+        Raises:
+            ClosedError: the Model is closed already.
+            ConfigError: the configuration wants the Model loaded in another way, or its chat
+                template cannot be used.
+        """
+        from pyllama_raw.engine import opening
+        from pyllama_raw.options import models
+
+        model, config = self.model, self.config
+        if config is not None:
+            _check_template(config.model)
+        if isinstance(model, Model):
+            from pyllama_raw.engine.fit import fitted
+
+            path = Path(model.path)
+            config = models.with_projector(config, None, path)
+            config = fitted(path, _on(model, config), has_weights=True)
+            return opening.build_on(_shared(model), config, self.needs, kept)
+        path = models.resolve_model(model)
+        config = models.with_projector(config, model, path)
+        return opening.build(path, config, self.needs, report, kept)
 
 
 def release(parts: EngineParts) -> None:

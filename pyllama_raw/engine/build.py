@@ -24,10 +24,10 @@ from pyllama_raw.engine.describer import describer, tell_changes
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.fingerprint import fingerprint
-from pyllama_raw.engine.kept import KeptMemory
 from pyllama_raw.engine.lanes import Lanes, refusal
 from pyllama_raw.engine.model_files import ModelFile, model_files
-from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.notices import PolicyLog
+from pyllama_raw.engine.parts import EngineParts, KeptMemory
 from pyllama_raw.engine.probe import expected_kind
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.sources import checked_config, decoder_start, slot_cost
@@ -38,7 +38,6 @@ from pyllama_raw.engine.state_file import (
     head_bytes,
     n_parts_of,
 )
-from pyllama_raw.engine.telling import PolicyLog
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native.context import AbortFlag, Context, has_gpu
 from pyllama_raw.native.kernels import Watch, weaves

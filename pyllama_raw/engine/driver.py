@@ -1,8 +1,10 @@
 """
-An engine without its thread: a scheduler, an executor, and the loop around the two.
+The steps of an engine, without its thread: a scheduler, an executor, and what is around a step.
 
-The engine thread owns one; tests, benchmarks and simulators drive it themselves. The clock
-may be any that does not go back: it is read before a step is planned and after it has run.
+The engine thread makes a step of four calls, and delivers events between them (thread.py). Tests,
+benchmarks and simulators call `step()`, which does the same with a function that takes events.
+The clock may be any that does not go back: it is read before a step is planned and after it has
+run.
 """
 
 from __future__ import annotations
@@ -10,17 +12,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from logging import getLogger
+from typing import NamedTuple
 
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.core.step import Executor, StepPlan
+from pyllama_raw.core.step import Executor, StepPlan, StepResult
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.step_log import step_record
 from pyllama_raw.engine.watcher import Watcher, Watchers
 from pyllama_raw.errors import PyllamaError
 
+Tell = Callable[[list[Event], bool], None]
+
 _log = getLogger(__name__)
+
+
+class _Run(NamedTuple):
+    """A step that has run and is not logged yet. Moments are those of the clock."""
+
+    plan: StepPlan
+    result: StepResult
+    planned: float
+    ended: float
+    warms_up: bool  # a request of it only warms the engine up
 
 
 class Driver:
@@ -28,8 +43,8 @@ class Driver:
     Runs requests, a step at a time, in the thread of its caller.
 
     Args:
-        tell: called with new events, before a step with those that do not wait for it;
-            and whether one of them is the last of its request.
+        tell: step() calls it with new events, before a decode with those that do not wait for
+            it; and whether one of them is the last of its request.
         opened: has all requests that have not ended; None: one of its own.
         watchers: are told what becomes of requests and steps; one that raises is let go of.
     """
@@ -39,7 +54,7 @@ class Driver:
         scheduler: Scheduler,
         executor: Executor,
         clock: Callable[[], float],
-        tell: Callable[[list[Event], bool], None],
+        tell: Tell = lambda *_: None,
         *,
         opened: OpenRequests | None = None,
         watchers: Iterable[Watcher] = (),
@@ -50,15 +65,127 @@ class Driver:
         self.opened = OpenRequests() if opened is None else opened
         self.watchers = Watchers(watchers)
         self.last_step_at: float | None = None  # when its result was taken in
-        self._begun: StepPlan | None = None  # the executor has not returned from it
+        self.running_plan: StepPlan | None = (
+            None  # the executor has not returned from it
+        )
         self._tell = tell
-        self._n_preempted = 0  # since the last step
+        self._began = 0.0  # when the latest step was planned
+        self._run: _Run | None = None
+        self._n_preempted = 0  # since that step was planned
         scheduler.watch(self._changed)
+
+    # -- a step ----------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Plan a step, run it, tell what came of it; False if there was nothing to do."""
+        plan, events, has_ended = self.plan()
+        if events:
+            self._tell_all(events, has_ended)
+        if plan:
+            self._tell_all(*self.run(plan))
+            if self.watchers.wants_steps:
+                self.log_step()
+        return bool(plan or events)
+
+    def _tell_all(self, events: list[Event], has_ended: bool) -> None:
+        self._tell(events, has_ended)
+        for event in events if has_ended else ():
+            if type(event) is Finished:
+                self.opened.pop(event.request_id, None)
+
+    def plan(self) -> tuple[StepPlan, list[Event], bool]:
+        """
+        The plan of the next step, an empty one if there is nothing to do.
+
+        With it come events that do not wait for the step, and whether one of them is the last
+        of its request.
+        """
+        self._n_preempted = 0
+        self._began = self.clock()
+        plan = self.scheduler.schedule(self._began)
+        return plan, *self._closed(self.scheduler.take_events())
+
+    def take_events(self) -> tuple[list[Event], bool]:
+        """Events that do not wait for a step, as by plan()."""
+        return self._closed(self.scheduler.take_events())
+
+    def run(self, plan: StepPlan) -> tuple[list[Event], bool]:
+        """Execute *plan* and take its result in; returns as take_events()."""
+        planned = self.clock()
+        warms_up = self.watchers.wants_steps and any(
+            self.opened.warms_up(work.request_id) for work in plan.works
+        )
+        # An exception of the executor leaves the scheduler as it was before the step, and
+        # `running_plan` tells that it was the executor's. Any other one is a bug of ours.
+        self.running_plan = plan
+        result = self.executor.execute(plan)
+        self.running_plan = None
+        self.last_step_at = ended = self.clock()
+        self._run = _Run(plan, result, planned, ended, warms_up)
+        return self._closed(self.scheduler.apply(plan, result, ended))
+
+    def log_step(self) -> None:
+        """Tell watchers of the step that has run. Its events have been delivered."""
+        assert self._run is not None
+        plan, result, planned, ended, warms_up = self._run
+        record = step_record(
+            plan,
+            result,
+            self.scheduler.occupancy,
+            at_s=self._began,
+            seconds=ended - self._began,
+            host_s=planned - self._began + self.clock() - ended,
+            n_preempted=self._n_preempted,
+            warms_up=warms_up,
+        )
+        self.watchers.stepped(record)
+
+    def give_up(self, error: PyllamaError) -> tuple[list[Event], bool]:
+        """
+        Let all go on after a failure, when the executor has another context.
+
+        Args:
+            error: the failure, for requests whose fault it seems to be.
+        """
+        plan, self.running_plan = self.running_plan, None
+        if plan is None:  # no step was running
+            self.scheduler.lose_reading()
+            self.scheduler.lose_slots()
+            return self.take_events()
+        return self._closed(self.scheduler.give_up(plan, error, self.clock()))
+
+    def last_steps(self) -> Iterator[tuple[list[Event], bool]]:
+        """Write idle slots to files when no request is left, one step for each item."""
+        for plan in self.scheduler.last_plans():
+            self._n_preempted, self._began = 0, self.clock()
+            yield self.run(plan)
+            if self.watchers.wants_steps:
+                self.log_step()
+
+    def _closed(self, events: list[Event]) -> tuple[list[Event], bool]:
+        """Close the requests of *events* that have ended, and tell the watchers of them."""
+        ends = [i for i, event in enumerate(events) if type(event) is Finished]
+        for index in ends:
+            end = events[index]
+            assert isinstance(end, Finished)
+            sampler = self.executor.close(end.request_id)
+            if sampler is not None:
+                events[index] = replace(end, sampler=sampler)
+            opened = self.opened.get(end.request_id)
+            if opened is not None:  # else a program has used the scheduler itself
+                opened.context.run(self.watchers.ended, opened.request, end)
+        return events, bool(ends)
+
+    def _changed(self, change: SlotChange, request_id: int, now: float) -> None:
+        self._n_preempted += change == "preempted"
+        self.watchers.changed(change, request_id, now)
+
+    # -- requests --------------------------------------------------------------------------
 
     def add(self, requests: Iterable[Request], submitted: float) -> None:
         """As take_on(), for requests that have no records yet."""
         opened = [OpenRequest(request, submitted) for request in requests]
-        self.opened.add(opened)
+        self.opened.update((each.request.request_id, each) for each in opened)
         self.take_on(opened)
 
     def take_on(self, opened: Sequence[OpenRequest]) -> None:
@@ -68,17 +195,13 @@ class Driver:
         If that raises anything, withdraw() all of them.
         """
         requests, first = [each.request for each in opened], opened[0]
-        self.open(requests)
+        for request in requests:
+            self.executor.open(request)
         self.scheduler.add_all(requests, first.submitted)
         first.context.run(self.watchers.came, requests, first.submitted)
 
-    def open(self, requests: Iterable[Request]) -> None:
-        """Build the samplers of *requests*, which come to the scheduler later."""
-        for request in requests:
-            self.executor.open(request)
-
     def withdraw(self, request_id: int) -> bool:
-        """Free what add() or open() made; True: that is done by the last event, which comes."""
+        """Free what take_on() made. True: its last event does that, and will come."""
         if self.cancel(request_id):
             return True
         self.opened.pop(request_id, None)
@@ -97,85 +220,3 @@ class Driver:
     def fail(self, request_id: int, error: PyllamaError) -> bool:
         """End a request by *error*, before the next step; False if it has ended already."""
         return self.scheduler.fail(request_id, error, self.clock())
-
-    def step(self) -> bool:
-        """Plan a step, run it, tell what came of it; False if there was nothing to do."""
-        start = self.clock()
-        plan = self.scheduler.schedule(start)
-        told = self.tell_rest()
-        if plan:
-            self._run(plan, start)
-        return bool(plan) or told
-
-    def expire(self) -> bool:
-        """Without a step: end requests past their deadline; False if nothing was told."""
-        self.scheduler.expire(self.clock())
-        return self.tell_rest()
-
-    @property
-    def is_failed_by_executor(self) -> bool:
-        """Whether the exception that step() raised came from the executor."""
-        return self._begun is not None
-
-    def give_up_step(self, error: PyllamaError) -> None:
-        """After such an exception, when the executor has another context: all go on."""
-        assert self._begun is not None
-        plan, self._begun = self._begun, None
-        self._report(self.scheduler.give_up(plan, error, self.clock()))
-
-    def tell_rest(self) -> bool:
-        """Tell what does not wait for a step; False if there is nothing."""
-        events = self.scheduler.take_events()
-        if events:
-            self._report(events)
-        return bool(events)
-
-    def last_steps(self) -> Iterator[None]:
-        """Write idle slots to files when no request is left, one step for each item."""
-        for plan in self.scheduler.last_plans():
-            self._run(plan, self.clock())
-            yield
-
-    def _run(self, plan: StepPlan, start: float) -> None:
-        planned = self.clock()
-        warms_up = self.watchers.wants_steps and any(
-            self.opened.warms_up(work.request_id) for work in plan.works
-        )
-        self._begun = plan
-        result = self.executor.execute(plan)
-        self._begun = None
-        self.last_step_at = end = self.clock()
-        self._report(self.scheduler.apply(plan, result, end))
-        n_preempted, self._n_preempted = self._n_preempted, 0
-        if self.watchers.wants_steps:
-            record = step_record(
-                plan,
-                result,
-                self.scheduler.occupancy,
-                at_s=start,
-                seconds=end - start,
-                host_s=planned - start + self.clock() - end,
-                n_preempted=n_preempted,
-                warms_up=warms_up,
-            )
-            self.watchers.stepped(record)
-
-    def _changed(self, change: SlotChange, request_id: int, now: float) -> None:
-        self._n_preempted += change == "preempted"
-        self.watchers.changed(change, request_id, now)
-
-    def _report(self, events: list[Event]) -> None:
-        """Close the requests that have ended, then tell."""
-        ended = [i for i, event in enumerate(events) if type(event) is Finished]
-        for index in ended:
-            end = events[index]
-            assert isinstance(end, Finished)
-            used = self.executor.close(end.request_id)
-            if used is not None:
-                events[index] = replace(end, sampler=used)
-            opened = self.opened.get(end.request_id)
-            if opened is not None:  # else a program has used the scheduler itself
-                opened.context.run(self.watchers.ended, opened.request, end)
-        self._tell(events, bool(ended))
-        for index in ended:  # tell() takes those out whose readers know of the end
-            self.opened.pop(events[index].request_id, None)

@@ -1,32 +1,263 @@
 """
-The life of a context: it sleeps and wakes, is made anew, and comes back after failures.
+The life of an engine: a table of phases and events, and the context that comes and goes.
+
+Who owns which part of the state of an engine:
+
+- `Life` has the phase of one engine thread, and alone writes it, in that thread. Everybody else
+  reads it. Other threads write one fact: `shut()` says that no request is taken any more.
+- `Sessions` (api/session.py) has which thread serves callers, and the state of an engine whose
+  weights are freed or loaded, because no thread runs meanwhile.
 
 Rules:
-1. While it sleeps, or is to be made anew, no step is made. Requests come, wait, and end by
-   their deadlines all the same.
+1. A step needs a context. Where there is none, requests come, wait, and end by their deadlines.
 2. The scheduler knows nothing of a sleep: the context holds afterwards what it held before.
-   So nobody touches a scheduler that sleeps, also if another session has it meanwhile.
 3. An exception of the executor leaves the scheduler as it was, so all requests go on from the
-   tokens that are known. Only so many in a minute are survived (kept.py).
+   tokens that are known. Only so many in a minute are survived.
 4. A context that cannot be made counts as another failure, and is tried again RETRY_S later.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Mapping
+from enum import Enum, StrEnum, auto
 from logging import getLogger
+from typing import Protocol
 
-from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.engine_state import EngineState
-from pyllama_raw.engine.kept import RETRY_S, Restarts
-from pyllama_raw.engine.parts import EngineExecutor
+from pyllama_raw.core.scheduling.scheduler import Scheduler
+from pyllama_raw.core.stats import StepTimes
+from pyllama_raw.core.step import Executor
 from pyllama_raw.errors import EngineFault, PyllamaError, SnapshotFailed, WrongUse
+
+WINDOW_S = 60.0
+RETRY_S = 1.0  # between two tries of one restart
 
 _log = getLogger(__name__)
 
 
+class EngineState(StrEnum):
+    """What an engine does, and whether it takes requests."""
+
+    IDLE = "idle"
+    """It is not opened: the value of `AsyncEngine.open()` before anybody awaits it."""
+    LOADING = "loading"
+    """
+    It is being opened, makes its context anew after a failure, or loads its weights after a
+    sleep; requests wait.
+    """
+    READY = "ready"
+    """It takes requests, and has none."""
+    RUNNING = "running"
+    """It has requests, and takes more."""
+    SLEEPING = "sleeping"
+    """Its memory is free for others; requests wait until `wake()`."""
+    CLOSING = "closing"
+    """It refuses new requests; those that run may go on."""
+    CLOSED = "closed"
+    """It was closed."""
+    ERROR = "error"
+    """It has ended by itself; `AsyncEngine.error` says why."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no other state follows."""
+        return self in (EngineState.CLOSED, EngineState.ERROR)
+
+
+class Phase(Enum):
+    """A row of the table."""
+
+    AWAKE = auto()  # it makes steps
+    LOST = auto()  # the context has failed, and another one is to be made
+    ASLEEP = auto()  # the context is freed
+    DRAINING = auto()  # it makes steps until no request is left
+    DRAINING_LOST = auto()  # it would, but the context has failed
+    ENDING = auto()  # requests that are left end without a step
+    ENDING_LOST = auto()  # they do, and there is no context to save anything of
+    CLOSED = auto()  # the thread is over
+    FAILED = auto()  # it is over by an error
+
+
+class LifeEvent(Enum):
+    """A column of the table."""
+
+    SLEEP = auto()  # free the context
+    WAKE = auto()  # have it again
+    WARM_UP = auto()  # compute for nothing
+    REBUILD = auto()  # have another context in place of this one
+    LOSE = auto()  # the executor has failed
+    RENEW = auto()  # it has another context
+    DRAIN = auto()  # end when all requests have
+    DRAINED = auto()  # they have
+    CLOSE = auto()  # end
+    END = auto()  # the thread is over
+    FAIL = auto()  # the thread is over by an error
+
+
+SHOWN = {
+    Phase.AWAKE: EngineState.READY,
+    Phase.LOST: EngineState.LOADING,
+    Phase.ASLEEP: EngineState.SLEEPING,
+    Phase.DRAINING: EngineState.CLOSING,
+    Phase.DRAINING_LOST: EngineState.CLOSING,
+    Phase.ENDING: EngineState.CLOSING,
+    Phase.ENDING_LOST: EngineState.CLOSING,
+    Phase.CLOSED: EngineState.CLOSED,
+    Phase.FAILED: EngineState.ERROR,
+}
+# Groups of phases, for those who ask.
+WITH_CONTEXT = (Phase.AWAKE, Phase.DRAINING, Phase.ENDING)  # steps can be made
+DRAINS = (Phase.DRAINING, Phase.DRAINING_LOST)
+ENDS = (Phase.ENDING, Phase.ENDING_LOST)
+OVER = (Phase.CLOSED, Phase.FAILED)  # no command is obeyed any more
+
+_IS_LOST = "the engine makes its context anew after a failure: call again when its state is another one"
+_SLEEPS = "the engine sleeps: wake() it before"
+_WAKES_ANEW = "the engine sleeps, and wake() makes its context anew anyway"
+_CLOSES = "the engine is closing"
+
+# The next phase, or why an event is refused there. What is not in a row cannot happen in it.
+TABLE: Mapping[Phase, Mapping[LifeEvent, Phase | str]] = {
+    Phase.AWAKE: {
+        LifeEvent.SLEEP: Phase.ASLEEP,
+        LifeEvent.WAKE: Phase.AWAKE,
+        LifeEvent.WARM_UP: Phase.AWAKE,
+        LifeEvent.REBUILD: Phase.AWAKE,
+        LifeEvent.LOSE: Phase.LOST,
+        LifeEvent.DRAIN: Phase.DRAINING,
+        LifeEvent.CLOSE: Phase.ENDING,
+        LifeEvent.FAIL: Phase.FAILED,
+    },
+    Phase.LOST: {
+        LifeEvent.SLEEP: _IS_LOST,
+        LifeEvent.WAKE: Phase.LOST,
+        LifeEvent.WARM_UP: _IS_LOST,
+        LifeEvent.REBUILD: Phase.LOST,  # the next step does it once more, and goes on
+        LifeEvent.LOSE: Phase.LOST,
+        LifeEvent.RENEW: Phase.AWAKE,
+        LifeEvent.DRAIN: Phase.DRAINING_LOST,
+        LifeEvent.CLOSE: Phase.ENDING_LOST,
+        LifeEvent.FAIL: Phase.FAILED,
+    },
+    Phase.ASLEEP: {
+        LifeEvent.SLEEP: Phase.ASLEEP,
+        LifeEvent.WAKE: Phase.AWAKE,
+        LifeEvent.WARM_UP: _SLEEPS,
+        LifeEvent.REBUILD: _WAKES_ANEW,
+        LifeEvent.DRAIN: Phase.ENDING_LOST,  # no step could end the requests
+        LifeEvent.CLOSE: Phase.ENDING_LOST,
+        LifeEvent.FAIL: Phase.FAILED,
+    },
+    Phase.DRAINING: {
+        LifeEvent.SLEEP: Phase.ENDING_LOST,
+        LifeEvent.WAKE: Phase.DRAINING,
+        LifeEvent.WARM_UP: Phase.DRAINING,
+        LifeEvent.REBUILD: Phase.DRAINING,
+        LifeEvent.LOSE: Phase.DRAINING_LOST,
+        LifeEvent.DRAIN: Phase.DRAINING,
+        LifeEvent.DRAINED: Phase.ENDING,
+        LifeEvent.CLOSE: Phase.ENDING,
+        LifeEvent.FAIL: Phase.FAILED,
+    },
+    Phase.DRAINING_LOST: {
+        LifeEvent.SLEEP: _IS_LOST,
+        LifeEvent.WAKE: Phase.DRAINING_LOST,
+        LifeEvent.WARM_UP: _IS_LOST,
+        LifeEvent.REBUILD: Phase.DRAINING_LOST,
+        LifeEvent.LOSE: Phase.DRAINING_LOST,
+        LifeEvent.RENEW: Phase.DRAINING,
+        LifeEvent.DRAIN: Phase.DRAINING_LOST,
+        LifeEvent.DRAINED: Phase.ENDING_LOST,
+        LifeEvent.CLOSE: Phase.ENDING_LOST,
+        LifeEvent.FAIL: Phase.FAILED,
+    },
+    Phase.ENDING: {
+        LifeEvent.SLEEP: _CLOSES,
+        LifeEvent.WAKE: Phase.ENDING,
+        LifeEvent.WARM_UP: Phase.ENDING,
+        LifeEvent.REBUILD: Phase.ENDING,
+        LifeEvent.LOSE: Phase.ENDING_LOST,
+        LifeEvent.DRAIN: Phase.ENDING,
+        LifeEvent.CLOSE: Phase.ENDING,
+        LifeEvent.END: Phase.CLOSED,
+        LifeEvent.FAIL: Phase.FAILED,
+    },
+    Phase.ENDING_LOST: {
+        LifeEvent.SLEEP: _CLOSES,
+        LifeEvent.WAKE: _CLOSES,
+        LifeEvent.WARM_UP: _CLOSES,
+        LifeEvent.REBUILD: _CLOSES,
+        LifeEvent.DRAIN: Phase.ENDING_LOST,
+        LifeEvent.CLOSE: Phase.ENDING_LOST,
+        LifeEvent.END: Phase.CLOSED,
+        LifeEvent.FAIL: Phase.FAILED,
+    },
+    Phase.CLOSED: {LifeEvent.FAIL: Phase.FAILED},  # something could not be freed
+    Phase.FAILED: {LifeEvent.FAIL: Phase.FAILED},
+}
+
+
+class Restarts:
+    """
+    A budget of restarts: so many in a minute, then no more, whatever had to be made anew.
+
+    Each is told in the log.
+    """
+
+    def __init__(self, most: int = 0) -> None:
+        self.most = most  # in WINDOW_S
+        self._moments = deque[float]()
+
+    def take(self, now: float, error: BaseException) -> bool:
+        """Whether the engine may restart after *error*, which is noted."""
+        while self._moments and self._moments[0] <= now - WINDOW_S:
+            self._moments.popleft()
+        if len(self._moments) >= self.most:
+            return False
+        self._moments.append(now)
+        text = "the engine failed, restart %d of at most %d in %g s: %r"
+        _log.error(text, len(self._moments), self.most, WINDOW_S, error)
+        return True
+
+
+class EngineExecutor(Executor, Protocol):
+    """An executor whose contexts come and go, and that keeps times."""
+
+    @property
+    def times(self) -> StepTimes:
+        """A frozen value, replaced after every step. Thread: any."""
+
+    def suspend(self) -> object:
+        """
+        Free the contexts; the value is what they held, for resume().
+
+        Raises:
+            SnapshotFailed, MemoryError: nothing has changed.
+        """
+
+    def resume(self, state: object) -> bool:
+        """
+        Make the contexts again, with *state*; False: they hold nothing.
+
+        Raises:
+            NativeError: there is none, and the call can be repeated.
+        """
+
+    def rebuild(self) -> None:
+        """Make other contexts, which hold nothing. Raises as resume()."""
+
+    def warm_up(self) -> bool:
+        """
+        Compute as much as a step may have, for nothing; False: what contexts held is gone.
+
+        Raises:
+            NativeError, MemoryError: it cannot be computed.
+        """
+
+
 class Life:
     """
-    Belongs to the engine thread.
+    The phase of an engine thread, and the verbs that change it. Thread: the engine's.
 
     Args:
         memory: what the context is to hold when wake() comes; None: it does not sleep.
@@ -34,44 +265,33 @@ class Life:
 
     def __init__(
         self,
-        driver: Driver,
         executor: EngineExecutor,
+        scheduler: Scheduler,
         restarts: Restarts,
+        clock: Callable[[], float],
         memory: object = None,
     ) -> None:
-        self._driver = driver
+        self.phase = Phase.AWAKE if memory is None else Phase.ASLEEP
+        self.is_shut = False  # no request is taken any more
+        self.error: BaseException | None = (
+            None  # has ended the thread, or came at its end
+        )
         self._executor = executor
+        self._scheduler = scheduler
         self._restarts = restarts
-        self.is_asleep = memory is not None
+        self._clock = clock
         self._memory = memory  # of the context, while that sleeps
-        self._failure: PyllamaError | None = None  # until there is another context
-        self._retry_at = 0.0
+        self._failure: PyllamaError | None = None  # of the context that is lost
+        self.retry_at: float | None = None  # when come_back() is to be called
 
-    @property
-    def hindrance(self) -> EngineState | None:
-        """Why no step can be made; None: one can."""
-        if self.is_asleep:
-            return EngineState.SLEEPING
-        return None if self._failure is None else EngineState.LOADING
+    def _after(self, event: LifeEvent) -> Phase:
+        """The phase that follows *event*. Raises WrongUse if that is refused now."""
+        phase = TABLE[self.phase][event]
+        if isinstance(phase, str):
+            raise WrongUse(phase)
+        return phase
 
-    @property
-    def retry_at(self) -> float | None:
-        """When step() is to be called again, if nothing else happens."""
-        return None if self._failure is None else self._retry_at
-
-    def step(self) -> bool:
-        """Make a step if one can be made; False: there was nothing to do."""
-        if self._failure is not None and not self.is_asleep:
-            self._come_back()
-        if self.hindrance is not None:
-            return self._driver.expire()
-        try:
-            return self._driver.step()
-        except Exception as error:
-            if not self._driver.is_failed_by_executor:
-                raise
-            self._survive(error)
-            return True
+    # -- the context -----------------------------------------------------------------------
 
     def sleep(self) -> None:
         """
@@ -81,15 +301,10 @@ class Life:
             SnapshotFailed, MemoryError: there is no room for that; all goes on.
             WrongUse: the context is being made anew after a failure.
         """
-        if self.is_asleep:
-            return
-        if self._failure is not None:
-            raise WrongUse(
-                "the engine makes its context anew after a failure: put it to sleep when "
-                "its state is another one"
-            )
-        self._memory = self._executor.suspend()
-        self.is_asleep = True
+        phase = self._after(LifeEvent.SLEEP)
+        if self.phase is not Phase.ASLEEP:
+            self._memory = self._executor.suspend()
+            self.phase = phase
 
     def take_memory(self) -> object:
         """What the context held that sleeps; it will not wake."""
@@ -103,11 +318,11 @@ class Life:
         Raises:
             ContextFailed, NativeError: it sleeps on.
         """
-        if not self.is_asleep:
-            return
-        is_whole = self._executor.resume(self._memory)
-        self.is_asleep, self._memory = False, None
-        self._lose(slots=not is_whole)
+        phase = self._after(LifeEvent.WAKE)
+        if self.phase is Phase.ASLEEP:
+            is_whole = self._executor.resume(self._memory)
+            self.phase, self._memory = phase, None
+            self._lose(slots=not is_whole)
 
     def rebuild(self, cause: str) -> None:
         """
@@ -118,22 +333,19 @@ class Life:
             ContextFailed, NativeError: it cannot be made now. It is tried again, as after a
                 failure of the executor.
         """
-        if self.is_asleep:
-            raise WrongUse(
-                "the engine sleeps, and wake() makes its context anew anyway"
-            )
+        phase = self._after(LifeEvent.REBUILD)
         _log.warning("the context is made anew: %s", cause)
         try:
             self._executor.rebuild()
         except Exception as error:
             self._note(error)
             raise
+        self.phase = phase
         self._lose(slots=True)
 
     def warm_up(self) -> None:
         """Compute as much as a step may have. Raises WrongUse, NativeError, MemoryError."""
-        if self.hindrance is not None:
-            raise WrongUse(f"the engine is {self.hindrance}: warm it up afterwards")
+        self._after(LifeEvent.WARM_UP)
         is_whole = False
         try:
             is_whole = self._executor.warm_up()
@@ -144,35 +356,64 @@ class Life:
             self._lose(slots=not is_whole)
 
     def _lose(self, *, slots: bool) -> None:
-        scheduler = self._driver.scheduler
-        scheduler.lose_reading()
+        self._scheduler.lose_reading()
         if slots:
-            scheduler.lose_slots()
+            self._scheduler.lose_slots()
 
-    def _survive(self, error: Exception) -> None:
-        """Note a failure; raises *error* if there were too many."""
-        if not self._restarts.take(self._driver.clock(), error):
+    # -- failures --------------------------------------------------------------------------
+
+    def survive(self, error: Exception) -> None:
+        """Note that the executor has failed; raises *error* if there were too many."""
+        if not self._restarts.take(self._clock(), error):
             raise error
         self._note(error)
 
     def _note(self, error: Exception) -> None:
         """There is no context, because of *error*."""
+        self.phase = self._after(LifeEvent.LOSE)
         self._failure = EngineFault(f"a step has failed, the engine goes on: {error!r}")
         self._failure.__cause__ = error
-        self._retry_at = self._driver.clock()
+        self.retry_at = self._clock()
 
-    def _come_back(self) -> None:
-        """Make the context that has failed anew, when it is time."""
-        if self._driver.clock() < self._retry_at or self._failure is None:
-            return
+    def come_back(self) -> PyllamaError | None:
+        """
+        Make the context anew that has failed; it is time.
+
+        Returns:
+            The failure, if there is a context again; None: it is tried again.
+
+        Raises:
+            Exception: it cannot be made, and there were too many failures.
+        """
         try:
             self._executor.rebuild()
         except Exception as error:  # noqa: BLE001 - raised, if there were too many
-            self._survive(error)
-            self._retry_at += RETRY_S
-            return
-        failure, self._failure = self._failure, None
-        if self._driver.is_failed_by_executor:
-            self._driver.give_up_step(failure)
-        else:
-            self._lose(slots=True)
+            self.survive(error)
+            self.retry_at = self._clock() + RETRY_S
+            return None
+        self.phase = self._after(LifeEvent.RENEW)
+        failure, self._failure, self.retry_at = self._failure, None, None
+        return failure
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def close(self, *, drains: bool) -> None:
+        """End every request, with *drains* once it is done; then the thread."""
+        self.phase = self._after(LifeEvent.DRAIN if drains else LifeEvent.CLOSE)
+
+    def shut(self) -> None:
+        """Take no request any more; close() follows as a command. Thread: any."""
+        self.is_shut = True
+
+    def drained(self) -> None:
+        """No request is left to wait for."""
+        self.phase = self._after(LifeEvent.DRAINED)
+
+    def end(self) -> None:
+        """The thread obeys nothing any more."""
+        self.phase = self._after(LifeEvent.END)
+
+    def fail(self, error: BaseException) -> None:
+        """The thread is over by *error*; the first one counts."""
+        self.error = self.error or error  # before the phase, which others look at first
+        self.phase = self._after(LifeEvent.FAIL)

@@ -24,8 +24,7 @@ from pyllama_raw.native import libllama
 from pyllama_raw.native.gguf_header import NO_OVERRIDES
 
 if TYPE_CHECKING:
-    from pyllama_raw.engine.kept import Kept
-    from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.engine.parts import EngineParts, Kept
     from pyllama_raw.options.config import EngineConfig
 
 _log = getLogger(__name__)
@@ -116,7 +115,7 @@ def build_on(
 
             parts = assemble_embedder(use, config, capabilities)
         undo.callback(parts.release)
-        from pyllama_raw.engine.kept import Restarts
+        from pyllama_raw.engine.life import Restarts
         from pyllama_raw.engine.logs import open_logs
 
         logs = restarts = None

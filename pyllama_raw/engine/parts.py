@@ -1,4 +1,8 @@
-"""Parts that an engine is put together from; build.py makes the real ones."""
+"""
+Parts that an engine is put together from, and what the next parts inherit of them.
+
+build.py makes the real ones, `testing` those of the fakes.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.core.stats import StepTimes
-from pyllama_raw.core.step import Executor
 from pyllama_raw.engine.adapters import AdapterHost
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.info import EngineInfo
-from pyllama_raw.engine.kept import Restarts
+from pyllama_raw.engine.life import EngineExecutor, Restarts
 from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.model_files import ModelFile
 from pyllama_raw.engine.span_keys import SpanKeys
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pyllama_raw.engine.embed_executor import EmbedExecutor
     from pyllama_raw.engine.media_desk import MediaDesk
     from pyllama_raw.native.kernels import Watch
+    from pyllama_raw.options.config import EngineConfig, LogConfig
 
 T = TypeVar("T")
 
@@ -39,41 +42,6 @@ class Reading(Protocol):
 def at_once(function: Callable[[], T], /) -> T:
     """A Reading where nobody frees the vocabulary."""
     return function()
-
-
-class EngineExecutor(Executor, Protocol):
-    """An executor whose contexts come and go, and that keeps times."""
-
-    @property
-    def times(self) -> StepTimes:
-        """A frozen value, replaced after every step. Thread: any."""
-
-    def suspend(self) -> object:
-        """
-        Free the contexts; the value is what they held, for resume().
-
-        Raises:
-            SnapshotFailed, MemoryError: nothing has changed.
-        """
-
-    def resume(self, state: object) -> bool:
-        """
-        Make the contexts again, with *state*; False: they hold nothing.
-
-        Raises:
-            NativeError: there is none, and the call can be repeated.
-        """
-
-    def rebuild(self) -> None:
-        """Make other contexts, which hold nothing. Raises as resume()."""
-
-    def warm_up(self) -> bool:
-        """
-        Compute as much as a step may have, for nothing; False: what contexts held is gone.
-
-        Raises:
-            NativeError, MemoryError: it cannot be computed.
-        """
 
 
 class TextVocab(Protocol):
@@ -143,3 +111,32 @@ class EngineParts:
     memory: object = None
     model_files: tuple[ModelFile, ...] = ()  # as they were before the load
     template_process: bool = True  # chat templates run in a process of their own
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMemory:
+    """
+    The memory of an engine without requests, whose context and weights are freed.
+
+    The scheduler knows what idle slots hold, which is in `state`, and the snapshots and files.
+    """
+
+    scheduler: Scheduler
+    state: object  # as EngineExecutor.suspend() gives it
+    span_keys: SpanKeys  # of the prompts that the scheduler knows
+    files: tuple[ModelFile, ...]  # of the model
+    config: EngineConfig
+
+    def fits(self, files: tuple[ModelFile, ...], config: EngineConfig) -> bool:
+        """Whether a context of a model of *files* is what this one was."""
+        return bool(files) and files == self.files and config == self.config
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Things that the next parts of an engine have of earlier ones."""
+
+    logs: Logs
+    log_config: LogConfig | None
+    memory: KeptMemory | None = None
+    restarts: Restarts | None = None  # that count for the next parts, too

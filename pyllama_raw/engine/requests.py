@@ -1,33 +1,45 @@
 """
-Records of the requests of an engine, from the moment they are posted until they have ended.
+Requests of an engine, from the moment they are posted until they have ended.
 
-The thread of the caller makes it. Each operation on a dict is atomic, so any thread may look a
-record up, also while the engine thread is stuck.
-
-Requests whose images and sounds are being encoded are in the waiting room. The scheduler does not
-know them yet, so it never sees a span without rows. A request leaves the room for the scheduler in
-any case: also if it is to end there at once.
+Rules:
+1. The thread of the caller makes the record of a request. Each operation on a dict is atomic, so
+   any thread may look a record up, also while the engine thread is stuck.
+2. A request counts, and pins its adapters, from `Door.enter()` to `Door.leave()`. So those that
+   lie in the mailbox are bounded like those that wait.
+3. Requests whose images and sounds are being encoded are in the waiting room. The scheduler does
+   not know them yet, so it never sees a span without rows. A request leaves the room for the
+   scheduler in any case: also if it is to end there at once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
+from threading import Lock
 
-from pyllama_raw.core.request import Request
-from pyllama_raw.core.scheduling.admission import Ticket
-from pyllama_raw.core.scheduling.roster import Deadlines
+from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.core.scheduling.admission import Admission, Ticket
+from pyllama_raw.core.scheduling.roster import Deadlines, SlotChange
 from pyllama_raw.core.stats import SchedulerStats
-from pyllama_raw.engine.adapters import KnownAdapter
+from pyllama_raw.engine.adapters import Adapters, KnownAdapter
 from pyllama_raw.engine.encoder import RequestEncodes
 from pyllama_raw.engine.request_log import warms_up
 from pyllama_raw.engine.stream import NOBODYS, Stream
+from pyllama_raw.engine.watcher import Watcher
+from pyllama_raw.errors import PyllamaError
+
+MAX_ENDS = 32  # requests that the pace is taken from
 
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """A request that has not ended. What changes belongs to the engine thread, or to a door."""
+    """
+    A request that has not ended.
+
+    The engine thread changes it; `Door` changes `ticket` and `adapters` under its lock.
+    """
 
     request: Request
     submitted: float  # on the engine clock
@@ -37,19 +49,18 @@ class OpenRequest:
     adapters: tuple[KnownAdapter, ...] = ()  # that it has pinned
     waits_since: float | None = None  # for a slot; None: it has one
     encodes: RequestEncodes | None = None  # of its images and sounds
-    awaits_rows: bool = False  # of these: the scheduler does not know it yet
 
 
 class OpenRequests(dict[int, OpenRequest]):
     """All that are open, by request_id."""
 
-    def add(self, opened: Iterable[OpenRequest]) -> None:
-        """Have *opened*, too."""
-        self.update((each.request.request_id, each) for each in opened)
-
     def all(self) -> list[OpenRequest]:
         """Records of this moment. Thread: any."""
         return list(self.values())
+
+    def of_stream(self, stream: Stream) -> list[OpenRequest]:
+        """The outputs of one prompt. Thread: any."""
+        return [each for each in self.all() if each.stream is stream]
 
     def warms_up(self, request_id: int) -> bool:
         """Whether a request only warms the engine up."""
@@ -68,40 +79,101 @@ class OpenRequests(dict[int, OpenRequest]):
         return min((since for since in waits if since is not None), default=None)
 
 
+class Door(Watcher):
+    """
+    Counts requests when they come in, and once when they go out, and makes their records.
+
+    Args:
+        admission: not touched by anybody else.
+    """
+
+    def __init__(self, admission: Admission, adapters: Adapters) -> None:
+        self.opened = OpenRequests()
+        self._admission = admission
+        self._adapters = adapters
+        self._lock = Lock()  # no other one is taken while it is held
+
+    def enter(
+        self, requests: tuple[Request, ...], stream: Stream, now: float
+    ) -> tuple[OpenRequest, ...]:
+        """
+        Open all *requests*, or none of them. Thread: their caller's.
+
+        Raises QueueFull, InvalidRequest, AdapterNotFound.
+        """
+        context = copy_context()
+        pinned: list[tuple[KnownAdapter, ...]] = [()] * len(requests)
+        if any(request.lot.adapters for request in requests):
+            pinned = self._adapters.pin(requests)
+        try:
+            with self._lock:
+                tickets = self._admission.enter(requests)
+                opened = tuple(
+                    OpenRequest(request, now, stream, context, ticket, adapters, now)
+                    for request, ticket, adapters in zip(
+                        requests, tickets, pinned, strict=True
+                    )
+                )
+                self.opened.update((r.request.request_id, r) for r in opened)
+        except PyllamaError:
+            for adapters in pinned:
+                self._adapters.unpin(adapters)
+            raise
+        return opened
+
+    def changed(self, change: SlotChange, request_id: int, now: float) -> None:
+        """A request that loses its slot waits anew, and counts no second time."""
+        opened = self.opened.get(request_id)
+        if opened is None:
+            return
+        opened.waits_since = None if change == "running" else now
+        if opened.ticket.n_tokens:
+            with self._lock:
+                self._admission.seat(opened.ticket)
+
+    def leave(self, opened: OpenRequest) -> None:
+        """A request has ended, or was refused; can be repeated. Thread: any."""
+        with self._lock:
+            self._admission.leave(opened.ticket)
+            adapters, opened.adapters = opened.adapters, ()
+            self.opened.pop(opened.request.request_id, None)
+        if adapters:
+            self._adapters.unpin(adapters)
+
+    def take_streams(self) -> set[Stream]:
+        """The streams of all that are open, which are forgotten. Thread: any, several."""
+        with self._lock:
+            streams = {opened.stream for opened in self.opened.all()}
+            self.opened.clear()
+        return streams
+
+
 class WaitingRoom:
-    """Requests of *opened* that wait for rows. The engine thread owns it."""
+    """Requests that wait for rows of images and sounds. The engine thread owns it."""
 
-    def __init__(self, opened: OpenRequests) -> None:
-        self._opened = opened
+    def __init__(self) -> None:
+        self.waiting: list[OpenRequest] = []  # others read it
         self._deadlines = Deadlines()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def _waiting(self) -> list[Request]:
-        return [each.request for each in self._opened.all() if each.awaits_rows]
 
     def put(self, opened: Iterable[OpenRequest]) -> None:
         """Keep *opened*."""
         for each in opened:
-            each.awaits_rows = True
+            self.waiting.append(each)
             request = each.request
             for moment in request.time_limits(each.submitted):
                 self._deadlines.add(moment, request.request_id)
 
     def take(self, request_id: int) -> OpenRequest | None:
         """Take a request out; None: it is not here."""
-        opened = self._opened.get(request_id)
-        if opened is None or not opened.awaits_rows:
-            return None
-        opened.awaits_rows = False
-        return opened
+        for index, opened in enumerate(self.waiting):
+            if opened.request.request_id == request_id:
+                return self.waiting.pop(index)
+        return None
 
     @property
     def next_deadline(self) -> float | None:
         """The earliest moment at which time may be over for a request that waits here."""
-        return self._deadlines.next({each.request_id for each in self._waiting})
+        return self._deadlines.next({each.request.request_id for each in self.waiting})
 
     def expired(self, now: float) -> Iterator[int]:
         """Ids of requests whose time may be over at *now*; some may have left."""
@@ -109,11 +181,40 @@ class WaitingRoom:
 
     def counted(self, stats: SchedulerStats) -> SchedulerStats:
         """*stats* of the scheduler, with the requests that wait here."""
-        waiting = self._waiting
-        n_tokens = sum(request.n_prompt for request in waiting)
+        n_tokens = sum(each.request.n_prompt for each in self.waiting)
         return replace(
             stats,
-            submitted=stats.submitted + len(waiting),
-            waiting=stats.waiting + len(waiting),
+            submitted=stats.submitted + len(self.waiting),
+            waiting=stats.waiting + len(self.waiting),
             waiting_tokens=stats.waiting_tokens + n_tokens,
         )
+
+
+class Pace(Watcher):
+    """How soon the queue is empty, by how long the last requests had one of *n_slots*."""
+
+    def __init__(self, opened: OpenRequests, n_slots: int) -> None:
+        self._opened, self._n_slots = opened, n_slots
+        self._held_s: deque[float] = deque(maxlen=MAX_ENDS)
+
+    def ended(self, request: Request, end: Finished) -> None:  # noqa: ARG002
+        """Note one that had a slot."""
+        if end.timings.admitted is not None:
+            self._held_s.append(end.timings.finished - end.timings.admitted)
+
+    @property
+    def queue_s(self) -> float | None:
+        """
+        Seconds until a request that comes now has a slot, as an estimate.
+
+        It is 0 while a slot is free, and None before any request has ended.
+        """
+        n_open = len(self._opened)
+        if n_open < self._n_slots:
+            return 0.0
+        held_s = tuple(self._held_s)
+        if not held_s:
+            return None
+        n_waiting = sum(each.waits_since is not None for each in self._opened.all())
+        n_running = max(n_open - n_waiting, 1)  # fewer than slots if cells are scarce
+        return (n_waiting + 1) * sum(held_s) / len(held_s) / n_running

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.roster import SlotChange
-from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.life import EngineState
 
 METHODS = ("came", "changed", "stepped", "ended", "engine")
 
@@ -96,17 +96,13 @@ class Watchers(Watcher):
         self._those_of = {  # watchers with a method of their own
             name: [each for each in watchers if _has(each, name)] for name in METHODS
         }
+        self.wants_steps = bool(self._those_of["stepped"])
 
     def came(self, requests: Sequence[Request], submitted: float) -> None:
         self._each("came", requests, submitted)
 
     def changed(self, change: SlotChange, request_id: int, now: float) -> None:
         self._each("changed", change, request_id, now)
-
-    @property
-    def wants_steps(self) -> bool:
-        """Whether anybody is told of steps."""
-        return bool(self._those_of["stepped"])
 
     def stepped(self, step: StepRecord) -> None:
         self._each("stepped", step)

@@ -22,8 +22,8 @@ from pyllama_raw.engine.capabilities import Capabilities, capabilities_of
 from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
 from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo
+from pyllama_raw.engine.notices import PolicyLog
 from pyllama_raw.engine.parts import EngineParts
-from pyllama_raw.engine.telling import PolicyLog
 from pyllama_raw.options.config import EngineConfig, SchedulerConfig
 from pyllama_raw.testing.executor import (
     FakeExecutor,

@@ -16,7 +16,7 @@ LONG = SamplingParams(max_tokens=100)
 
 async def settled(engine):
     """Statistics once the engine has done what was asked before."""
-    scheduler = engine._thread.loop.driver.scheduler
+    scheduler = engine._thread.driver.scheduler
     quiet = engine._thread.call(lambda: None)
     await anyio.to_thread.run_sync(quiet.result, HANG_S)
     done = engine._thread.call(scheduler.stats)
@@ -175,7 +175,7 @@ async def test_a_deadline_keeps_what_was_generated():
     async with fake_engine(executor) as engine:
         shift = [0.0]
         clock = engine._thread.clock
-        engine._thread.loop.driver.clock = lambda: clock() + shift[0]
+        engine._thread.driver.clock = lambda: clock() + shift[0]
         async with engine.generate("a", LONG, deadline_s=60.0) as generation:
             held.allow(2)
             for _ in range(3):
@@ -197,7 +197,7 @@ async def test_a_score_is_whole_or_an_error():
     async with fake_engine(executor) as engine:
         shift = [0.0]
         clock = engine._thread.clock
-        engine._thread.loop.driver.clock = lambda: clock() + shift[0]
+        engine._thread.driver.clock = lambda: clock() + shift[0]
 
         async def end() -> None:
             held.allow(1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyllama_raw.api.health import Health, HealthState, health
+from pyllama_raw.api.facts import Health, HealthState, health
 from pyllama_raw.api.results import EngineState
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.core.support import make_request

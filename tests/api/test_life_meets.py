@@ -14,7 +14,7 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.api.life import Opener
+from pyllama_raw.api.model import Opener
 from pyllama_raw.engine import fit, shared_models
 from pyllama_raw.engine import lease as leases
 from pyllama_raw.engine.estimate import estimate

@@ -18,7 +18,7 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.api.life import Opener
+from pyllama_raw.api.model import Opener
 from pyllama_raw.engine import shared_models
 from pyllama_raw.errors import (
     AdapterLoadFailed,

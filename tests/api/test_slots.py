@@ -5,8 +5,7 @@ import pytest
 
 from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.core.request import Finished, FinishReason, Moments
-from pyllama_raw.engine.door import Pace
-from pyllama_raw.engine.requests import OpenRequest, OpenRequests
+from pyllama_raw.engine.requests import OpenRequest, OpenRequests, Pace
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.core.support import make_request
 from tests.engine.support import HANG_S, HeldSteps
@@ -62,12 +61,10 @@ async def test_what_makes_vectors_has_no_slots():
 
 
 def opened(n_running: int, n_waiting: int) -> OpenRequests:
-    requests = OpenRequests()
-    requests.add(
-        OpenRequest(make_request(i), 0.0, waits_since=0.0 if i >= n_running else None)
-        for i in range(n_running + n_waiting)
+    return OpenRequests(
+        (i, OpenRequest(make_request(i), 0.0, waits_since=since))
+        for i, since in enumerate([None] * n_running + [0.0] * n_waiting)
     )
-    return requests
 
 
 def ended(admitted: float | None, finished: float) -> Finished:

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from pyllama_raw import AsyncEngine, EngineConfig, LogConfig, SamplingParams
-from pyllama_raw.api.life import Opener
+from pyllama_raw.api.model import Opener
 from pyllama_raw.errors import (
     ClosedError,
     DeadlineExceeded,
@@ -126,7 +126,7 @@ async def test_a_model_that_cannot_be_had_again_ends_it(monkeypatch):
     """
     Each try counts; callers that wait get the error of the engine.
     """
-    monkeypatch.setattr("pyllama_raw.api.supervisor.RETRY_S", 0.0)
+    monkeypatch.setattr("pyllama_raw.api.session.RETRY_S", 0.0)
     with anyio.fail_after(HANG_S):
         async with opened() as engine:
 

@@ -7,10 +7,10 @@ import pytest
 
 from pyllama_raw import EngineConfig, SamplingParams
 from pyllama_raw.core.request import Event, Finished, Request
+from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import StepPlan
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
-from pyllama_raw.engine.parts import StepTimes
 from pyllama_raw.options.config import ContextConfig, SchedulerConfig
 from tests.engine.test_executor import make_prompt
 from tests.held import check_held

@@ -134,10 +134,10 @@ def test_readers_hear_of_the_end_before_files_are_written(loop):
         told.append(stream._news.wait(HANG_S))
         yield StepPlan()
 
-    thread.loop.driver.scheduler.last_plans = last_plans
-    thread.loop.driver.executor.execute = lambda plan: StepResult()
+    thread.driver.scheduler.last_plans = last_plans
+    thread.driver.executor.execute = lambda plan: StepResult()
     thread._door.enter((make_request(0),), stream, 0.0)
-    thread.loop.driver.scheduler.add(make_request(0), 0.0)
+    thread.driver.scheduler.add(make_request(0), 0.0)
 
     thread.close()
 

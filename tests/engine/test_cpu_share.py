@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from pyllama_raw._ffi.openmp import ShortSpins
-from pyllama_raw.api.health import health
+from pyllama_raw.api.facts import health
 from pyllama_raw.api.results import EngineState
 from pyllama_raw.core.stats import StepTimes
-from pyllama_raw.engine.cpu_share import CpuShare
+from pyllama_raw.engine.notices import CpuShare
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.core.support import make_request
 from tests.engine.support import HANG_S, PlainStream, make_thread

@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw.core.request import Finished, FinishReason
 from pyllama_raw.core.step import Written
-from pyllama_raw.engine import loop as module
+from pyllama_raw.engine import thread as module
 from pyllama_raw.engine.mailbox import Errand
 from pyllama_raw.engine.stream import Refused
 from pyllama_raw.errors import EngineFault, EngineStopped
@@ -62,7 +62,7 @@ class Burst:
 
     @property
     def scheduler(self):
-        return self.thread.loop.driver.scheduler
+        return self.thread.driver.scheduler
 
     def submit(self, *request_ids, max_tokens=3):
         stream = PlainStream(self.loop)
@@ -71,7 +71,7 @@ class Burst:
         return stream
 
     def report(self, report):
-        self.thread._post(partial(self.thread.loop.take_report, report))
+        self.thread._post(partial(self.thread._take_report, report))
 
     def go_on(self):
         self.held.allow(1000)
@@ -249,26 +249,26 @@ def test_a_death_at_a_command_answers_all_that_was_taken(
             raise death
         return obey(command)
 
-    engine_loop = burst.thread.loop
-    obey = engine_loop._obey
+    thread = burst.thread
+    obey = thread._obey
     streams = [PlainStream(loop) for _ in range(N_BURST // 4)]
     answers = [Future() for _ in streams]
     commands = []
     for i, (stream, answer) in enumerate(zip(streams, answers, strict=True)):
         commands += [
             partial(
-                engine_loop.submit,
-                burst.thread._door.enter((make_request(i + 1),), stream, 0.0),
+                thread._submit,
+                thread._door.enter((make_request(i + 1),), stream, 0.0),
             ),
             Errand(lambda: None, answer),
-            partial(engine_loop.cancel, i),
-            partial(engine_loop.take_report, Written(i, None)),
+            partial(thread._cancel, i),
+            partial(thread._take_report, Written(i, None)),
         ]
     doomed = commands[position]
     for command in commands:
         burst.thread._mailbox.post(command)
     burst.scheduler.take_report = lambda *_: None
-    monkeypatch.setattr(burst.thread.loop, "_obey", die)
+    monkeypatch.setattr(thread, "_obey", die)
     burst.go_on()
 
     ends = [stream.read_to_end()[-1] for stream in streams]

@@ -39,7 +39,7 @@ def served(loop, started, policy) -> tuple[list, int]:
         request = make_request(request_id, n_prompt=40, max_tokens=90)
         thread.submit_all((request,), stream)
     ends = [stream.read_to_end()[-1] for stream in streams]
-    thread.call(thread.loop.driver.scheduler.check_integrity).result(HANG_S)
+    thread.call(thread.driver.scheduler.check_integrity).result(HANG_S)
     assert thread.call(lambda: set(executor.opened)).result(HANG_S) == set()
     return ends, thread.stats.policy_faults
 
@@ -102,7 +102,7 @@ def test_a_request_that_cannot_be_withdrawn_is_refused_all_the_same(loop, starte
     """
     thread = make_thread()
     started(thread)
-    driver = thread.loop.driver
+    driver = thread.driver
     stream, later = PlainStream(loop), PlainStream(loop)
     take_on, withdraw = driver.take_on, driver.withdraw
 

@@ -1,4 +1,4 @@
-"""The life of an engine thread on fakes: it sleeps, and comes back after failures."""
+"""The life of an engine thread on fakes: its table, its sleep, and what comes after failures."""
 
 import time
 from dataclasses import replace
@@ -6,8 +6,18 @@ from dataclasses import replace
 import pytest
 
 from pyllama_raw.core.request import FinishReason
-from pyllama_raw.engine.engine_state import EngineState
-from pyllama_raw.engine.kept import WINDOW_S, Restarts
+from pyllama_raw.engine.life import (
+    RETRY_S,
+    SHOWN,
+    TABLE,
+    WINDOW_S,
+    WITH_CONTEXT,
+    EngineState,
+    Life,
+    LifeEvent,
+    Phase,
+    Restarts,
+)
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import ContextFailed, EngineStopped, WrongUse
@@ -81,6 +91,83 @@ def outcome(executor, max_restarts=0, **fields):
     events = submit(thread, **fields).read_to_end()
     end(thread)
     return events, states.all
+
+
+# The verbs that bring a life from its beginning to each phase.
+WAYS = {
+    Phase.AWAKE: (),
+    Phase.LOST: (LifeEvent.LOSE,),
+    Phase.ASLEEP: (LifeEvent.SLEEP,),
+    Phase.DRAINING: (LifeEvent.DRAIN,),
+    Phase.DRAINING_LOST: (LifeEvent.DRAIN, LifeEvent.LOSE),
+    Phase.ENDING: (LifeEvent.CLOSE,),
+    Phase.ENDING_LOST: (LifeEvent.SLEEP, LifeEvent.CLOSE),
+    Phase.CLOSED: (LifeEvent.CLOSE, LifeEvent.END),
+    Phase.FAILED: (LifeEvent.FAIL,),
+}
+
+
+class Lived:
+    """A life on a fake executor, and its verbs by the events that they are."""
+
+    def __init__(self, *events: LifeEvent) -> None:
+        self.clock, self.executor = Clock(), FakeExecutor(fake_limits())
+        scheduler = fake_parts(self.executor).scheduler
+        life = Life(self.executor, scheduler, Restarts(9), self.clock)
+        error = MemoryError("as told")
+        self.life = life
+        self._verbs = {
+            LifeEvent.SLEEP: life.sleep,
+            LifeEvent.WAKE: life.wake,
+            LifeEvent.WARM_UP: life.warm_up,
+            LifeEvent.REBUILD: lambda: life.rebuild("as told"),
+            LifeEvent.LOSE: lambda: life.survive(error),
+            LifeEvent.RENEW: life.come_back,
+            LifeEvent.DRAIN: lambda: life.close(drains=True),
+            LifeEvent.DRAINED: life.drained,
+            LifeEvent.CLOSE: lambda: life.close(drains=False),
+            LifeEvent.END: life.end,
+            LifeEvent.FAIL: lambda: life.fail(error),
+        }
+        for event in events:
+            self.do(event)
+
+    def do(self, event: LifeEvent) -> None:
+        self.clock.now += RETRY_S
+        self._verbs[event]()
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_verbs_do_what_the_table_says(phase):
+    """
+    Every cell: the next phase, or a refusal that changes nothing. Steps have a context.
+    """
+    for event, cell in TABLE[phase].items():
+        lived = Lived(*WAYS[phase])
+        assert lived.life.phase is phase
+
+        if isinstance(cell, str):
+            with pytest.raises(WrongUse, match=cell[:20]):
+                lived.do(event)
+        else:
+            lived.do(event)
+
+        after = phase if isinstance(cell, str) else cell
+        assert (event, lived.life.phase) == (event, after)
+        assert not (after in WITH_CONTEXT and lived.executor.is_suspended)
+
+
+def test_every_life_can_end_and_no_end_is_left():
+    """
+    close() leads to an end from each phase; ends lead to ends.
+    """
+    ends = {Phase.CLOSED, Phase.FAILED}
+
+    for phase in set(Phase) - ends:
+        lived = Lived(*WAYS[phase], LifeEvent.CLOSE, LifeEvent.END)
+        assert lived.life.phase is Phase.CLOSED
+    assert {cell for phase in ends for cell in TABLE[phase].values()} == {Phase.FAILED}
+    assert set(TABLE) == set(SHOWN) == set(Phase)
 
 
 def test_requests_go_on_after_failures_of_the_executor(caplog):
@@ -167,7 +254,7 @@ def test_a_failure_of_the_scheduler_ends_the_engine():
     def fail(*_):
         raise cause
 
-    thread.loop.driver.scheduler.apply = fail
+    thread.driver.scheduler.apply = fail
     events = submit(thread).read_to_end()
     assert thread.join(HANG_S)
 
@@ -181,7 +268,7 @@ def test_nothing_is_computed_while_it_sleeps():
     clock = Clock()
     executor = FakeExecutor(fake_limits())
     thread = start(executor, clock=clock)
-    thread.call(thread.loop.life.sleep).result(HANG_S)
+    thread.call(thread.life.sleep).result(HANG_S)
     n_before, streams = executor.n_steps, []
     for i, deadline in enumerate((None, clock.now + 1.0, None)):
         streams.append(PlainStream(PlainLoop()))
@@ -193,8 +280,8 @@ def test_nothing_is_computed_while_it_sleeps():
     thread.call(lambda: None).result(HANG_S)
     late = streams[1].read_to_end()[-1]
     n_asleep, state = executor.n_steps, thread.state
-    thread.call(thread.loop.life.sleep).result(HANG_S)
-    thread.call(thread.loop.life.wake).result(HANG_S)
+    thread.call(thread.life.sleep).result(HANG_S)
+    thread.call(thread.life.wake).result(HANG_S)
     first = streams[0].read_to_end()[-1]
     end(thread)
 
@@ -211,7 +298,7 @@ def test_who_drains_an_engine_that_sleeps_does_not_wait():
     No step could end the requests, so they end as closed.
     """
     thread = start(FakeExecutor(fake_limits()))
-    thread.call(thread.loop.life.sleep).result(HANG_S)
+    thread.call(thread.life.sleep).result(HANG_S)
     stream = submit(thread)
     thread.close(drains=True)
     assert thread.join(HANG_S)
@@ -232,13 +319,13 @@ def test_a_context_is_made_anew_between_two_steps():
         steps.wait_for_one()
         steps.allow()
     steps.wait_for_one()
-    thread.call(lambda: thread.loop.life.rebuild("as told"))
+    thread.call(lambda: thread.life.rebuild("as told"))
     steps.allow(20)
     events = stream.read_to_end()
     n_rebuilds = thread.stats.rebuilds
-    thread.call(thread.loop.life.warm_up).result(HANG_S)
-    thread.call(thread.loop.life.sleep).result(HANG_S)
-    for verb in (lambda: thread.loop.life.rebuild("as told"), thread.loop.life.warm_up):
+    thread.call(thread.life.warm_up).result(HANG_S)
+    thread.call(thread.life.sleep).result(HANG_S)
+    for verb in (lambda: thread.life.rebuild("as told"), thread.life.warm_up):
         with pytest.raises(WrongUse, match="sleep"):
             thread.call(verb).result(HANG_S)
     end(thread)

@@ -310,12 +310,12 @@ def test_an_idle_engine_wakes_for_a_deadline(loop, started):
     The thread does not wait for a command beyond the next deadline.
     """
     started(thread := make_thread())
-    thread.loop.driver.scheduler = _Sleeper(
-        thread.loop.driver.scheduler, deadline=thread.clock() + 0.01
+    thread.driver.scheduler = _Sleeper(
+        thread.driver.scheduler, deadline=thread.clock() + 0.01
     )
     thread.call(lambda: None).result(HANG_S)  # from here it sleeps on the new one
 
-    assert thread.loop.driver.scheduler.expired.wait(HANG_S)
+    assert thread.driver.scheduler.expired.wait(HANG_S)
 
 
 class _Sleeper:
@@ -400,7 +400,7 @@ def test_every_stream_ends_once_whatever_is_cancelled_when(loop, started, seed):
     for worker in workers:
         worker.join(HANG_S)
     ends = [streams[i].read_to_end()[-1] for i in streams]
-    thread.call(thread.loop.driver.scheduler.check_integrity).result(HANG_S)
+    thread.call(thread.driver.scheduler.check_integrity).result(HANG_S)
 
     assert all(isinstance(end, Finished) for end in ends)
     assert all(not stream.events for stream in streams.values())

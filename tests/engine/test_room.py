@@ -118,10 +118,10 @@ class House:
     def check_empty(self) -> None:
         """Nothing of any request is left."""
         self.serve(999)
-        thread, scheduler = self.thread, self.thread.loop.driver.scheduler
+        thread, scheduler = self.thread, self.thread.driver.scheduler
         thread.call(scheduler.check_integrity).result(HANG_S)
         assert thread.call(lambda: set(self.executor.opened)).result(HANG_S) == set()
-        assert len(thread.loop._room) == 0
+        assert thread._room.waiting == []
         assert self.desk.encoder.stats.media_bytes == 0
         assert thread.opened.oldest is None
 
@@ -291,7 +291,7 @@ def test_a_request_that_the_scheduler_does_not_take_is_refused(house):
     task = FakeTask()
     stream = house.submit([0, 1], task)
     house.serve(2)
-    scheduler = house.thread.loop.driver.scheduler
+    scheduler = house.thread.driver.scheduler
     add_all = scheduler.add_all
 
     def fail(requests, now):

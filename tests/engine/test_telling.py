@@ -92,13 +92,13 @@ def test_a_plan_of_operations_only_tells_too(loop, started):
 
     late = PlainStream(loop)
     (opened,) = thread._door.enter((make_request(1),), late, 0.0)
-    real, thread.loop.driver.executor.execute = (
-        thread.loop.driver.executor.execute,
+    real, thread.driver.executor.execute = (
+        thread.driver.executor.execute,
         execute,
     )
 
     def install():
-        thread.loop.driver.scheduler = Operations(thread.loop.driver.scheduler)
+        thread.driver.scheduler = Operations(thread.driver.scheduler)
 
     thread.call(install).result(HANG_S)
     thread.call(lambda: None).result(HANG_S)

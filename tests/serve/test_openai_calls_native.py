@@ -10,7 +10,7 @@ import pytest
 from anyio import to_thread
 
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig
-from pyllama_raw.api.model import parts_of
+from pyllama_raw.api.model import Opener
 from tests.replying import TEMPLATE
 from tests.serve.calls import joined, seen
 from tests.serve.clients import chat_chunks, talking
@@ -63,7 +63,7 @@ ASKED = {
 async def calling() -> AsyncIterator[AsyncEngine]:
     """A tiny model whose template has tools."""
     path = tiny_model("llama")
-    parts = await to_thread.run_sync(parts_of, path, CONFIG, None, lambda _: True)
+    parts = await to_thread.run_sync(Opener(path, CONFIG, None).parts, lambda _: True)
     async with AsyncEngine(replace(parts, chat_template=TEMPLATE)) as engine:
         yield engine
 

@@ -18,7 +18,7 @@ from pyllama_raw.core.policies.runner import PolicyFault, pass_on_interrupts
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.telling import PolicyLog
+from pyllama_raw.engine.notices import PolicyLog
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import PolicyFailed, shown
 from pyllama_raw.lab.checked import Count, check_value
