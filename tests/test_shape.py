@@ -86,7 +86,7 @@ TWICE = {
     "serve/native/fill.py": {"body"},
     "engine/constraint.py": {"guidance", "sampling", "grammar"},
     "engine/executor.py": {"sampling"},
-    "api/constraining.py": {"constraint"},
+    "prompts/reply_plan.py": {"constraint"},
     "cli/serve_options.py": {"config"},
     # Users import the errors of runners by this name.
     "runners/child.py": {"errors"},

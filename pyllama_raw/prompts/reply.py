@@ -1,32 +1,26 @@
 """
-One reply that is taken apart while its tokens come: its parts, and where it ends.
+A reply while its tokens come: tokens to runs of text, runs to parts, and where it stops.
 
-The engine thread and the reader of a reply each take its tokens apart where it has stops: the
-engine to end the request at a stop in the content, the reader to show what was before it. Both
-use a ReplyReader, so they find the same stop whatever the deltas are.
+Rules:
+1. The engine thread and the reader of an output each read it where it has stops in its content:
+   the engine to end the request, the reader to show what was before the stop. Both use a
+   ReplyReader, so they find the same stop whatever the deltas are.
+2. A stop string may begin in the text and end in the name of a special token, or the other way
+   round. So a name is held back while its bytes may begin a stop string.
+3. The text of all runs is what a Detokenizer makes of the tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pyllama_raw.api.reply_text import ReplyText, TextRun
 from pyllama_raw.core.detokenizer import Detokenizer
-from pyllama_raw.core.request import Request, StopString, StopToken
+from pyllama_raw.core.request import StopString, StopToken
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
-from pyllama_raw.replies.parts import (
-    CallDelta,
-    Content,
-    Part,
-    Reasoning,
-    ToolCall,
-    calls_of,
-    text_of,
-)
+from pyllama_raw.replies.parts import Part
 
 if TYPE_CHECKING:
     from pyllama_raw.replies.parser import ReplyParser
@@ -41,9 +35,9 @@ class MakeParser(Protocol):
 
 
 class ReplyForm(NamedTuple):
-    """The way in which the outputs of a request are taken apart."""
+    """The way in which the outputs of a request become parts."""
 
-    make_parser: MakeParser
+    make_parser: MakeParser | None  # None: all of an output is content
     marks: Mapping[int, bytes]  # special tokens that the parser knows, and their names
     delimiters: frozenset[str] = frozenset()  # of what is not content; empty: all is
     stop: StopStrings = NO_STOPS  # looked for in the content only
@@ -88,23 +82,25 @@ class ReplyReader:
     ) -> None:
         """
         Args:
+            form: one that has a parser.
             strings: stop strings that count everywhere.
             ends: tokens that end the output everywhere.
         """
+        assert form.make_parser is not None
         search = Detokenizer(form.stop) if form.stop else None
         self._parser = form.make_parser(search=search)
         self._marks, self._tokens, self._ends = form.marks, form.stop_token_ids, ends
         self._search = search
-        self._text = ReplyText(strings)
+        self._text = TextRuns(strings)
         self._stop_token: StopToken | None = None
 
     @property
     def stop(self) -> StopString | StopToken | None:
         """The stop that the output ends before; None: it goes on."""
-        found = self._search and self._search.stop  # before the end of all text
-        found = found or self._text.stop
-        if found is not None:
-            return StopString(found.decode("utf-8", "replace"))
+        # That of the content is before the end of all text.
+        text = (self._search and self._search.stop) or self._text.stop
+        if text is not None:
+            return StopString(text.decode("utf-8", "replace"))
         return self._stop_token
 
     def take(self, token: int, piece: bytes) -> Sequence[Part]:
@@ -113,9 +109,12 @@ class ReplyReader:
             return ()
         mark = self._marks.get(token)
         if token in self._ends:
+            # What was held back is text now. The token itself has none, but a parser may
+            # know its name, as that of the end of a call.
             runs = self._text.flush()
             runs += [TextRun(mark.decode(), True)] if mark else []
         elif token in self._tokens and self._parser.is_in_content:
+            # A stop token of the content: in thoughts and calls it is text.
             self._stop_token = StopToken(token)
             runs = self._text.flush()
         else:
@@ -127,9 +126,8 @@ class ReplyReader:
         return [*self._feed(self._text.flush()), *self._parser.finish()]
 
     def _feed(self, runs: Iterable[TextRun]) -> list[Part]:
-        return [
-            part for text, special in runs for part in self._parser.feed(text, special)
-        ]
+        feed = self._parser.feed
+        return [part for text, special in runs for part in feed(text, special)]
 
 
 class ReplyStops:
@@ -159,75 +157,63 @@ class ReplyStops:
         return self._reader.stop
 
 
-class Reply:
-    """The part of one reply that has been read."""
+class TextRun(NamedTuple):
+    """A text of one kind."""
 
-    def __init__(
-        self, form: ReplyForm, request: Request, pieces: Sequence[bytes]
-    ) -> None:
-        self._reader = ReplyReader(form, request.stop, request.stop_token_ids)
-        self._names, self._pieces = request.names, pieces
-        self._parts: list[Part] = []
-        self._n_shown = 0  # parts that deltas have shown
-        self._n_silent = 0  # tokens that made no part yet
-        self.n_reasoning = 0  # tokens
+    text: str
+    special: bool  # it is the name of one special token
 
-    def take(self, tokens: Sequence[int]) -> None:
-        """Take in the next tokens."""
-        for token in tokens:
-            piece = self._pieces[token] or self._names.get(token, b"")
-            self._n_silent += 1
-            self._add(self._reader.take(token, piece))
 
-    def finish(self) -> bool:
-        """Take in what was held back; whether there are more parts now."""
-        n_before = len(self._parts)
-        self._add(self._reader.finish())
-        return len(self._parts) > n_before
+class TextRuns:
+    """Tokens in, runs out, in which each special token stands alone."""
 
-    def take_shown(self) -> tuple[str, tuple[Part, ...]]:
-        """The content and the parts that were not shown before, neighbours of a kind as one."""
-        new = tuple(merged(self._parts[self._n_shown :]))
-        self._n_shown = len(self._parts)
-        return text_of(new, Content), new
+    def __init__(self, strings: StopStrings) -> None:
+        self._detokenizer = Detokenizer(strings)
+        self._text = (
+            ""  # certain, but the start of a name that is not certain as a whole
+        )
+        self._names: deque[tuple[int, str]] = deque()  # and their places, from _text on
 
     @property
-    def content(self) -> str:
-        return text_of(self._parts, Content)
+    def stop(self) -> bytes | None:
+        """The stop string that was met: the text is complete."""
+        return self._detokenizer.stop
 
-    @property
-    def reasoning(self) -> str:
-        return text_of(self._parts, Reasoning)
+    def push(self, piece: bytes, special: bool) -> list[TextRun]:
+        """Take the next token; return the runs that are certain now."""
+        if special and self.stop is None:
+            # What is open before the name ends here: a name begins with a whole character.
+            before = self._detokenizer.pending.decode("utf-8", "replace")
+            name = piece.decode("utf-8", "replace")
+            self._names.append((len(self._text) + len(before), name))
+        return self._runs(self._detokenizer.push(piece), is_all=self.stop is not None)
 
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """The calls, by index."""
-        return calls_of(self._parts)
+    def flush(self) -> list[TextRun]:
+        """Return what was held back; nothing follows it."""
+        return self._runs(self._detokenizer.flush(), is_all=True)
 
-    def _add(self, parts: Sequence[Part]) -> None:
-        """A token that makes no part belongs to the part that comes next."""
-        if not parts:
-            return
-        self._parts += parts
-        if isinstance(parts[0], Reasoning):
-            self.n_reasoning += self._n_silent
-        self._n_silent = 0
-
-
-def merged(parts: Iterable[Part]) -> Iterator[Part]:
-    """*parts* with one in the place of neighbours of a kind, or of a call."""
-    for _, neighbours in groupby(parts, _kind):
-        same = list(neighbours)
-        first = same[0]
-        if isinstance(first, CallDelta):
-            yield replace(first, arguments="".join(map(_text, same)))
-        else:
-            yield replace(first, text="".join(map(_text, same)))
-
-
-def _kind(part: Part) -> tuple[type, int | None]:
-    return type(part), part.index if isinstance(part, CallDelta) else None
-
-
-def _text(part: Part) -> str:
-    return part.arguments if isinstance(part, CallDelta) else part.text
+    def _runs(self, text: str, *, is_all: bool) -> list[TextRun]:
+        """The runs that *text*, the next that is certain, completes."""
+        if not self._names:
+            return [TextRun(text, False)] if text else []
+        text, begin = self._text + text, 0
+        runs: list[TextRun] = []
+        while self._names:
+            start, name = self._names[0]
+            if start + len(name) > len(text):
+                break
+            self._names.popleft()
+            if start > begin:
+                runs.append(TextRun(text[begin:start], False))
+            runs.append(TextRun(name, True))
+            begin = start + len(name)
+        # A name that is certain in part waits for the rest of it. Where a stop string has cut
+        # it, the part is text.
+        if is_all:
+            self._names.clear()
+        end = min(self._names[0][0], len(text)) if self._names else len(text)
+        if end > begin:
+            runs.append(TextRun(text[begin:end], False))
+        self._text = text[end:]
+        self._names = deque((start - end, name) for start, name in self._names)
+        return runs
