@@ -11,7 +11,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
@@ -22,7 +22,7 @@ from pyllama_raw.api.output import NO_NAMES, Choice
 from pyllama_raw.api.workers import Kind, Workers
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
-from pyllama_raw.core.stop_strings import StopStrings
+from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
 from pyllama_raw.engine.capabilities import Operation
 from pyllama_raw.errors import (
     InvalidRequest,
@@ -35,21 +35,20 @@ from pyllama_raw.options.arguments import reading_prompt
 from pyllama_raw.options.declared import with_declared
 from pyllama_raw.options.requests import ChatOptions, RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.prompts.history import with_history
-from pyllama_raw.prompts.media_prompt import MediaPrompt
-from pyllama_raw.prompts.messages import Message
-from pyllama_raw.prompts.prompt import MAX_COUNTED, Prompt, PromptEncoder
-from pyllama_raw.prompts.reply import ReplyStops, stop_strings
-from pyllama_raw.prompts.reply_plan import (
+from pyllama_raw.prompts.chat import ChatSettings
+from pyllama_raw.prompts.messages import Message, is_chat, with_history
+from pyllama_raw.prompts.prompt import MAX_COUNTED, MediaPrompt, Prompt, PromptEncoder
+from pyllama_raw.prompts.reply import (
     PlannedReply,
-    Replies,
+    ReplyStops,
     is_planned,
-    settings_of,
+    stop_strings,
 )
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.engine.thread import EngineThread
+    from pyllama_raw.prompts.reply_plan import Replies
 
 T = TypeVar("T")
 
@@ -93,7 +92,6 @@ class Preparation:
         self._adapters = thread.adapters
         self._parts = parts
         self._encoder = encoder
-        self._replies = Replies(parts, encoder)
         self._control_names: Mapping[int, bytes] | None = None  # once they are needed
         self._request_ids = request_ids
         self.n_relaxed = 0  # schemas of tools of which a part was not kept
@@ -142,6 +140,10 @@ class Preparation:
             if params.prompt_logprobs is not None:
                 raise Unsupported("prompt_logprobs", READS_PROMPTS)
             tokens, source = array("i", [parts.decoder_start]), tokens
+        # The engine takes an output apart, too, if it is a reply that has stops of its content.
+        find_stop = None
+        if form is not None and form.make_parser is not None:
+            find_stop = ReplyStops.finder(form, compiled.stop, ends)
         deadline_s = options.get("deadline_s")
         request = Request(
             request_id=next(self._request_ids),
@@ -149,9 +151,7 @@ class Preparation:
             max_tokens=params.max_tokens,
             rules=compiled.rules,
             stop=compiled.stop,
-            find_stop=None
-            if form is None
-            else ReplyStops.finder(form, compiled.stop, ends),
+            find_stop=find_stop,
             stop_token_ids=ends,
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
@@ -174,7 +174,7 @@ class Preparation:
         self, prompt: Prompt, params: SamplingParams, options: ChatOptions
     ) -> Kind | None:
         """The workers that compile a request; None: it takes too short a time for any."""
-        settings = settings_of(options)
+        settings = ChatSettings.of(options)
         with reading_prompt(prompt):
             kind = self._encoder.takes_long(prompt, settings)
         # A template of the caller is a stranger's program: it keeps no others waiting.
@@ -230,8 +230,15 @@ class Preparation:
         rules: object = None
         if _takes_long(reply.params):
             rules = self._parts.make_rules(reply.params, self._encoder.run)
-        stop = stop_strings(reply.stop)
+        stop = stop_strings(reply.stop) if reply.stop else NO_STOPS
         return Compiled(read, reply, stop, rules, names, controls)
+
+    @cached_property
+    def _replies(self) -> Replies:
+        """Plans of replies; its imports take longer than all others of this file."""
+        from pyllama_raw.prompts.reply_plan import Replies
+
+        return Replies(self._parts, self._encoder)
 
     def _names(self) -> Mapping[int, bytes]:
         """The names of control tokens; takes a tenth of a second the first time."""
@@ -243,7 +250,9 @@ class Preparation:
         self, request: Request, params: SamplingParams, names: Mapping[int, bytes]
     ) -> Iterator[Choice]:
         """An output for each of n; equal prompts of one namespace are computed once."""
-        first_seed = _random_seed() if params.seed is None else params.seed
+        first_seed = params.seed
+        if first_seed is None:  # the module `secrets` would load OpenSSL for it
+            first_seed = int.from_bytes(os.urandom(8)) % (MAX_SEED + 1)
         request_ids = [request.request_id, *islice(self._request_ids, params.n - 1)]
         for index, request_id in enumerate(request_ids):
             seed = (first_seed + index) % (MAX_SEED + 1)
@@ -279,7 +288,7 @@ class Preparation:
         self, prompt: Prompt, options: ChatOptions | None, encoder: PromptEncoder
     ) -> array[int]:
         with reading_prompt(prompt):
-            kind = encoder.takes_long(prompt, settings_of(options))
+            kind = encoder.takes_long(prompt, ChatSettings.of(options))
         read = partial(self._read, prompt, options, encoder=encoder)
         return (await self._run(kind, read)).tokens
 
@@ -291,10 +300,10 @@ class Preparation:
         encoder: PromptEncoder | None = None,
     ) -> MediaPrompt:
         """Tokens of *prompt* and its media. Thread: one that may take long for it."""
-        encoder, settings = encoder or self._encoder, settings_of(options)
+        encoder, settings = encoder or self._encoder, ChatSettings.of(options)
         encode = partial(encoder.read, settings=settings, namespace=namespace)
         with reading_prompt(prompt):
-            return with_history(encode, prompt)
+            return with_history(encode, prompt) if is_chat(prompt) else encode(prompt)
 
     async def encode_text(self, text: str, *, adds: bool, parses: bool) -> array[int]:
         """Tokens of *text*; see PromptEncoder.encode_text."""
@@ -304,11 +313,12 @@ class Preparation:
 
     async def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
         """The text that the template makes of *messages*; raises as prepare()."""
-        settings = settings_of(options)
+        settings = ChatSettings.of(options)
         render = partial(self._encoder.render, settings=settings)
         with reading_prompt(messages):
             read = partial(with_history, render, messages)
-            return await self._workers.run(settings.workers, read)
+            kind = self._encoder.takes_long(messages, settings) or "chat"
+            return await self._workers.run(kind, read)
 
     async def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
         """The text of *token_ids*. Raises InvalidRequest, ClosedError."""
@@ -338,11 +348,6 @@ def _needs_names(params: SamplingParams) -> bool:
     """Whether outputs show names of control tokens."""
     logprobs = params.logprobs, params.prompt_logprobs
     return params.special or logprobs != (None, None)
-
-
-def _random_seed() -> int:
-    """0 to MAX_SEED; the module `secrets` would load OpenSSL for it."""
-    return int.from_bytes(os.urandom(8)) % (MAX_SEED + 1)
 
 
 def _check_tokens(params: SamplingParams, n_vocab: int) -> None:

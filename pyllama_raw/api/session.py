@@ -65,7 +65,7 @@ class Session:
     @cached_property
     def capabilities(self) -> Capabilities:
         """See Facts.capabilities."""
-        from pyllama_raw.prompts.rendering.asking import are_printed
+        from pyllama_raw.prompts.chat import are_printed
 
         template, is_apart = self.parts.chat_template, self.parts.template_process
         tried = partial(are_printed, template, is_apart)

@@ -20,11 +20,41 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.request import StopString, StopToken
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
+from pyllama_raw.errors import InvalidRequest, reading
+from pyllama_raw.options.requests import ChatOptions
+from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.prompts.messages import is_chat
+from pyllama_raw.prompts.prompt import Prompt
 from pyllama_raw.replies.parts import Part
 
 if TYPE_CHECKING:
-    from pyllama_raw.replies.parser import ReplyParser
-    from pyllama_raw.replies.writer import StopSearch
+    from pyllama_raw.replies.parser import ReplyParser, StopSearch
+
+
+OPTIONS = ("tool_choice", "parallel_tool_calls", "reply")
+
+
+def is_planned(
+    prompt: Prompt, options: ChatOptions, *, is_constrained: bool = False
+) -> bool:
+    """
+    Whether *options* ask something of the reply to *prompt*, or a constraint does.
+
+    Raises:
+        InvalidRequest: they do, and it is no chat.
+    """
+    names = [name for name in OPTIONS if options.get(name) is not None]
+    if options.get("reply") is False:  # as of any other prompt
+        names.remove("reply")
+    if not is_chat(prompt):
+        for name in names:
+            value = options.get(name)
+            raise InvalidRequest(name, value, "it with chat messages only")
+    elif is_constrained and options.get("reply") is not False:
+        return True
+    tools = options.get("tools")
+    with reading("tools", tools, "a list of mappings, or None"):
+        return bool(names) or bool(tools)
 
 
 class MakeParser(Protocol):
@@ -62,16 +92,26 @@ class ReplyForm(NamedTuple):
         texts = {t for t in token_ids if pieces[t] and t not in self.marks}
         form = self._replace(
             marks={t: name for t, name in self.marks.items() if t not in token_ids},
-            stop=stop_strings(plain),
+            stop=stop_strings(plain) if plain else NO_STOPS,
             stop_token_ids=frozenset(texts),
         )
         others = tuple(string for string in strings if string not in plain)
         return form, others, token_ids - texts
 
 
+class PlannedReply(NamedTuple):
+    """Wishes of a request for its outputs, as the engine and their reader take them."""
+
+    params: SamplingParams
+    form: ReplyForm | None  # None: an output is plain text
+    stop: Sequence[str]  # strings that end an output wherever they come
+    stop_token_ids: frozenset[int]  # likewise, beside the ends of generation
+    n_relaxed: int = 0  # tools of whose schemas a part is not kept
+
+
 def stop_strings(strings: Sequence[str]) -> StopStrings:
     """A table of *strings*; takes time in proportion to their length."""
-    return StopStrings(tuple(s.encode() for s in strings)) if strings else NO_STOPS
+    return StopStrings(tuple(string.encode() for string in strings))
 
 
 class ReplyReader:

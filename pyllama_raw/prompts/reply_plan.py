@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import lru_cache, partial
 from logging import getLogger
 from typing import Any, NamedTuple
@@ -23,27 +23,32 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from pyllama_raw.engine.parts import EngineParts, Reading, TextVocab
-from pyllama_raw.errors import BadSchema, InvalidRequest, Unsupported, reading
+from pyllama_raw.errors import BadSchema, InvalidRequest, Unsupported
 from pyllama_raw.options.ascii_classes import with_ascii_classes
 from pyllama_raw.options.requests import ChatOptions
 from pyllama_raw.options.sampling import MAX_GRAMMAR, SamplingParams
-from pyllama_raw.prompts.chat import ChatSettings
-from pyllama_raw.prompts.messages import is_sequence, plain_value
-from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
-from pyllama_raw.prompts.rendering.asking import reply_spec
-from pyllama_raw.prompts.rendering.processes import Unreadable
-from pyllama_raw.prompts.reply import ReplyForm
+from pyllama_raw.prompts.chat import MAX_KNOWN, NO_TOKENS
+from pyllama_raw.prompts.messages import plain_value
+from pyllama_raw.prompts.prompt import PromptEncoder
+from pyllama_raw.prompts.rendering.processes import (
+    Exceeded,
+    TemplateHere,
+    TemplateProcesses,
+    TemplateRefused,
+    Unreadable,
+)
+from pyllama_raw.prompts.reply import PlannedReply, ReplyForm
 from pyllama_raw.replies.constraint import AnswerForm, lark_for, opens_thoughts
+from pyllama_raw.replies.derive import spec_for
 from pyllama_raw.replies.lark import regex
 from pyllama_raw.replies.parser import ReplyParser
+from pyllama_raw.replies.schemas import Tool, is_strict_tool, tools_of
 from pyllama_raw.replies.spec import ReplySpec
-from pyllama_raw.replies.tool_schemas import Tool, is_strict_tool, tools_of
 
 MAX_SPECS = 16  # that are remembered
 MAX_TAIL = 1024  # tokens at the end of a prompt that may begin a reply
 MAX_AROUND = 2**14  # characters around a grammar of the request
 WORDS = ("auto", "none", "required")  # of tool_choice
-OPTIONS = ("tool_choice", "parallel_tool_calls", "reply")
 NO_CONSTRAINT = {
     "grammar": None,
     "grammar_triggers": (),
@@ -52,16 +57,6 @@ NO_CONSTRAINT = {
 }
 
 _log = getLogger(__name__)
-
-
-class PlannedReply(NamedTuple):
-    """Wishes of a request for its outputs, as the engine and their reader take them."""
-
-    params: SamplingParams
-    form: ReplyForm | None  # None: an output is plain text
-    stop: Sequence[str]  # strings that end an output wherever they come
-    stop_token_ids: frozenset[int]  # likewise, beside the ends of generation
-    n_relaxed: int = 0  # tools of whose schemas a part is not kept
 
 
 class BoundSpec(NamedTuple):
@@ -97,38 +92,6 @@ class Constrained(NamedTuple):
     n_relaxed: int = 0  # tools of whose schemas a part is not kept
 
 
-def is_planned(
-    prompt: Prompt, options: ChatOptions, *, is_constrained: bool = False
-) -> bool:
-    """
-    Whether *options* ask something of the reply to *prompt*, or a constraint does.
-
-    Raises:
-        InvalidRequest: they do, and it is no chat.
-    """
-    names = [name for name in OPTIONS if options.get(name) is not None]
-    if options.get("reply") is False:  # as of any other prompt
-        names.remove("reply")
-    is_chat = is_sequence(prompt) and len(prompt) and isinstance(prompt[0], Mapping)
-    if not is_chat:
-        for name in names:
-            value = options.get(name)
-            raise InvalidRequest(name, value, "it with chat messages only")
-    if is_chat and is_constrained and options.get("reply") is not False:
-        return True
-    tools = options.get("tools")
-    with reading("tools", tools, "a list of mappings, or None"):
-        return bool(names) or bool(tools)
-
-
-def settings_of(options: ChatOptions | None) -> ChatSettings:
-    """Settings of the template; a model that must call no tool is told of none."""
-    settings = ChatSettings.of(options)
-    if options and options.get("tool_choice") == "none":
-        return settings._replace(tools=None)
-    return settings
-
-
 class Replies:
     """Plans the replies of one engine; any thread may call."""
 
@@ -156,9 +119,11 @@ class Replies:
         """
         is_constrained = params.constraint is not None
         plan = self.plan(options, tokens, controls, is_constrained=is_constrained)
-        constraint = self._compiled(params, plan)
-        strings, ends = params.stop, frozenset(params.stop_token_ids)
+        constraint = Constrained(params)  # of a plain chat: none
+        if is_constrained or plan.tools or plan.choice not in ("auto", "none"):
+            constraint = self._compiled(params, plan)
         form = _form(plan, constraint)
+        strings, ends = params.stop, frozenset(params.stop_token_ids)
         if form is not None and (strings or ends):
             vocab = self._parts.vocab
             ends -= vocab.eog_tokens
@@ -208,6 +173,11 @@ class Replies:
             bound = self._bound(ReplySpec())
         if not is_wish and not (bound.spec.reasoning or bound.spec.messages):
             is_parsed = False  # all of it is the answer
+        # The reply may have begun at the end of the prompt.
+        prefix = ""
+        if not bound.spec.is_empty:
+            tail = tail_of(tokens, controls)
+            prefix = self._encoder.detokenize(tail, special=True)
         variables = options.get("template_kwargs") or {}
         return ReplyPlan(
             bound=bound,
@@ -215,7 +185,7 @@ class Replies:
             choice=choice,
             is_parallel=is_parallel,
             is_parsed=is_parsed,
-            prefix=self._encoder.detokenize(tail_of(tokens, controls), special=True),
+            prefix=prefix,
             may_think=variables.get("enable_thinking") is not False,
         )
 
@@ -248,11 +218,13 @@ def _form(plan: ReplyPlan, constraint: Constrained) -> ReplyForm | None:
     if not plan.is_parsed:
         return None
     spec, marks = plan.bound
+    if spec.is_empty:
+        return ReplyForm(None, marks)
+    # An answer that has a form, without tools, may spell a call and is none.
     takes_calls = plan.choice != "none" and not (
         constraint.is_formed and not plan.tools
     )
-    takes_calls = takes_calls and spec.calls is not None
-    if not (takes_calls or spec.reasoning or spec.messages or spec.ignored):
+    if not takes_calls and spec.model_copy(update={"calls": None}).is_empty:
         return ReplyForm(None, marks)
     make = partial(
         ReplyParser,
@@ -329,6 +301,42 @@ def _bound(
 
     bound = encoder.run(partial(spec.bound, is_special))
     return BoundSpec(bound, {ids[name]: name.encode() for name in bound.special})
+
+
+@lru_cache(MAX_KNOWN)
+def reply_spec(source: str, is_apart: bool = True) -> ReplySpec | None:
+    """
+    Specification for replies of the model of the template *source*, found once.
+
+    The first call may take a second, and some for a template that exceeds its limits.
+
+    Args:
+        is_apart: whether it runs in a process of its own.
+
+    Returns:
+        None if a reply is only content.
+
+    Raises:
+        Unreadable: the template cannot be compiled.
+        OSError: no process can be started.
+    """
+
+    def render(
+        messages: list[Any],
+        tools: list[Any],
+        *,
+        add_generation_prompt: bool,
+        **variables: Any,
+    ) -> str | None:
+        chat = {"tools": tools, "kwargs": variables, "asks": add_generation_prompt}
+        try:
+            return runner.render(messages, chat)[0]
+        except (Exceeded, TemplateRefused):
+            return None
+
+    make = TemplateProcesses if is_apart else TemplateHere
+    with closing(make(source, NO_TOKENS)) as runner:
+        return spec_for(source, render)
 
 
 # -- the grammar of a reply -------------------------------------------------------------

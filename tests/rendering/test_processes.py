@@ -12,8 +12,8 @@ import pytest
 
 from pyllama_raw.errors import ClosedError
 from pyllama_raw.prompts.rendering import processes
-from pyllama_raw.prompts.rendering.limits import N_PROCESSES
 from pyllama_raw.prompts.rendering.processes import (
+    N_PROCESSES,
     Exceeded,
     TemplateProcesses,
     TemplateRefused,
