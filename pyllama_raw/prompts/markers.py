@@ -96,19 +96,17 @@ class Markers:
 
     def _occurrences(self, text: str) -> Iterator[Span]:
         """All places of all spellings, which may lie in each other."""
-        for start in self._places(text):
-            for stop in (start + length for length in self._lengths):
-                if stop <= len(text) and text[start:stop] in self._spellings:
-                    yield start, stop
-
-    def _places(self, text: str) -> Iterator[int]:
-        """Starts of spellings; no other thread runs while a pattern is searched."""
         longest = max(self._lengths, default=0)
+        # Window by window, because no other thread runs while a pattern is searched.
         for begin in range(0, len(text), PIECE):
             window = text[begin : begin + PIECE + longest]
             for match in self._starts.finditer(window):
-                if match.start() < PIECE:
-                    yield begin + match.start()
+                start = begin + match.start()
+                if match.start() >= PIECE:  # the next window has it
+                    break
+                for stop in (start + length for length in self._lengths):
+                    if stop <= len(text) and text[start:stop] in self._spellings:
+                        yield start, stop
 
 
 def _any_of(texts: Iterable[str]) -> str:

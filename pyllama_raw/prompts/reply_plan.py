@@ -65,6 +65,12 @@ class BoundSpec(NamedTuple):
     spec: ReplySpec
     marks: Mapping[int, bytes]  # its special tokens, and their names
 
+    @property
+    def has_syntax(self) -> bool:
+        """Whether a reply without calls may have anything but content."""
+        spec = self.spec
+        return bool(spec.reasoning or spec.messages or spec.ignored)
+
 
 class ReplyPlan(NamedTuple):
     """Wishes of a request for its reply."""
@@ -175,7 +181,7 @@ class Replies:
             is_parsed = False  # all of it is the answer
         # The reply may have begun at the end of the prompt.
         prefix = ""
-        if not bound.spec.is_empty:
+        if bound.spec.calls or bound.has_syntax:
             tail = tail_of(tokens, controls)
             prefix = self._encoder.detokenize(tail, special=True)
         variables = options.get("template_kwargs") or {}
@@ -218,14 +224,11 @@ def _form(plan: ReplyPlan, constraint: Constrained) -> ReplyForm | None:
     if not plan.is_parsed:
         return None
     spec, marks = plan.bound
-    if spec.is_empty:
-        return ReplyForm(None, marks)
-    # An answer that has a form, without tools, may spell a call and is none.
-    takes_calls = plan.choice != "none" and not (
-        constraint.is_formed and not plan.tools
-    )
-    if not takes_calls and spec.model_copy(update={"calls": None}).is_empty:
-        return ReplyForm(None, marks)
+    # An answer that has a form, where there are no tools, may spell a call and is none.
+    takes_calls = plan.choice != "none" and (plan.tools or not constraint.is_formed)
+    takes_calls = bool(spec.calls and takes_calls)
+    if not (takes_calls or plan.bound.has_syntax):
+        return ReplyForm(None, marks)  # all is content
     make = partial(
         ReplyParser,
         spec,

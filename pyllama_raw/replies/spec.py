@@ -211,11 +211,6 @@ class ReplySpec(SpecPart):
         }
         return frozenset(texts - {""})
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether all of a reply is content as it is written."""
-        return not (self.reasoning or self.calls or self.messages or self.ignored)
-
     def pieces(self, text: str) -> list[tuple[str, bool]]:
         """*text* as text and as special tokens, which have True beside them."""
         names = sorted(self.special, key=len, reverse=True)
