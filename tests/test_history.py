@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyllama_raw.errors import InvalidRequest, RequestError
 from pyllama_raw.prompts.chat import ChatSettings
-from pyllama_raw.prompts.history import with_history
+from pyllama_raw.prompts.messages import with_history
 from pyllama_raw.prompts.prompt import PromptEncoder
 from pyllama_raw.testing import FakeVocab, fake_engine
 

@@ -87,7 +87,7 @@ TWICE = {
     "serve/native/fill.py": {"body"},
     "engine/constraint.py": {"sampling", "grammar"},
     "engine/executor.py": {"sampling"},
-    "api/constraining.py": {"constraint"},
+    "prompts/reply_plan.py": {"constraint"},
     "cli/serve.py": {"config"},
     # Users import the errors of runners by this name.
     "runners/child.py": {"errors"},

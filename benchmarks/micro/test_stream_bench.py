@@ -11,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from pyllama_raw.api.choice import Choice
+from pyllama_raw.api.output import Choice
 from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.memory.radix_tree import n_common
 from pyllama_raw.core.request import NewTokens, Request

@@ -39,10 +39,10 @@ from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
-    from pyllama_raw.api.choice import Choice
     from pyllama_raw.api.embedding import Embedder, TextPooling, Told
     from pyllama_raw.api.events import Events
     from pyllama_raw.api.generation import Generation
+    from pyllama_raw.api.output import Choice
     from pyllama_raw.api.ranking import Ranked
     from pyllama_raw.api.results import Result, Score
     from pyllama_raw.api.session import Session

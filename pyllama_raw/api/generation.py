@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from pyllama_raw.api.choice import Choice
+from pyllama_raw.api.output import Choice
 from pyllama_raw.api.owner import Owner
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason
@@ -83,9 +83,17 @@ class Generation(Owner):
 
     async def __anext__(self) -> Delta:
         with self._reading:
-            delta = await self._next()
-        if delta is not None:
-            return delta
+            if not self._claimed:
+                await self._start()
+            while self._fresh or self._by_id:
+                if self._fresh:
+                    await checkpoint_if_cancelled()
+                elif self._stream is not None:
+                    await self._stream.wait()
+                await self._take_in()
+                if self._fresh:  # outputs take turns
+                    return self._fresh.popleft().take_delta()
+        # All outputs have ended.
         self._raise_if_all_failed()
         self._is_read = True
         raise StopAsyncIteration
@@ -148,6 +156,9 @@ class Generation(Owner):
             return Usage(0, 0, 0)
         self._take_events()
         first = self._choices[0]
+        # One output that has ended: its result has them.
+        if len(self._choices) == 1 and first.finished and not first.error:
+            return first.result(self._elapsed_s).usage
         n_cached = 0 if first.finished is None else first.finished.n_cached
         n_output = sum(choice.n_tokens for choice in self._choices)
         return Usage(first.request.n_prompt, n_output, n_cached)
@@ -207,37 +218,20 @@ class Generation(Owner):
                 choices = await self._prepare(session, began)
                 if self._left:
                     return
-                self._choices = choices
-                self._submit(waited_s)
+                # Post the requests. Whether the engine takes them on is known at once,
+                # because this thread counts them.
+                self._choices, stream = choices, Stream()
+                requests = tuple(choice.request for choice in choices)
+                try:
+                    self._thread.submit_all(requests, stream, waited_s)
+                except PyllamaError as error:
+                    for choice in choices:
+                        choice.error = _again(error)
+                    raise
+                self._by_id = {c.request.request_id: c for c in choices}
+                self._stream = stream
         self._take_events()
         self._raise_if_all_failed()  # the engine ended just now
-
-    def _submit(self, waited_s: float) -> None:
-        """Post the requests; that the engine takes them on is known without a wait."""
-        stream = Stream()
-        requests = tuple(choice.request for choice in self._choices)
-        try:
-            self._thread.submit_all(requests, stream, waited_s)
-        except PyllamaError as error:
-            for choice in self._choices:
-                choice.error = _again(error)
-            raise
-        self._by_id = {c.request.request_id: c for c in self._choices}
-        self._stream = stream
-
-    async def _next(self) -> Delta | None:
-        """The next delta of one output; None: all have ended."""
-        if not self._claimed:
-            await self._start()
-        while self._fresh or self._by_id:
-            if self._fresh:
-                await checkpoint_if_cancelled()
-            elif self._stream is not None:
-                await self._stream.wait()
-            await self._take_in()
-            if self._fresh:  # outputs take turns
-                return self._fresh.popleft().take_delta()
-        return None
 
     async def _wait(self) -> None:
         with self._reading:

@@ -209,7 +209,7 @@ def _check_template(config: ModelConfig) -> None:
     value = config.chat_template
     if value is None or value == AUTO:
         return
-    from pyllama_raw.prompts.rendering.asking import check_reads
+    from pyllama_raw.prompts.chat import check_reads
     from pyllama_raw.prompts.rendering.processes import Unreadable
 
     try:

@@ -219,10 +219,10 @@ class EngineStats(MediaStats, StepTimes, SchedulerStats):
 def timings_of(finished: core.Finished) -> Timings:
     """Durations between the moments that were written down."""
     moments = finished.timings
-    start, gaps = moments.submitted, moments.itl
+    start, gaps = moments.submitted, sorted(moments.itl)
     return Timings(
-        queue_s=None if moments.admitted is None else moments.admitted - start,
-        ttft_s=None if moments.first_token is None else moments.first_token - start,
+        queue_s=_between(start, moments.admitted),
+        ttft_s=_between(start, moments.first_token),
         itl_p50_s=percentile(gaps, 50) if gaps else None,
         itl_p99_s=percentile(gaps, 99) if gaps else None,
         tpot_s=sum(gaps) / len(gaps) if gaps else None,

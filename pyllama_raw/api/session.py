@@ -56,8 +56,8 @@ from pyllama_raw.errors import (
     WrongUse,
 )
 from pyllama_raw.options.arguments import check_opening
+from pyllama_raw.prompts.chat import are_printed
 from pyllama_raw.prompts.prompt import PromptEncoder
-from pyllama_raw.prompts.rendering.asking import are_printed
 
 if TYPE_CHECKING:
     from pyllama_raw.options.config import EngineConfig
@@ -93,6 +93,7 @@ class Session:
     @cached_property
     def capabilities(self) -> Capabilities:
         """See Facts.capabilities."""
+
         template, is_apart = self.parts.chat_template, self.parts.template_process
         tried = partial(are_printed, template, is_apart)
         known, media = self.parts.capabilities, self.parts.media

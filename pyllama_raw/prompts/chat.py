@@ -1,27 +1,32 @@
 """
 The model's own chat template, rendered as its author tested it.
 
-A template is the program of a stranger: it runs in a process of its own, bounded in time
-and memory (`pyllama_raw/rendering`). It can refuse messages: that is an InvalidRequest.
+A template is the program of a stranger: it runs in a process of its own, bounded in time and
+memory (`pyllama_raw/prompts/rendering`). It can refuse messages: that is an InvalidRequest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from functools import lru_cache
 from threading import Lock
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pyllama_raw.errors import ClosedError, InvalidRequest, Unsupported
-from pyllama_raw.prompts.messages import Message, plain_messages, plain_value
-from pyllama_raw.prompts.rendering.asking import BLIND, SEEING, prints_tools
-from pyllama_raw.prompts.rendering.here import TemplateHere
+from pyllama_raw.prompts.messages import (
+    Message,
+    check_roles,
+    plain_messages,
+    plain_value,
+)
 from pyllama_raw.prompts.rendering.processes import (
     Exceeded,
+    TemplateHere,
     TemplateProcesses,
     TemplateRefused,
     Unreadable,
 )
-from pyllama_raw.prompts.rendering.roles import check_roles
 
 RESERVED = {"bos_token", "eos_token", "messages", "tools"}
 TemplateRunner = TemplateProcesses | TemplateHere
@@ -56,13 +61,12 @@ class ChatSettings(NamedTuple):
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Self:
         """Settings of a chat among the *options* of a request."""
-        given = options or {}
-        return cls(**{name: given[name] for name in cls._fields if name in given})
-
-    @property
-    def workers(self) -> Literal["chat", "template"]:
-        """The workers that render; a template of the caller keeps no other chats waiting."""
-        return "chat" if self.chat_template is None else "template"
+        fields = options or {}
+        settings = {name: fields[name] for name in cls._fields if name in fields}
+        # A model that must call no tool is told of none.
+        if fields.get("tool_choice") == "none":
+            settings["tools"] = None
+        return cls(**settings)
 
 
 NOTHING = ChatSettings()
@@ -157,15 +161,21 @@ class ChatTemplates:
         messages: Sequence[Message],
         settings: ChatSettings,
     ) -> Rendered:
+        # Checked copies: nobody changes them, and the other process can have them.
         plain = plain_messages(messages)
         kwargs = plain_value("template_kwargs", settings.template_kwargs or {})
-        _check_variables(kwargs)
+        for name in kwargs:
+            if name in RESERVED or not name.isidentifier():
+                allowed = f"names of variables, none of {', '.join(sorted(RESERVED))}"
+                raise InvalidRequest("template_kwargs", name, allowed)
         tools = plain_value("tools", settings.tools)
-        begun = _begun(plain)
         if source is None or runner is None:
             raise Unsupported(*NO_TEMPLATE)
         check_roles(plain, source)
+        begun = _begun(plain)
         try:
+            # A template that prints no tools, or nothing of any message, would answer
+            # something else in silence.
             if tools and not prints_tools(source, self._is_apart):
                 raise Unsupported(*NO_TOOLS)
             asks = kwargs.pop("add_generation_prompt", begun is None)
@@ -175,16 +185,18 @@ class ChatTemplates:
                 raise Unsupported("chat messages", BLIND, SEEING)
         except TemplateRefused as error:
             allowed = f"what the chat template takes ({error})"
-            # System messages that are not the first are what most templates refuse.
+            # Most templates that refuse do so for a system message that is not the first.
             at = next((i for i, m in enumerate(plain) if i and _is_system(m)), None)
             if at is not None:
                 role = plain[at]["role"]
                 raise InvalidRequest(f"messages[{at}].role", role, allowed) from error
             raise InvalidRequest("messages", plain, allowed) from error
         except Exceeded as error:
+            # Too much time, memory or text for these messages.
             allowed = f"messages with which the chat template is {error}"
             raise InvalidRequest("messages", plain, allowed) from error
         except Unreadable as error:
+            # No fault of these messages: Jinja cannot compile the template.
             reason = f"the model's chat template cannot be read: {error}"
             raise Unsupported("chat messages", reason) from error
         except OSError as error:
@@ -228,8 +240,62 @@ def _cut_after(rendered: Rendered, begun: str) -> Rendered:
     )
 
 
-def _check_variables(kwargs: Mapping[str, Any]) -> None:
-    for name in kwargs:
-        if name in RESERVED or not name.isidentifier():
-            allowed = f"names of variables, none of {', '.join(sorted(RESERVED))}"
-            raise InvalidRequest("template_kwargs", name, allowed)
+# -- questions to a template, for all engines --------------------------------------------
+
+MAX_KNOWN = 64  # templates
+BLIND = (
+    "the chat template prints nothing of what the messages say, so all chats would have the "
+    "same prompt"
+)
+SEEING = (  # what to do about it
+    "print the `content` of each of `messages` in it, or give another template, such as "
+    "'chatml', by chat_template= or ModelConfig.chat_template"
+)
+NO_TOKENS = {"bos_token": "", "eos_token": ""}
+
+
+@lru_cache(MAX_KNOWN)
+def prints_tools(source: str, is_apart: bool = True) -> bool:
+    """
+    Whether the template *source* prints tools; also where it does not let itself be asked.
+
+    The first call takes a tenth of a second, and 1 s at most.
+
+    Args:
+        is_apart: whether it runs in a process of its own.
+
+    Raises:
+        Unreadable: the template cannot be compiled.
+        OSError: no process can be started.
+    """
+    make = TemplateProcesses if is_apart else TemplateHere
+    with closing(make(source, NO_TOKENS)) as runner:
+        try:
+            return runner.takes_tools()
+        except Exceeded:
+            return True
+
+
+def are_printed(template: str | None, is_apart: bool = True) -> bool:
+    """Whether tools are printed by *template*, which may be none, or not to be used."""
+    try:
+        return template is not None and prints_tools(template, is_apart)
+    except (Unreadable, OSError):
+        return False
+
+
+@lru_cache(MAX_KNOWN)
+def check_reads(source: str, is_apart: bool = True) -> None:
+    """
+    Check that the template *source* prints what a user says; takes a tenth of a second.
+
+    Raises:
+        Unreadable: it does not, or it cannot be compiled.
+        OSError: no process can be started.
+    """
+    make = TemplateProcesses if is_apart else TemplateHere
+    with closing(make(source, NO_TOKENS)) as runner:
+        with suppress(Exceeded):
+            runner.takes_tools()
+        if not runner.reads_messages:
+            raise Unreadable(f"{BLIND}: {SEEING}")

@@ -58,7 +58,13 @@ class Markers:
             InvalidRequest: the writer of a marker is in doubt.
         """
         found = list(self._occurrences(text))
+        # No marker: the tokenizer may search all of it, and finds nothing.
+        if not found:
+            yield from [(text, True)] if text else ()
+            return
         forged = self._forged(found, text, origins)
+        # A marker that a message has a hand in is cut in two. One of a single character cannot
+        # be cut, so it is a piece that is not searched.
         alone = {start for start, stop in forged if stop - start == 1}
         cuts = {*_cuts(forged, origins), *_seams(found, origins)}
         bounds = [0, *sorted(cuts), len(text)]
@@ -74,8 +80,10 @@ class Markers:
         forged = []
         for start, stop in found:
             writers = origins[start:stop]
+            # Written by the template, or no marker at all: both are left as they are.
             if _is_own(writers) or text[start:stop] not in certain:
                 continue
+            # Nobody knows the writer, so it may be a message.
             if "m" not in writers:
                 raise InvalidRequest(
                     "messages",
@@ -88,19 +96,17 @@ class Markers:
 
     def _occurrences(self, text: str) -> Iterator[Span]:
         """All places of all spellings, which may lie in each other."""
-        for start in self._places(text):
-            for stop in (start + length for length in self._lengths):
-                if stop <= len(text) and text[start:stop] in self._spellings:
-                    yield start, stop
-
-    def _places(self, text: str) -> Iterator[int]:
-        """Starts of spellings; no other thread runs while a pattern is searched."""
         longest = max(self._lengths, default=0)
+        # Window by window, because no other thread runs while a pattern is searched.
         for begin in range(0, len(text), PIECE):
             window = text[begin : begin + PIECE + longest]
             for match in self._starts.finditer(window):
-                if match.start() < PIECE:
-                    yield begin + match.start()
+                start = begin + match.start()
+                if match.start() >= PIECE:  # the next window has it
+                    break
+                for stop in (start + length for length in self._lengths):
+                    if stop <= len(text) and text[start:stop] in self._spellings:
+                        yield start, stop
 
 
 def _any_of(texts: Iterable[str]) -> str:

@@ -1,28 +1,201 @@
 """
-Chat messages, checked and copied.
+Chat messages on their way to a template: put right, checked and copied.
 
-A template runs in another process, so messages are what JSON can say. The copy is made
-once, so nobody can change what was checked.
+Rules:
+1. Calls of tools and their results in the history are as others wrote them. What has one meaning
+   only is put right: ids that are left out, no arguments, a result without text. Calls of
+   functions, as OpenAI's API had them before tools (`function_call` and the role `function`),
+   become calls of tools, because templates print no others. Arguments that are no JSON stay text,
+   because many templates can print it. Where one cannot, the error names the place.
+2. A template runs in another process, so messages are what JSON can say. The copy is made once,
+   so nobody can change what was checked.
+3. Templates drop messages of roles that they do not know, or give them to a model that was never
+   trained for them. Both would be silent, so only known roles pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from itertools import islice
+from typing import Any, TypeGuard, TypeVar
 
 from pyllama_raw.errors import InvalidRequest
-from pyllama_raw.prompts.rendering.limits import (
-    MAX_CHARACTERS,
-    MAX_DEPTH,
-    MAX_MESSAGES,
-    MAX_VALUES,
-)
 
+T = TypeVar("T")
 Message = Mapping[str, Any]
 
+MAX_MESSAGES = 2**13  # of a chat
+MAX_CALLS = 1024  # of a message
+MAX_CHARACTERS = 2**24  # of the prompt, and of the messages together
+MAX_DEPTH = 100  # lists and mappings in each other
+MAX_VALUES = 2**18  # texts, numbers, lists and mappings of all messages
 MAX_INT_BITS = 4096  # Python refuses to write much larger ones
 MEDIA = {"image": "images", "audio": "audio", "video": "videos"}
+STANDARD = ("system", "developer", "user", "assistant", "tool")  # roles
+
+
+def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether *value* is a list of any kind, and no text."""
+    if isinstance(value, str | bytes | bytearray | Mapping):
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
+def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
+    """Whether *prompt* is a list of messages."""
+    return is_sequence(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def with_history(read: Callable[[Any], T], prompt: Any) -> T:
+    """
+    Return what *read* makes of *prompt*; the history of a chat is as templates take it.
+
+    Raises:
+        InvalidRequest: a call is none; or *read* refuses, and the history may be why.
+    """
+    # Another prompt has no history. A chat that is too long is refused before it is copied.
+    if not is_chat(prompt) or len(prompt) > MAX_MESSAGES:
+        return read(prompt)
+    history = _History()
+    numbered = enumerate(islice(prompt, len(prompt)))
+    messages = [history.mended(message, f"messages[{i}]") for i, message in numbered]
+    try:
+        return read(messages)
+    except InvalidRequest as error:
+        place, value, allowed = next(_suspects(messages), ("", None, ""))
+        if error.name != "messages" or not place:
+            raise
+        allowed = f"{allowed}, because the template takes no other: {error.allowed}"
+        raise InvalidRequest(place, value, allowed) from error
+
+
+class _History:
+    """Puts messages right, one after the other."""
+
+    def __init__(self) -> None:
+        self._n_calls = 0
+        # Calls without a result, in order: their names by id, and their ids by name. Both are
+        # indices, because a history may have many of them.
+        self._open: dict[str, str] = {}
+        self._named: defaultdict[str, dict[str, None]] = defaultdict(dict)
+
+    def mended(self, message: Any, place: str) -> Any:
+        """*message*, in a dict of its own if it is changed."""
+        if not isinstance(message, Mapping):
+            return message  # it is refused where messages are copied
+        if message.get("role") in ("tool", "function"):
+            return self._result(message, place)
+        calls = message.get("tool_calls")
+        if not calls and (function := message.get("function_call")) is not None:
+            others = {k: v for k, v in message.items() if k != "function_call"}
+            function = _function(function, f"{place}.function_call")
+            return {**others, "tool_calls": [self._with_id({}, function, place)]}
+        if calls is None:
+            return message
+        place = f"{place}.tool_calls"
+        if not is_sequence(calls):
+            raise InvalidRequest(place, calls, "a list of calls, or None")
+        if len(calls) > MAX_CALLS:
+            raise InvalidRequest(place, f"{len(calls)} calls", f"at most {MAX_CALLS}")
+        numbered = enumerate(islice(calls, len(calls)))
+        mended = [self._call(call, f"{place}[{i}]") for i, call in numbered]
+        return {**message, "tool_calls": mended}
+
+    def _call(self, call: Any, place: str) -> dict[str, Any]:
+        if not isinstance(call, Mapping):
+            raise InvalidRequest(place, call, "a call: its id, type and function")
+        if "function" not in call and "name" in call:  # without what is around it
+            call = {"function": call}
+        function = _function(call.get("function"), f"{place}.function")
+        return self._with_id(call, function, place)
+
+    def _with_id(
+        self, call: Mapping[str, Any], function: dict[str, Any], place: str
+    ) -> dict[str, Any]:
+        """A call of *function*, which is open now; *call* has more fields, and perhaps an id."""
+        self._n_calls += 1
+        call_id = call.get("id")
+        if not (call_id is None or isinstance(call_id, str)):
+            raise InvalidRequest(f"{place}.id", call_id, "text")
+        # Some templates take ids of nine letters and digits only.
+        call_id = call_id or f"call{self._n_calls:05}"
+        self._open[call_id] = name = function["name"]
+        self._named[name][call_id] = None
+        return {"type": "function", **call, "id": call_id, "function": function}
+
+    def _result(self, message: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """A result without an id is that of the first call that has no result."""
+        call_id, content = message.get("tool_call_id"), message.get("content")
+        if not (call_id is None or isinstance(call_id, str)):
+            raise InvalidRequest(f"{place}.tool_call_id", call_id, "text")
+        if call_id is None:
+            waiting: Mapping[str, object] = self._open
+            # One of a function has a name in place of an id.
+            if message["role"] == "function":
+                name = message.get("name")
+                if not isinstance(name, str) or not name:
+                    allowed = (
+                        "the name of the function, or a message of the role 'tool'"
+                    )
+                    raise InvalidRequest(f"{place}.name", name, allowed)
+                waiting = self._named.get(name, {})
+            call_id = next(iter(waiting), None)
+        if call_id is not None and call_id in self._open:
+            self._named[self._open.pop(call_id)].pop(call_id, None)
+        named = {} if call_id is None else {"tool_call_id": call_id}
+        content = "" if content is None else content
+        return {**message, "role": "tool", **named, "content": content}
+
+
+def _function(function: object, place: str) -> dict[str, Any]:
+    """The name and arguments of a call. Raises InvalidRequest."""
+    if not isinstance(function, Mapping):
+        raise InvalidRequest(place, function, "a name and arguments")
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"{place}.name", name, "the name of a tool")
+    if arguments is None or arguments == "":
+        arguments = {}
+    elif not isinstance(arguments, str | Mapping):
+        allowed = "a JSON object, or its text"
+        raise InvalidRequest(f"{place}.arguments", arguments, allowed)
+    return {**function, "arguments": arguments}
+
+
+def _suspects(messages: Sequence[Any]) -> Iterator[tuple[str, object, str]]:
+    """Places of *messages* that a template may refuse, what they have, and what is right."""
+    ids: set[str] = set()
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            return
+        if message.get("role") == "tool":
+            answered = message.get("tool_call_id")
+            if answered not in ids:
+                place = f"messages[{i}].tool_call_id"
+                yield place, answered, "the id of a call before it"
+            continue
+        for j, call in enumerate(message.get("tool_calls") or ()):
+            ids.add(call["id"])
+            arguments = call["function"]["arguments"]
+            if not _is_object(arguments):
+                place = f"messages[{i}].tool_calls[{j}].function.arguments"
+                yield place, arguments, "a JSON object"
+
+
+def _is_object(arguments: str | Mapping[str, Any]) -> bool:
+    try:
+        return isinstance(
+            json.loads(arguments) if isinstance(arguments, str) else arguments, Mapping
+        )
+    except (ValueError, RecursionError):
+        return False
+
+
+# -- checked and copied ------------------------------------------------------------------
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Any]:
@@ -38,8 +211,17 @@ def plain_messages(messages: Sequence[Message]) -> list[Any]:
         raise InvalidRequest("messages", given, f"at most {MAX_MESSAGES} messages")
     copier = _Copier()
     plain = []
+    message: Any
     for message in messages:
-        _check(message)
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            allowed = 'messages with a "role" and a "content"'
+            raise InvalidRequest("prompt", message, allowed)
+        content = message.get("content")
+        if is_sequence(content):
+            for part in content:
+                _check_part(part)
+        elif content is not None and not isinstance(content, str):
+            raise InvalidRequest("content", content, "text, a list of parts, or None")
         plain.append(copier.copy(message, 0))
     return plain
 
@@ -47,26 +229,6 @@ def plain_messages(messages: Sequence[Message]) -> list[Any]:
 def plain_value(name: str, value: object) -> Any:
     """A copy of the option *name* of a chat. Raises InvalidRequest as plain_messages()."""
     return _Copier(name).copy(value, 0)
-
-
-def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
-    """Whether *value* is a list of any kind, and no text."""
-    if isinstance(value, str | bytes | bytearray | Mapping):
-        return False
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
-
-
-def _check(message: object) -> None:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise InvalidRequest(
-            "prompt", message, 'messages with a "role" and a "content"'
-        )
-    content = message.get("content")
-    if is_sequence(content):
-        for part in content:
-            _check_part(part)
-    elif content is not None and not isinstance(content, str):
-        raise InvalidRequest("content", content, "text, a list of parts, or None")
 
 
 def _check_part(part: object) -> None:
@@ -131,3 +293,21 @@ class _Copier:
             given = f"{self._n_values} values, {self._n_characters} characters"
             allowed = f"at most {MAX_VALUES} values and {MAX_CHARACTERS} characters"
             raise InvalidRequest(self._name, given, allowed)
+
+
+# -- roles -------------------------------------------------------------------------------
+
+
+def check_roles(messages: list[Any], template: str) -> None:
+    """Raise InvalidRequest if a role is not standard, and *template* does not name it."""
+    others = [m["role"] for m in messages if m["role"] not in STANDARD]
+    named = quoted_words(template) if others else ()
+    for role in others:
+        if role not in named:
+            allowed = f"{', '.join(STANDARD)}, or a role that the chat template names"
+            raise InvalidRequest("role", role, allowed)
+
+
+def quoted_words(template: str) -> set[str]:
+    """Words that the source *template* has in quotes; a marker such as "</s>" is none."""
+    return {word for _, word in re.findall(r"(['\"])(\w+)\1", template)}

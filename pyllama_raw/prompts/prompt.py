@@ -1,25 +1,27 @@
 """
-Prompts to token ids: text, chat messages, or ids that are only checked.
+Prompts to token ids: text, chat messages, images and sounds, or ids that are only checked.
 
-Text is tokenized as llama-server does: special tokens are added and control tokens
-written in it are understood. What is written inside a chat message is only text: a
-message cannot end its own turn, whatever the template does with it.
+Text is tokenized as llama-server does: special tokens are added and control tokens written in it
+are understood. What is written inside a chat message is only text: a message cannot end its own
+turn, whatever the template does with it.
 """
 
 from __future__ import annotations
 
+import sys
 from array import array
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from threading import Condition
-from typing import TYPE_CHECKING, Literal, Self, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard, TypeVar
 
 from pyllama_raw.core.namespace import Namespace
+from pyllama_raw.core.spans import Span
 from pyllama_raw.errors import (
     ClosedError,
     InvalidRequest,
@@ -29,8 +31,7 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.prompts.chat import NOTHING, ChatSettings, ChatTemplates, Rendered
 from pyllama_raw.prompts.markers import PIECE, Markers
-from pyllama_raw.prompts.media_prompt import MediaPrompt, has_media
-from pyllama_raw.prompts.messages import Message, is_sequence
+from pyllama_raw.prompts.messages import Message, is_chat, is_sequence
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.media_desk import MediaDesk
@@ -116,8 +117,9 @@ class PromptEncoder:
         self, prompt: Prompt, settings: ChatSettings = NOTHING
     ) -> Literal["text", "chat", "template", "media"] | None:
         """The workers that read() is for; None: an event loop may call it, too."""
-        if _is_chat(prompt):
-            return settings.workers  # waits for a process
+        if is_chat(prompt):
+            # It waits for a process. A template of the caller keeps no other chats waiting.
+            return "chat" if settings.chat_template is None else "template"
         if isinstance(prompt, str):
             return "text" if len(prompt) > LONG_PROMPT else None
         if has_media(prompt):
@@ -143,9 +145,27 @@ class PromptEncoder:
             Unsupported: messages, but the model has no chat template; images or sounds, but
                 no projector that takes them.
         """
+        read = MediaPrompt(self._media, namespace)
         with self._using_vocab():
-            read = MediaPrompt(self._media, namespace)
-            self._read(read, prompt, settings)
+            if is_chat(prompt):
+                self._read_chat(read, prompt, settings)
+            elif settings != NOTHING:
+                wrong = (
+                    item for item in settings._asdict().items() if item[1] is not None
+                )
+                name, value = next(wrong)
+                raise InvalidRequest(name, value, "it with chat messages only")
+            elif has_media(prompt):
+                self._read_list(read, prompt)
+            elif isinstance(prompt, str):
+                read.tokens = self._tokenize(
+                    prompt, add_special=True, parse_special=True
+                )
+            elif is_sequence(prompt):
+                read.tokens = self._ids(prompt)
+            else:
+                allowed = "text, token ids or chat messages"
+                raise InvalidRequest("prompt", prompt, allowed)
         if not read.tokens:
             raise InvalidRequest("prompt", prompt, "at least one token")
         self._check_fits(len(read.tokens))
@@ -194,7 +214,7 @@ class PromptEncoder:
 
     def render(self, messages: Sequence[Message], settings: ChatSettings) -> str:
         """The text that read() makes tokens of; raises like it."""
-        if not _is_chat(messages):
+        if not is_chat(messages):
             raise InvalidRequest("messages", messages, "chat messages")
         with self._using_vocab():
             if self._media is not None:
@@ -274,25 +294,6 @@ class PromptEncoder:
             with self._idle:
                 self._users.n_now -= 1
                 self._idle.notify_all()
-
-    def _read(self, read: MediaPrompt, prompt: Prompt, settings: ChatSettings) -> None:
-        """Add *prompt* to *read*, which is empty."""
-        if _is_chat(prompt):
-            return self._read_chat(read, prompt, settings)
-        if settings != NOTHING:
-            name, value = next(
-                item for item in settings._asdict().items() if item[1] is not None
-            )
-            raise InvalidRequest(name, value, "it with chat messages only")
-        if has_media(prompt):
-            return self._read_list(read, prompt)
-        if isinstance(prompt, str):
-            read.tokens = self._tokenize(prompt, add_special=True, parse_special=True)
-        elif is_sequence(prompt):
-            read.tokens = self._ids(prompt)
-        else:
-            raise InvalidRequest("prompt", prompt, "text, token ids or chat messages")
-        return None
 
     def _read_list(self, read: MediaPrompt, prompt: Sequence[object]) -> None:
         if self._media is None:
@@ -394,7 +395,15 @@ class PromptEncoder:
         Nothing can stop the tokenizer, which may take a minute, and close() waits for
         it. So a long text is first counted piece by piece. A seam makes few tokens more.
         """
-        _check_text(text)
+        # Part by part, because no other thread runs while one is encoded.
+        for at in range(0, len(text), LONG_PIECE):
+            part = text[at : at + LONG_PIECE]
+            try:
+                part.encode()
+            except UnicodeEncodeError as error:
+                wrong = part[error.start : error.end]
+                allowed = "text without lone surrogates"
+                raise InvalidRequest("prompt", wrong, allowed) from error
         if len(text) > LONG_TOKEN * self._n_ctx_slot:
             encode = partial(
                 self._vocab.tokenize, add_special=False, parse_special=True
@@ -425,23 +434,53 @@ class _Users:
     are_refused: bool = False  # the engine closes
 
 
-def _check_text(text: str) -> None:
-    """Part by part, because no other thread runs while one is encoded."""
-    allowed = "text without lone surrogates"
-    for at in range(0, len(text), LONG_PIECE):
-        part = text[at : at + LONG_PIECE]
-        try:
-            part.encode()
-        except UnicodeEncodeError as error:
-            wrong = part[error.start : error.end]
-            raise InvalidRequest("prompt", wrong, allowed) from error
-
-
-def _is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
-    return is_sequence(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
 def _text_of(vocab: TextVocab, token: int | None) -> str:
     if token is None:
         return ""
     return vocab.piece(token, special=True).decode(errors="replace")
+
+
+@dataclass(slots=True)
+class MediaPrompt:
+    """
+    A prompt while it is put together, and when that is done.
+
+    Args:
+        desk: None: only text can be added.
+        namespace: the requests that share the rows of its media.
+    """
+
+    _desk: MediaDesk | None = None
+    _namespace: Namespace = None
+    _n_parts: int = 0
+    tokens: array[int] = field(default_factory=partial(array, "i"))
+    spans: tuple[Span, ...] = ()
+    payloads: tuple[object, ...] = ()  # one a span
+
+    def add_media(self, part: Media) -> None:
+        """
+        Raises:
+            BadMedia: its size cannot be handled.
+            Unsupported: the projector does not see, or does not hear.
+        """
+        assert self._desk is not None
+        placed = self._desk.place(part, self._n_parts, self._namespace)
+        self._n_parts += 1
+        start = len(self.tokens)
+        self.spans += tuple(
+            span._replace(start=start + span.start, stop=start + span.stop)
+            for span in placed.spans
+        )
+        self.payloads += placed.payloads
+        self.tokens += placed.tokens
+
+
+def has_media(prompt: Any) -> TypeGuard[Sequence[object]]:
+    """Whether *prompt* is a list with an image or a sound in it."""
+    media = sys.modules.get("pyllama_raw.media")
+    if media is None or not is_sequence(prompt) or not len(prompt):  # nobody has any
+        return False
+    kinds = media.Image, media.Audio
+    if not isinstance(prompt[0], (str, *kinds)):
+        return False
+    return any(isinstance(part, kinds) for part in prompt)

@@ -1,23 +1,46 @@
-"""Reads calls of tools."""
+"""
+Calls of tools, read as they come in any of the layouts of a specification.
+
+A call is an object of JSON, or a header with arguments behind it: JSON, text between tags, or
+literals. All arguments become JSON, and are passed on as soon as they are certain.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
-from pyllama_raw.replies.json_text import pass_on
-from pyllama_raw.replies.literals import read_literals
-from pyllama_raw.replies.objects import CallObject
-from pyllama_raw.replies.source import Broken, Flow, TextSource, Write
+from pyllama_raw.replies.schemas import (
+    Schema,
+    items_of,
+    property_of,
+    types_of,
+    value_of,
+)
+from pyllama_raw.replies.source import (
+    MARK,
+    Broken,
+    Delimiters,
+    Flow,
+    TextSource,
+    Write,
+    pass_on,
+    quoted,
+    read_short,
+    read_value,
+    unquoted,
+)
 from pyllama_raw.replies.spec import (
     CallsSpec,
     Headed,
     LiteralCall,
     ObjectCall,
+    Tables,
     TaggedCall,
+    matched,
 )
-from pyllama_raw.replies.tables import Tables, matched
-from pyllama_raw.replies.tagged import read_tagged
-from pyllama_raw.replies.typed import Schema
 
 
 class CallReader:
@@ -60,6 +83,7 @@ class CallReader:
         """
         self._known_only = bare
         self._in_array = False
+        # A section may be an array of calls, and each may have a start of its own.
         if not started:
             yield from self._source.space()
             self._in_array = yield from self._bracket("[")
@@ -104,6 +128,8 @@ class CallReader:
         source, tables = self._source, self._tables
         source.keep()
         yield from source.space()
+        # The end of the last call, then of the array, then of the section. What is taken of
+        # them is no text, so the source keeps only what follows.
         if (yield from source.match(tables.ends)):
             source.keep()
             yield from source.space()
@@ -112,6 +138,7 @@ class CallReader:
             source.keep()
         if (yield from source.match(tables.closes)) or source.cut(tables.closing):
             return False
+        # Another call follows, or text; literals need a comma between two calls.
         separated = (yield from source.next(",")) or (yield from source.next(";"))
         yield from source.space()
         if isinstance(self._layout, LiteralCall) and not (separated or tables.starts):
@@ -130,12 +157,14 @@ class CallReader:
     def _headed(self, layout: Headed) -> Flow[None]:
         """Read a call that begins with a header."""
         source, tables = self._source, self._tables
+        # The header ends where its own end, a parameter or the end of the call begins.
         text = yield from source.find(tables.header_last)
         fields = matched(tables.headers, text)
         if not fields:
             raise Broken
         source.take(source.pos + len(text))
         yield from source.match(tables.header_end)
+        # The name is certain, so arguments can be passed on as they come.
         name = fields["name"]
         id_ = text.strip() if layout.header_is_id else fields.get("id")
         if not isinstance(layout, TaggedCall | LiteralCall):
@@ -160,3 +189,354 @@ class CallReader:
             yield from pass_on(source, self._write)
         elif char:  # an empty char: the reply is cut here
             self._write("{}")
+
+
+# -- objects of JSON ---------------------------------------------------------------------
+
+TYPE = (
+    "type"  # a key with the value `function`, as the objects have that describe tools
+)
+
+
+class CallObject:
+    """
+    An object that is a call, while it is read.
+
+    Its arguments are passed on as they come if what belongs before them has come.
+
+    Args:
+        begin: takes the name of the call and the id that the text has for it.
+        write: takes the next piece of its arguments.
+    """
+
+    def __init__(
+        self,
+        source: TextSource,
+        layout: ObjectCall,
+        begin: Callable[[str | None, str | None], None],
+        write: Write,
+    ) -> None:
+        self._source, self._layout = source, layout
+        self._begin, self._write = begin, write
+        self._begun = False
+        self._found: dict[str | None, str] = {}  # values by their keys
+        self._arguments: list[str] = []  # that are held
+
+    def read(self) -> Flow[None]:
+        """Read all of it. Broken: it is no call, or none from here."""
+        source = self._source
+        yield from source.expect("{")
+        empty = "{}"
+        try:
+            yield from source.space()
+            while not (yield from source.next("}")):
+                yield from self._entry()
+                yield from source.space()
+        except Broken:
+            # A reply that ends within an object has a call as far as it goes.
+            if self._begun or not self._is_cut():
+                raise
+            empty = ""
+        if self._begun:
+            source.drop()
+        else:
+            self._begin_call()
+            self._write(unquoted("".join(self._arguments) or empty))
+
+    def _begin_call(self) -> None:
+        layout, found = self._layout, self._found
+        self._begin(found.get(layout.name), layout.id and found.get(layout.id))
+        self._begun = True
+
+    def _entry(self) -> Flow[None]:
+        """Read a key and its value. Broken: no call has it, or has it once more."""
+        source, layout, found = self._source, self._layout, self._found
+        if self._begun:
+            source.keep()
+        yield from source.next(",")
+        yield from source.space()
+        key = yield from read_short(source)
+        # Any other key, or one that comes twice, makes the object no call.
+        known = (layout.name, layout.id, layout.arguments, TYPE)
+        if found if layout.name is None else key in found or key not in known:
+            raise Broken
+        yield from source.space()
+        yield from source.expect(":")
+        yield from source.space()
+        if layout.name is None or key == layout.arguments:
+            found[None] = found[key] = key  # the name, where no other key has it
+            yield from self._pass_arguments()
+        elif key == layout.id and (yield from source.peek()) != '"':
+            # Some models write ids as numbers.
+            number: list[str] = []
+            yield from read_value(source, number.append)
+            found[key] = "".join(number)
+        else:
+            found[key] = yield from read_short(source)
+            if found.get(TYPE, "function") != "function":
+                raise Broken
+
+    def _pass_arguments(self) -> Flow[None]:
+        """Pass the arguments on if all that belongs before them has come, or hold them."""
+        source, layout, found = self._source, self._layout, self._found
+        has_head = found.get(layout.name) and (layout.id is None or layout.id in found)
+        if has_head and (yield from source.peek()) == "{":
+            self._begin_call()
+            yield from pass_on(source, self._write)
+        else:
+            yield from read_value(source, self._arguments.append)
+
+    def _is_cut(self) -> bool:
+        """Whether the reply ends within an object that is a call so far."""
+        source, layout = self._source, self._layout
+        rest = source.text[source.pos :]
+        keys = (layout.arguments, layout.id, layout.name)
+        is_cut = source.ended and any(
+            f'"{key}"'.startswith(rest) for key in keys if key
+        )
+        if is_cut:
+            source.take(len(source.text))
+        return is_cut
+
+
+# -- text between tags -------------------------------------------------------------------
+
+TYPES_OF_STRING = ("string", "true")
+STRING = frozenset({"string"})
+MAX_DEPTH = 32  # of values whose own entries are between tags
+
+
+def read_tagged(
+    source: TextSource,
+    tables: Tables,
+    layout: TaggedCall,
+    schema: Schema,
+    write: Write,
+) -> Flow[None]:
+    """
+    Read parameters up to the end of their call.
+
+    A parameter that is a string is passed on as it comes, others when they end.
+    """
+    comma = ""
+    write("{")
+    while True:
+        source.keep()
+        yield from source.space()
+        tag = yield from source.match(tables.parameter)
+        if tag not in tables.parameter_starts:
+            # The end of the call; a reply that ends here leaves its JSON open.
+            write("}" if tag or not source.cut(tables.parameter) else "")
+            return
+        try:
+            text = yield from source.find(tables.middle_of_parameter)
+        except Broken:
+            text = ""
+        fields = matched(tables.keys, text)
+        if not fields:
+            # No key as its form has it: the call ends before, and the rest is text.
+            write("" if source.ended else "}")
+            raise Broken
+        source.take(source.pos + len(text))
+        yield from source.match(tables.middle_of_parameter)
+        source.drop()
+        write(f'{comma}"{quoted(fields["key"])}": ')
+        comma = ", "
+        value = _parameter(source, tables, layout, fields, schema, write=write)
+        if not (yield from value):
+            return
+
+
+def _parameter(
+    source: TextSource,
+    tables: Tables,
+    layout: TaggedCall,
+    fields: dict[str, str],
+    schema: Schema,
+    *,
+    write: Write,
+) -> Flow[bool]:
+    """Read the value of one parameter; False where the reply ends within it."""
+    of_key = property_of(schema, fields["key"], schema)
+    types = types_of(of_key, schema)
+    if "type" in fields:
+        types = STRING if fields["type"] in TYPES_OF_STRING else frozenset()
+    ends = tables.value_ends(fields["key"])
+    quote = yield from source.match(tables.quotes)
+    inner = Delimiters([dict(layout.quotes)[quote]]) if quote else ends
+    if types == STRING:
+        # A string is passed on as it comes, because any text is one.
+        write('"')
+        end = yield from source.until(inner, lambda text: write(quoted(text)))
+        write('"' if end else "")
+    else:
+        # The type of any other value is certain only with its end.
+        found: list[str] = []
+        end = yield from source.until(inner, found.append)
+        text = "".join(found).replace(MARK, "")
+        write(_nested(text, layout, of_key, schema) if end else text)
+    if quote:
+        yield from source.space()
+        yield from source.match(ends)
+    return bool(end)
+
+
+def _nested(
+    text: str, layout: TaggedCall, schema: Schema, root: Schema, depth: int = 0
+) -> str:
+    """*text* as JSON. What is allowed to be a string has no entries of its own."""
+    types = types_of(schema, root)
+    has_entries = layout.nested and depth < MAX_DEPTH and "string" not in types
+    entries = _entries(text.strip(), layout) if has_entries else ()
+    if not entries:
+        return value_of(text, types)
+    is_array = "array" in types or (
+        "object" not in types and {key for key, _ in entries} == {"item"}
+    )
+    items = items_of(schema, root)
+    found: list[str] = []
+    for key, value in entries:
+        of_key = items if is_array else property_of(schema, key, root)
+        given = "" if is_array else f'"{quoted(key)}": '
+        found.append(given + _nested(value, layout, of_key, root, depth + 1))
+    inside = ", ".join(found)
+    return f"[{inside}]" if is_array else f"{{{inside}}}"
+
+
+def _entries(text: str, layout: TaggedCall) -> list[tuple[str, str]]:
+    """The keys and values of *text*; none if it is anything else."""
+    begin, middle = layout.start[0], layout.middle[0]
+    entries: list[tuple[str, str]] = []
+    while text:
+        key, _, rest = text.removeprefix(begin).partition(middle)
+        opening, closing = begin + key + middle, layout.end[0].replace("{key}", key)
+        if not text.startswith(opening):
+            return []
+        depth = 1
+        for tag in re.finditer(f"({re.escape(opening)})|{re.escape(closing)}", rest):
+            depth += 1 if tag[1] else -1
+            if not depth:
+                break
+        else:
+            return []
+        entries.append((key, rest[: tag.start()]))
+        text = rest[tag.end() :].lstrip()
+    return entries
+
+
+# -- literals of Python, or alike --------------------------------------------------------
+
+WORD = re.compile(rf"""[^\s=:,(){{}}\[\]"'{MARK}]+""")
+BRACKETS = {"{": ("}", "}"), "[": ("]", "]"), "(": (")", "]")}  # JSON has no tuples
+ESCAPES = {"a": "\\u0007", "v": "\\u000b", "0": "\\u0000", "'": "'", "\n": ""}
+CODES = {"x": 2, "u": 4, "U": 8}  # digits of the code of a character
+OBJECT = "}"
+
+
+def read_literals(
+    source: TextSource, tables: Tables, layout: LiteralCall, write: Write
+) -> Flow[None]:
+    """
+    Read from after the bracket before the arguments to the bracket after them.
+
+    Broken: what follows are no literals, or the reply ends within them.
+    """
+    closing: list[tuple[str, str]] = [(layout.close, OBJECT)]
+    empty = True  # nothing is in the innermost brackets
+    write("{")
+    while closing:
+        yield from source.space()
+        end, json_end = closing[-1]
+        # The innermost bracket ends.
+        if (yield from source.next(end)):
+            write(json_end)
+            closing.pop()
+            empty = False
+            continue
+        # A comma comes between two values, and may come behind the last one.
+        if not empty:
+            yield from source.expect(",")
+            yield from source.space()
+            if (yield from source.peek()) == end:
+                continue
+            write(", ")
+        if json_end == OBJECT:
+            assign = layout.assign if len(closing) == 1 else ":"
+            yield from _key(source, tables, assign, write)
+        # A value is another bracket, a string or a word.
+        bracket = BRACKETS.get((yield from source.peek()))
+        empty = bracket is not None
+        if bracket:
+            source.take(source.pos + 1)
+            write("{" if bracket[1] == OBJECT else "[")
+            closing.append(bracket)
+        else:
+            yield from _literal(source, tables, write)
+
+
+def _key(source: TextSource, tables: Tables, assign: str, write: Write) -> Flow[None]:
+    """Read a key and what comes between the key and its value."""
+    quote = yield from source.match(tables.quotes)
+    if quote:
+        yield from _string(source, quote, write)
+    else:
+        word = yield from _word(source)
+        write(f'"{quoted(word)}"')
+    yield from source.space()
+    yield from source.expect(assign)
+    write(": ")
+    yield from source.space()
+
+
+def _literal(source: TextSource, tables: Tables, write: Write) -> Flow[None]:
+    """Read a string, which is passed on as it comes, or a word."""
+    quote = yield from source.match(tables.quotes)
+    if quote:
+        yield from _string(source, quote, write)
+    else:
+        word = yield from _word(source)
+        write(value_of(word, frozenset()))
+
+
+def _word(source: TextSource) -> Flow[str]:
+    """A word that has no quotes. Broken: there is none."""
+    found: list[str] = []
+    yield from source.run(WORD, found.append)
+    if not found:
+        raise Broken
+    return "".join(found)
+
+
+def _string(source: TextSource, quote: str, write: Write) -> Flow[None]:
+    """Read a string from after the *quote* at its beginning to that at its end."""
+    ends = _ends(quote)
+    write('"')
+    while True:
+        end = yield from source.until(ends, lambda text: write(quoted(text)))
+        if end == quote:
+            break
+        if not end:
+            raise Broken
+        yield from _escape(source, write)
+    write('"')
+
+
+@lru_cache(maxsize=64)
+def _ends(quote: str) -> Delimiters:
+    return Delimiters([quote, "\\"] if quote[0] in "\"'" else [quote])
+
+
+def _escape(source: TextSource, write: Write) -> Flow[None]:
+    """Read an escape of Python from after its backslash."""
+    char = yield from source.peek()
+    n_digits = CODES.get(char, 0)
+    digits = (yield from source.ahead(1 + n_digits))[1:]
+    if len(digits) == n_digits > 0 and re.fullmatch("[0-9a-fA-F]+", digits):
+        code = int(digits, 16)
+        write(json.dumps(chr(code))[1:-1] if code <= 0x10FFFF else "\ufffd")
+    elif n_digits or char not in {*ESCAPES, *'"\\/bfnrt'}:
+        write("\\\\")  # no escape: the backslash stands for itself
+        return
+    else:
+        write(ESCAPES.get(char, "\\" + char))
+    source.take(source.pos + 1 + len(digits))

@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from pyllama_raw.replies.spec import ReplySpec
-from pyllama_raw.replies.tables import FIELD
+from pyllama_raw.replies.spec import FIELD, ReplySpec
 
 SPECIAL = re.compile(r"\\.|[/\n\r]", re.DOTALL)  # in a pattern, and escapes
 WRITTEN = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
@@ -71,6 +70,7 @@ class Lark:
     def row(self, parts: Parts) -> str:
         """*parts* after each other."""
         found: list[Spelled | Rule] = []
+        # Texts that follow each other are one terminal; empty parts are none.
         for part in parts:
             if isinstance(part, Spelled) and found and isinstance(found[-1], Spelled):
                 found[-1] = Spelled(found[-1] + part)
@@ -130,12 +130,14 @@ class Lark:
         """
         plain = self.plain(ends)
         text = self.without([*plain, *never], pattern)
+        # An end with a special token: the text before the token belongs to the terminal.
         choices: list[str] = []
         for parts in (self.delimiter(end) for end in ends if end not in plain):
             n = int(isinstance(parts[0], Spelled))  # parts that are of the terminal
             lead = "".join(map(json.dumps, parts[:n]))
             before = self.terminal(f"{text} {lead}")
             choices.append(f"{before} {self.row(parts[n:])}")
+        # Ends that are text alone: the shortest text up to any of them.
         if plain:
             written = " | ".join(map(json.dumps, plain))
             choices.append(self.first(f"{text} ({written})"))

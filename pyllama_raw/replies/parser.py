@@ -1,26 +1,21 @@
-"""Takes a reply apart while it is generated: what is reasoning, what content, what a call."""
+"""
+Parser of replies: takes one apart while it is generated, into reasoning, content and calls.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from pyllama_raw.replies.calls import CallReader
-from pyllama_raw.replies.parts import Content, Part, Reasoning
-from pyllama_raw.replies.source import MARK, SPACE, Broken, Flow, TextSource
-from pyllama_raw.replies.spec import ReplySpec
-from pyllama_raw.replies.tables import Kind, Role, tables_of
-from pyllama_raw.replies.typed import parameters_of
-from pyllama_raw.replies.writer import (
-    Lead,
-    PartWriter,
-    Stopped,
-    StopSearch,
-    TextStretch,
-)
+from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning
+from pyllama_raw.replies.schemas import parameters_of
+from pyllama_raw.replies.source import MARK, SPACE, Broken, Flow, TextSource, Write
+from pyllama_raw.replies.spec import Kind, ReplySpec, Role, tables_of
 
 
 class ReplyParser:
@@ -57,6 +52,7 @@ class ReplyParser:
         keeps_space: bool = False,
         new_id: Callable[[], str] | None = None,
     ) -> None:
+        # Without calls their delimiters are text like any other.
         if not calls:
             spec = spec.model_copy(update={"calls": None})
         self._spec, self._tables = spec, tables_of(spec)
@@ -97,6 +93,13 @@ class ReplyParser:
         """
         if self.is_stopped:
             return []
+        # Most text has no delimiter: none begins in it, and none has begun before.
+        is_within = self._between and not (special or self._stretch.blank)
+        firsts = self._kinds[self._kind].first
+        if is_within and self._source.is_empty and firsts.isdisjoint(text):
+            with suppress(Stopped):
+                self._write(text)
+            return self._writer.taken()
         text = text.replace(MARK, "\ufffd")
         is_mark = special and text in self._spec.special
         self._source.add(MARK + text if is_mark else text)
@@ -128,6 +131,7 @@ class ReplyParser:
         self._source.add(*self._tables.marked([prefix]))
         next(self._flow, None)
         self._source.drop()
+        # The prompt may end within a delimiter that the reply completes, as "<think" before ">".
         if self._between:
             held = self._source.take(len(self._source.text))
             found = self._kinds[self._kind].pattern.match(held)
@@ -139,6 +143,7 @@ class ReplyParser:
         """Go on after the prompt, at whose end *marker* stood: no longer one comes any more."""
         if marker:
             yield from self._act(self._kinds[self._kind].roles[marker], marker)
+        # A format of messages begins each with a header; the prompt may have written it.
         has_begun = marker or self._in_message or self._kind is Kind.REASONING
         if not self._stretch.blank or self._keeps_space:
             # White space at the end of the prompt belongs to it.
@@ -150,6 +155,7 @@ class ReplyParser:
     def _run(self) -> Flow[None]:
         """Read the reply."""
         while True:
+            # Calls without a delimiter stand where content would begin, and nowhere else.
             if self._bare_calls and self._kind is Kind.CONTENT:
                 yield from self._bare()
             table = self._kinds[self._kind]
@@ -159,6 +165,7 @@ class ReplyParser:
             if not marker:
                 return
             role = table.roles[marker]
+            # Content that has a form may spell any delimiter, as text in a string of JSON.
             if self._is_formed and self._has_begun(role) and MARK not in marker:
                 self._kind = Kind.FORMED
                 self._write(marker)
@@ -168,21 +175,26 @@ class ReplyParser:
     def _act(self, role: Role, marker: str) -> Flow[None]:
         """Do what a delimiter does; where it does nothing, it is text."""
         if role in (Role.OPEN, Role.START) and self._calls:
+            # Calls: the source keeps what they take, because they may turn out to be text.
             self._source.keep(marker)
             yield from self._read(self._calls.section(started=role is Role.START))
         elif role is Role.MESSAGE:
+            # Another message, whose header says what it is.
             self._end(Kind.PLAIN, Lead.KEPT)
             yield from self._header(marker)
         elif role is Role.MESSAGE_END:
             self._in_message = False
             self._end(Kind.PLAIN, Lead.HELD)
         elif role is Role.THINK and self._may_think(marker):
+            # Thoughts begin.
             self._end(Kind.REASONING, self._lead)
         elif role is Role.ANSWER and (
             self._kind is Kind.REASONING or self._is_blank or self._in_prompt
         ):
+            # Thoughts end, or there were none: a model may write only their end.
             self._end(Kind.CONTENT, self._lead)
         elif role is not Role.IGNORED:
+            # The delimiter does nothing here, so the model meant its text.
             self._write(marker)
 
     @property
@@ -216,11 +228,13 @@ class ReplyParser:
         try:
             header = yield from source.find(self._tables.middle)
         except Broken:
+            # No header ends here: all of it is text.
             self._write(source.kept())
             return
         found = messages and messages.rule_of(header.replace(MARK, ""))
         kind = found and found[0].kind
         if not found or (kind == "call" and not self._calls):
+            # A header that no rule knows is text, and so is that of a call if there are none.
             self._write(source.kept())
             return
         source.take(source.pos + len(header))
@@ -228,6 +242,7 @@ class ReplyParser:
         self._in_message = True
         name = found[1].groupdict().get("name")
         if kind == "call" and self._calls and name:
+            # The header has the name, and the message is the arguments.
             yield from self._read(self._calls.named(name))
             return
         source.drop()
@@ -276,6 +291,7 @@ class ReplyParser:
     def _write(self, text: str) -> None:
         """More of the stretch. Stopped: it ends before a stop string."""
         search = self._search
+        # Stop strings count in content only.
         if search is None or self._kind is Kind.REASONING or self._in_prompt:
             self._stretch.write(text)
             return
@@ -301,3 +317,113 @@ def id_maker(spec: ReplySpec) -> Callable[[], str]:
     if length:
         return lambda: uuid4().hex[:length]
     return lambda: f"call_{uuid4().hex[:24]}"
+
+
+# -- from text to parts ------------------------------------------------------------------
+
+
+class Lead(Enum):
+    """Fate of white space at the beginning of a stretch of text."""
+
+    KEPT = "kept"
+    DROPPED = "dropped"
+    HELD = "held"  # kept if text follows
+
+
+class Stopped(Exception):
+    """Sign that the content ends here: a stop string has come."""
+
+
+class StopSearch(Protocol):
+    """Looks for stop strings in a text."""
+
+    stop: bytes | None  # the one that was met: nothing follows the text before it
+
+    @property
+    def pending(self) -> bytes:
+        """Bytes that are held back."""
+
+    def push(self, piece: bytes) -> str:
+        """Take the next piece; return the text that is certain now."""
+
+    def flush(self) -> str:
+        """Return what was held back; what follows is looked at anew."""
+
+
+class TextStretch:
+    """A stretch of text between delimiters, to which white space beside them may belong."""
+
+    def __init__(self, write: Write, lead: Lead, *, trim_end: bool) -> None:
+        self._write = write
+        self._lead = lead
+        self._trim_end = trim_end
+        self._space: list[str] = []
+        self.blank = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether not even white space has come."""
+        return self.blank and not self._space
+
+    def write(self, text: str) -> None:
+        if self.blank and self._lead is Lead.DROPPED:
+            text = text.lstrip()
+        # White space waits if it may be the end of the stretch, or all of it.
+        body = text.rstrip()
+        if not self._trim_end and (body or not self.blank):
+            body = text
+        if body:
+            self._write("".join([*self._space, body]))
+            self._space.clear()
+            self.blank = False
+        if len(body) < len(text):
+            self._space.append(text[len(body) :])
+
+    def end(self, *, trim: bool) -> None:
+        """The stretch is over; with *trim* white space at its end belongs to what follows."""
+        if not trim and self._space and not (self.blank and self._lead is Lead.HELD):
+            self._write("".join(self._space))
+        self._space.clear()
+
+
+class PartWriter:
+    """Collects parts; neighbours that go on are one part."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self._texts: list[str] = []
+        self._make: Callable[[str], Part] = Content
+        self._n_calls = 0
+
+    def taken(self) -> list[Part]:
+        """The parts since the last time."""
+        self._flush(self._make)
+        parts, self._parts = self._parts, []
+        return parts
+
+    def forget_text(self) -> None:
+        """Only calls are left of what was written."""
+        self._parts = [part for part in self.taken() if isinstance(part, CallDelta)]
+
+    def add(self, make: Callable[[str], Part], text: str) -> None:
+        """More of the text of a part, which *make* makes."""
+        if make is not self._make:
+            self._flush(make)
+        self._texts.append(text)
+
+    def call(self, name: str, id_: str) -> None:
+        index = self._n_calls
+        self._n_calls += 1
+        self._flush(partial(CallDelta, index, None, None))
+        self._parts.append(CallDelta(index, id_, name))
+
+    def arguments(self, text: str) -> None:
+        """More of the arguments of the last call."""
+        self._texts.append(text)
+
+    def _flush(self, make: Callable[[str], Part]) -> None:
+        """Make a part of what there is; the next is made by *make*."""
+        if text := "".join(self._texts).replace(MARK, ""):
+            self._parts.append(self._make(text))
+        self._texts.clear()
+        self._make = make

@@ -1,8 +1,8 @@
 """
 Text that is still coming, read by generators.
 
-A reader is a generator: it yields where it needs more text, and `Source.more` is what it asks for.
-Each text is looked at once, so a reply costs time in proportion to its length.
+A reader is a generator: it yields where it needs more text. Each text is looked at once, so a reply
+costs time in proportion to its length.
 
 A special token is its name behind MARK, which no text has. So one search finds both kinds of
 delimiters, and none is taken for the other.
@@ -10,6 +10,8 @@ delimiters, and none is taken for the other.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
@@ -34,6 +36,7 @@ class Delimiters:
     def __init__(self, texts: Iterable[str]) -> None:
         ordered = sorted(set(texts), key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+        self.first = frozenset(MARK).union(text[0] for text in ordered)
         self.beginnings = {text[:n] for text in ordered for n in range(1, len(text))}
         self._longest = max(map(len, ordered), default=0)
 
@@ -56,6 +59,11 @@ class TextSource:
         self.pos = 0
         self.ended = False
         self._kept: list[str] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that has come was taken."""
+        return self.pos == len(self.text)
 
     def add(self, text: str) -> None:
         self.text = self.text[self.pos :] + text
@@ -128,6 +136,7 @@ class TextSource:
 
     def search(self, markers: Delimiters) -> tuple[re.Match[str] | None, int]:
         """The first of *markers*, if it is certain, and up to where there is none."""
+        # A marker at the end may be the beginning of a longer one.
         found = markers.pattern.search(self.text, self.pos)
         held = len(self.text) if self.ended else markers.held(self.text, self.pos)
         if found and (self.ended or found.start() < held):
@@ -164,3 +173,96 @@ class TextSource:
                 return self.take(found.end()) if found else ""
             yield
         return ""
+
+
+# -- JSON as it comes --------------------------------------------------------------------
+
+CLOSING = {"{": "}", "[": "]"}
+SCALAR = re.compile(r"[-+.0-9Eaeflnrstu]+")  # of numbers and of true, false and null
+OUTSIDE = re.compile(r"[-+.0-9Eaeflnrstu:,\s]+")  # of strings and brackets
+INSIDE = re.compile(rf'[^"\\{MARK}]+')  # of a string
+SHORT = re.compile(rf'"(?:[^"\\{MARK}]|\\.){{0,{LIMIT}}}"', re.DOTALL)
+CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+def quoted(text: str) -> str:
+    """*text* as a part of a string of JSON, without the quotes around it."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def pass_on(source: TextSource, write: Write) -> Flow[None]:
+    """Pass on arguments. Where they break off, what follows is no part of them."""
+    with contextlib.suppress(Broken):
+        yield from read_value(source, write)
+
+
+def read_value(source: TextSource, write: Write) -> Flow[None]:
+    """Pass on one value. Broken: what follows is none; what was one so far is passed on."""
+    brackets: list[str] = []
+    while True:
+        char = yield from source.peek()
+        if char in CLOSING:
+            brackets.append(CLOSING[char])
+            write(source.take(source.pos + 1))
+        elif brackets and char == brackets[-1]:
+            brackets.pop()
+            write(source.take(source.pos + 1))
+        elif char == '"':
+            yield from read_string(source, write)
+        elif char and OUTSIDE.match(char):
+            yield from source.run(OUTSIDE if brackets else SCALAR, write)
+        else:
+            raise Broken
+        # A string, a number or a word outside of all brackets is a whole value, too.
+        if not brackets:
+            return
+
+
+def read_string(source: TextSource, write: Write) -> Flow[None]:
+    """Pass on one string with its quotes. Control characters, which JSON has not, are escaped."""
+    write(source.take(source.pos + 1))
+    while True:
+        char = yield from source.peek()
+        if char == '"':
+            write(source.take(source.pos + 1))
+            return
+        if char in ("", MARK):
+            raise Broken
+        if char == "\\":
+            escape = yield from source.ahead(2)
+            write(source.take(source.pos + len(escape)))
+        else:
+            yield from source.run(
+                INSIDE, lambda text: write(CONTROL.sub(_escaped, text))
+            )
+
+
+def _escaped(control: re.Match[str]) -> str:
+    return quoted(control.group())
+
+
+def read_short(source: TextSource) -> Flow[str]:
+    """The value of a short string, as of a key. Broken: what follows is none, and stays."""
+    while True:
+        found = SHORT.match(source.text, source.pos)
+        if found:
+            try:
+                value = str(json.loads(found.group(), strict=False))
+            except ValueError:
+                raise Broken from None
+            source.take(found.end())
+            return value
+        unread = source.text[source.pos :]
+        if source.ended or len(unread) > 2 * LIMIT + 2 or unread[:1] not in ("", '"'):
+            raise Broken
+        yield
+
+
+def unquoted(text: str) -> str:
+    """*text*, or what it says where it is a string of JSON that has JSON."""
+    for closing in ("", '"') if text.startswith('"') else ():
+        try:
+            return str(json.loads(text + closing))
+        except ValueError:
+            continue
+    return text

@@ -12,7 +12,7 @@ from pyllama_raw.options.chat_templates import (
     given_template,
     model_template,
 )
-from pyllama_raw.prompts.rendering.asking import check_reads
+from pyllama_raw.prompts.chat import check_reads
 from pyllama_raw.prompts.rendering.template import CompiledTemplate
 from pyllama_raw.testing import fake_engine
 from scripts.mutations import gguf_file

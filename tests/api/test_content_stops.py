@@ -9,10 +9,10 @@ from functools import partial
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pyllama_raw.api.choice import Choice
-from pyllama_raw.api.reply import ReplyForm, ReplyStops, stop_strings
+from pyllama_raw.api.output import Choice
 from pyllama_raw.core.request import Finished, FinishReason, Request, StopString
 from pyllama_raw.core.step import StepPlan, StepResult
+from pyllama_raw.prompts.reply import ReplyForm, ReplyStops, stop_strings
 from pyllama_raw.replies.parser import ReplyParser, parts_of
 from pyllama_raw.replies.parts import Content, Part, Reasoning, calls_of
 from pyllama_raw.replies.spec import ReplySpec

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pyllama_raw.api.reply_text import ReplyText, TextRun
 from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
+from pyllama_raw.prompts.reply import TextRun, TextRuns
 
 PIECE = st.lists(st.sampled_from([b"a", b"b", b"\xc3", b"\xa9"]), max_size=3)
 TOKENS = st.lists(
@@ -16,7 +16,7 @@ TOKENS = st.lists(
 STOPS = st.lists(st.text("ab<>é", min_size=1, max_size=4), max_size=3)
 
 
-def runs_of(text: ReplyText, tokens: list[tuple[bytes, bool]]) -> list[TextRun]:
+def runs_of(text: TextRuns, tokens: list[tuple[bytes, bool]]) -> list[TextRun]:
     runs = [run for token in tokens for run in text.push(*token)]
     return runs + text.flush()
 
@@ -32,7 +32,7 @@ def test_runs_have_the_text_of_a_detokenizer(tokens, stops):
     plain = Detokenizer(strings)
     expected = "".join([plain.push(piece) for piece, _ in tokens]) + plain.flush()
 
-    runs = runs_of(ReplyText(strings), tokens)
+    runs = runs_of(TextRuns(strings), tokens)
 
     assert "".join(run.text for run in runs) == expected
 
@@ -49,7 +49,7 @@ def test_special_tokens_stand_alone():
         (b"<b>", True),
     ]
 
-    runs = runs_of(ReplyText(NO_STOPS), tokens)
+    runs = runs_of(TextRuns(NO_STOPS), tokens)
 
     assert runs == [
         ("x<b", False), (">", False), ("<b>", True), ("\ufffd", False), ("<b>", True),
@@ -62,7 +62,7 @@ def test_a_token_waits_while_it_may_begin_a_stop_string():
     """
     strings = StopStrings((b"b>a",))
 
-    goes_on, ends = ReplyText(strings), ReplyText(strings)
+    goes_on, ends = TextRuns(strings), TextRuns(strings)
     waits = goes_on.push(b"<b>", True)
     told = goes_on.push(b"b", False)
     cut = [*ends.push(b"<b>", True), *ends.push(b"ab", False), *ends.push(b"c", False)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_raw.prompts.rendering.asking import reply_spec
 from pyllama_raw.prompts.rendering.processes import TemplateProcesses, Unreadable
+from pyllama_raw.prompts.reply_plan import reply_spec
 from pyllama_raw.replies.spec import CallsSpec, ObjectCall, ReplySpec, bundled
 
 STRANGE = """

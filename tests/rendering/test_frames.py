@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from pyllama_raw.prompts.rendering import frames
+from pyllama_raw.prompts.rendering.worker import read_frame, write_frame
 
 VALUES = [
     [{}, {"role": "user", "content": "é\n\u2028 \U0001f600 \ud800"}],
@@ -20,7 +20,7 @@ def test_what_is_written_is_read(value):
     """
     pipe = io.BytesIO()
 
-    frames.write(pipe, value)
+    write_frame(pipe, value)
     pipe.seek(0)
 
-    assert frames.read(pipe) == value
+    assert read_frame(pipe) == value

@@ -10,9 +10,9 @@ from threading import Thread
 
 import pytest
 
+from pyllama_raw.engine.trials import N_PROCESSES
 from pyllama_raw.errors import ClosedError
 from pyllama_raw.prompts.rendering import processes
-from pyllama_raw.prompts.rendering.limits import N_PROCESSES
 from pyllama_raw.prompts.rendering.processes import (
     Exceeded,
     TemplateProcesses,

@@ -11,8 +11,8 @@ from pyllama_raw.native.grammar import MaskTokenizer, Matcher
 from pyllama_raw.replies.constraint import AnswerForm, lark_for
 from pyllama_raw.replies.parser import ReplyParser
 from pyllama_raw.replies.parts import Content, Part, Reasoning, calls_of, text_of
+from pyllama_raw.replies.schemas import tools_of
 from pyllama_raw.replies.spec import ReplySpec
-from pyllama_raw.replies.tool_schemas import tools_of
 from tests.replies.written import is_special
 
 CLOSING = '<"}]),\n:>'  # drawn often, so that replies end

@@ -3,8 +3,7 @@
 import json
 
 from pyllama_raw.errors import BadSchema
-from pyllama_raw.replies.relaxed_schemas import MAX_COSTLY, relaxed
-from pyllama_raw.replies.tool_schemas import tools_of
+from pyllama_raw.replies.schemas import MAX_COSTLY, relaxed, tools_of
 
 
 class Compiler:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from pyllama_raw.replies.schemas import types_of, value_of
 from pyllama_raw.replies.spec import CallsSpec, JsonCall, ReplySpec, bundled
-from pyllama_raw.replies.typed import types_of, value_of
 
 
 def test_bundled_specifications_are_json_both_ways():

@@ -1,19 +1,20 @@
 """
 The Jinja that templates are written for, printing Text that knows its origin.
 
-The settings are those of the Transformers library, in Jinja's sandbox. As llama-server
-does, it lets a template change its own lists, and print what it filters as JSON: nothing of
-it outlives a chat. Constants of a
-template become Text when it is compiled. Operations that put text together keep the
-origins: here where Jinja would lose them, otherwise in Text.
+The settings are those of the Transformers library, in Jinja's sandbox. As llama-server does, it
+lets a template change its own lists, and print what it filters as JSON: nothing of it outlives a
+chat. Constants of a template become Text when it is compiled. Operations that put text together
+keep the origins: here where Jinja would lose them, otherwise in Text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
+from itertools import count
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -24,8 +25,15 @@ from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
 
 from pyllama_raw.prompts.rendering import text
-from pyllama_raw.prompts.rendering.format import percent, printed, with_fields
-from pyllama_raw.prompts.rendering.text import Text
+from pyllama_raw.prompts.rendering.text import (
+    Text,
+    concat,
+    derived,
+    from_message,
+    from_template,
+    is_all_template,
+    of,
+)
 
 
 class GenerationTag(Extension):
@@ -195,3 +203,72 @@ def _raise(message: str) -> None:
 
 def _strftime_now(form: str) -> str:
     return datetime.now().astimezone().strftime(form)
+
+
+# -- the printing of values --------------------------------------------------------------
+
+_FIELD = re.compile(
+    r"%(\((?P<key>[^()]*)\))?(?P<form>[#0\- +]*\d*(\.\d+)?)(?P<kind>[a-zA-Z%])"
+)
+
+
+def printed(value: object) -> Text:
+    """
+    The text that `{{ value }}` prints.
+
+    A template prints its own markers as text; what a list or number looks like is none.
+    """
+    return of(value) if isinstance(value, str) else from_message(str(value))
+
+
+def percent(text: Text, values: Any) -> Text:
+    """`text % values`."""
+    plain = str.__mod__(text, values)
+    given = values if isinstance(values, tuple) else (values,)
+    # Only a form that the template wrote is followed field by field.
+    if not is_all_template(text):
+        return derived(plain, (text, *given))
+    left = iter(given)
+    parts: list[str] = []
+    end = 0
+    for field in _FIELD.finditer(text):
+        parts.append(text[end : field.start()])
+        end = field.end()
+        if field["kind"] == "%":
+            parts.append(from_template("%"))
+        else:
+            value = next(left, None) if field["key"] is None else values[field["key"]]
+            is_as_is = field["form"] == "" and field["kind"] == "s"
+            parts.append(printed(value) if is_as_is else _formed(field, value))
+    return _if_equal(concat([*parts, text[end:]]), plain)
+
+
+def with_fields(
+    formatter: SandboxedFormatter,
+    text: Text,
+    values: Sequence[Any],
+    named: Mapping[str, Any],
+) -> Text:
+    """`text.format(*values, **named)`."""
+    plain = formatter.vformat(text, values, named)
+    if not is_all_template(text):
+        return derived(plain, (text, *values, *named.values()))
+    numbers = count()
+    parts: list[str] = []
+    for literal, name, form, conversion in formatter.parse(text):
+        parts.append(from_template(literal))
+        if name is None:
+            continue
+        value, _ = formatter.get_field(name or str(next(numbers)), values, named)
+        parts.append(printed(value) if not (form or conversion) else Text("?"))
+    return _if_equal(concat(parts), plain)
+
+
+def _formed(field: re.Match[str], value: object) -> Text:
+    shown = f"%{field['form']}{field['kind']}" % (value,)
+    return derived(shown, (value,))
+
+
+def _if_equal(followed: Text, plain: str) -> Text:
+    """*followed*, unless rules were used that are not followed here."""
+    return followed if followed == plain else Text(plain)

@@ -1,29 +1,100 @@
 """
-Chats that a template refuses, in a form that it takes.
+Chats in a form that a template takes, for which clients send them otherwise.
 
 Clients send what their model's template takes: system messages between turns, several messages
 of one role, results without their call. Templates of other models raise for these.
 
-Rules:
+Rules of CHANGES:
 1. No text is made up and none is lost: messages move, join, or change their role. The one thing
    that is added is an empty message of the user, where a template wants one to come first.
 2. Each change is tried on top of those before it, the smallest first. A template that takes a
    chat as it is gets it as it is.
-3. A change that finds nothing to do gives back None.
+3. A change that has nothing to do gives back None.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
-from pyllama_raw.prompts.rendering.forms import REASONING
+REASONING = ("reasoning_content", "thinking", "reasoning")  # the first that is there
+
+
+class CallForm(NamedTuple):
+    """The form in which a template wants the calls of tools."""
+
+    as_text: bool  # arguments are JSON in a text, not a mapping
+    content: str | None  # of a message that has calls and no text
+
+
+CALL_FORMS = (
+    CallForm(as_text=False, content=""),
+    CallForm(as_text=True, content=""),
+    CallForm(as_text=False, content=None),
+    CallForm(as_text=True, content=None),
+)
+
+
+def with_calls(message: dict[str, Any], form: CallForm) -> dict[str, Any]:
+    """*message*, which has calls of tools, in *form*."""
+    calls = [_with_arguments(call, form.as_text) for call in message["tool_calls"]]
+    content = message.get("content") or form.content
+    return message | {"tool_calls": calls, "content": content}
+
+
+def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """*message* with its reasoning under both names that templates read."""
+    given = (message.get(name) for name in REASONING)
+    reasoning = next((value for value in given if value is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def texts_of(content: Any) -> list[str] | None:
+    """The texts of parts of text; None if it is something else."""
+    if not isinstance(content, list):
+        return None
+    texts = []
+    for part in content:
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                return None
+    return texts
+
+
+def _with_arguments(call: Any, as_text: bool) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or "arguments" not in function:
+        return call
+    shape = _as_text if as_text else _as_mapping
+    return call | {"function": function | {"arguments": shape(function["arguments"])}}
+
+
+def _as_text(arguments: Any) -> str:
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _as_mapping(arguments: Any) -> Any:
+    """A text that is no JSON stays as it is."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+
+# -- a chat that a template refuses ------------------------------------------------------
 
 Message = dict[str, Any]
 Change = Callable[[list[Message]], list[Message] | None]
 
-SYSTEM = ("system", "developer")
+SYSTEMS = ("system", "developer")
 BLANK = "\n\n"  # between texts that were messages
 
 
@@ -37,7 +108,7 @@ def with_content(messages: list[Message]) -> list[Message] | None:
 def systems_in_front(messages: list[Message]) -> list[Message] | None:
     """System messages in front are one; later ones are text of the user beside them."""
     n_front = _n_systems(messages)
-    later = [m for m in messages[n_front:] if m["role"] in SYSTEM]
+    later = [m for m in messages[n_front:] if m["role"] in SYSTEMS]
     if n_front <= 1 and not later:
         return None
     front = [_joined(messages[:n_front])] if n_front else []
@@ -46,7 +117,7 @@ def systems_in_front(messages: list[Message]) -> list[Message] | None:
 
 def systems_as_users(messages: list[Message]) -> list[Message] | None:
     """All system messages are text of the user beside them."""
-    if not any(m["role"] in SYSTEM for m in messages):
+    if not any(m["role"] in SYSTEMS for m in messages):
         return None
     return _with_users(messages)
 
@@ -104,7 +175,7 @@ def joined_turns(messages: list[Message]) -> list[Message] | None:
     """Neighbours of one role are one message; calls and results stay as they are."""
 
     def kind(message: Message) -> object:
-        can_join = message["role"] in ("user", "assistant", *SYSTEM)
+        can_join = message["role"] in ("user", "assistant", *SYSTEMS)
         if not can_join or message.get("tool_calls"):
             return object()  # is equal to no other
         return message["role"]
@@ -138,7 +209,7 @@ CHANGES: dict[str, Change] = {  # in the order in which they are tried
 
 def _n_systems(messages: list[Message]) -> int:
     """The number of system messages in front."""
-    others = (i for i, m in enumerate(messages) if m["role"] not in SYSTEM)
+    others = (i for i, m in enumerate(messages) if m["role"] not in SYSTEMS)
     return next(others, len(messages))
 
 
@@ -153,7 +224,7 @@ def _with_users(messages: list[Message]) -> list[Message]:
     before: dict[int, list[Message]] = {}  # what goes in front of a message of the user
     behind: dict[int, list[Message]] = {}
     for i, message in enumerate(messages):
-        if message["role"] not in SYSTEM or not users:
+        if message["role"] not in SYSTEMS or not users:
             continue
         after = next((at for at in users if at > i), None)
         prior = next((at for at in reversed(users) if at < i), None)
@@ -167,7 +238,7 @@ def _with_users(messages: list[Message]) -> list[Message]:
             behind.setdefault(prior, []).append(message)
     changed = []
     for i, message in enumerate(messages):
-        if message["role"] in SYSTEM:
+        if message["role"] in SYSTEMS:
             if not users:
                 changed.append(_as_user(message))
             continue
@@ -178,7 +249,7 @@ def _with_users(messages: list[Message]) -> list[Message]:
 
 
 def _all_systems(messages: list[Message]) -> bool:
-    return all(message["role"] in SYSTEM for message in messages)
+    return all(message["role"] in SYSTEMS for message in messages)
 
 
 def _as_user(message: Message) -> Message:

@@ -1,10 +1,14 @@
 """
-The processes that run one chat template, started when they are needed and kept.
+Runners of one chat template: processes of its own, or this process.
 
-A process is a new Python and never a fork, because a fork of a process with threads can
-hang. It gets our search path, reads neither the environment nor `__main__`, and imports
-only Jinja and this package's folder. A Python that is not our own, as a frozen application
-has it, keeps its own search path in front of ours.
+Rules:
+1. Processes are started when they are needed, and kept. A process is a new Python and never a
+   fork, because a fork of a process with threads can hang. It gets our search path, reads neither
+   the environment nor `__main__`, and imports only Jinja and this package's folder. A Python that
+   is not our own, as a frozen application has it, keeps its own search path in front of ours.
+2. TemplateHere is for templates whose author the caller trusts, in programs that cannot start a
+   Python, as frozen applications. Time and the length of the prompt are limited; memory is not,
+   and one long operation in C is not ended.
 """
 
 from __future__ import annotations
@@ -14,22 +18,30 @@ import signal
 import subprocess
 import sys
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from logging import getLogger
 from pathlib import Path
 from queue import LifoQueue
 from threading import Lock
-from typing import Any
+from time import thread_time
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.errors import ClosedError
 from pyllama_raw.options.machine import VARIABLE, has_own_path, interpreter
-from pyllama_raw.prompts.rendering import frames
-from pyllama_raw.prompts.rendering.limits import (
-    MAX_CHARACTERS,
+from pyllama_raw.prompts.messages import MAX_CHARACTERS
+from pyllama_raw.prompts.rendering.worker import (
     MAX_CPU_S,
     MAX_MEMORY_BYTES,
-    N_PROCESSES,
+    read_frame,
+    write_frame,
 )
+
+if TYPE_CHECKING:
+    from pyllama_raw.prompts.rendering.template import CompiledTemplate
+
+N_PROCESSES = 2  # of a template: one slow chat does not keep the others waiting
 
 # The package is entered by its path: its __init__ would import all of the engine.
 _PROGRAM = """
@@ -196,8 +208,8 @@ class _Process:
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         try:
-            frames.write(self._popen.stdin, value)  # type: ignore[arg-type]
-            answer = frames.read(self._popen.stdout)  # type: ignore[arg-type]
+            write_frame(self._popen.stdin, value)  # type: ignore[arg-type]
+            answer = read_frame(self._popen.stdout)  # type: ignore[arg-type]
         except (EOFError, BrokenPipeError) as error:
             raise self._why() from error
         if "too_large" in answer:
@@ -232,3 +244,90 @@ class _Process:
 def _end_all(processes: set[_Process]) -> None:
     while processes:
         processes.pop().end()
+
+
+# -- without a process -------------------------------------------------------------------
+
+
+class _OutOfTime(BaseException):
+    """The template has computed for too long; no handler of errors in it sees this."""
+
+
+class TemplateHere:
+    """As TemplateProcesses, without a process; any thread may call, one at a time renders."""
+
+    def __init__(
+        self, source: str, tokens: dict[str, str], max_cpu_s: float = MAX_CPU_S
+    ) -> None:
+        self._source, self._tokens, self._max_cpu_s = source, tokens, max_cpu_s
+        self._template: CompiledTemplate | None = None
+        self._lock = Lock()
+        self._closed = False
+        self.n_mended = 0
+        self.reads_messages = True  # whether its prompts say anything of a chat
+
+    def render(
+        self, messages: list[Any], chat: dict[str, Any] | None = None
+    ) -> tuple[str, str]:
+        """The text and its origins; raises as TemplateProcesses.render()."""
+        with self._running() as template:
+            try:
+                text, origins = template.render(messages, **(chat or {}))
+            except Exception as error:
+                reason = str(error) or type(error).__name__
+                raise TemplateRefused(reason) from error
+            self.n_mended += bool(template.mended)
+        if len(text) > MAX_CHARACTERS:
+            allowed = f"a prompt of at most {MAX_CHARACTERS} characters"
+            raise Exceeded(f"done with {allowed}")
+        return text, origins
+
+    def takes_tools(self) -> bool:
+        """Whether the template prints tools; raises as render()."""
+        with self._running() as template:
+            return template.takes.tools
+
+    def close(self) -> None:
+        """render() raises ClosedError from then on; what is being rendered goes on."""
+        self._closed = True
+
+    @contextmanager
+    def _running(self) -> Iterator[CompiledTemplate]:
+        """The template, while time is limited."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the engine is closed")
+            try:
+                with _limited(self._max_cpu_s):
+                    yield self._template or self._compiled()
+            except _OutOfTime:
+                text = f"done within {self._max_cpu_s:g} s of CPU time"
+                raise Exceeded(text) from None
+
+    def _compiled(self) -> CompiledTemplate:
+        try:
+            from pyllama_raw.prompts.rendering.template import CompiledTemplate
+
+            self._template = CompiledTemplate(self._source, self._tokens)
+            self.reads_messages = self._template.reads_messages
+        except Exception as error:
+            raise Unreadable(str(error) or type(error).__name__) from error
+        return self._template
+
+
+@contextmanager
+def _limited(max_cpu_s: float) -> Iterator[None]:
+    """Raise _OutOfTime in this thread at a line of Python behind *max_cpu_s* of its time."""
+    until = thread_time() + max_cpu_s
+
+    def trace(_frame: FrameType, _event: str, _arg: object) -> Any:
+        if thread_time() > until:
+            raise _OutOfTime
+        return trace
+
+    earlier = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(earlier)

@@ -1,26 +1,32 @@
 """
 A process that compiles one chat template and renders messages with it.
 
-The system ends the process when a template computes for too long, and limits its memory,
-because a single operation in C can take hours or all of the machine, and no check in Python
-would run meanwhile. The process also ends with the one that asks it, because its input then
-ends.
+Rules:
+1. The system ends the process when a template computes for too long, and limits its memory. A
+   single operation in C can take hours or all of the machine, and no check in Python would run
+   meanwhile.
+2. The process ends with the one that asks it, because its input then ends.
+3. Both sides send a line of JSON for each message. The process runs a stranger's program, and
+   JSON can only make values.
 """
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from pyllama_raw.prompts.rendering import frames
-from pyllama_raw.prompts.rendering.limits import MAX_CHARACTERS, MAX_MEMORY_BYTES
+from pyllama_raw.prompts.messages import MAX_CHARACTERS
 
 if TYPE_CHECKING:
     from pyllama_raw.prompts.rendering.template import CompiledTemplate
 
+MAX_CPU_S = 1.0  # others wait for as long: most chats take milliseconds
+MAX_MEMORY_BYTES = 2**29
+MAX_FRAME_BYTES = 2**28
 MAX_REASON = 500  # characters of an error message
 
 
@@ -33,7 +39,7 @@ def main() -> None:
     _limit()
     source = sys.stdin.buffer
     with suppress(EOFError):
-        setup = frames.read(source)
+        setup = read_frame(source)
         max_cpu_s = setup.pop("max_cpu_s")
         _start_clock(max_cpu_s)
         template = _compile(**setup)
@@ -41,7 +47,7 @@ def main() -> None:
             _start_clock(max_cpu_s)
             _answer({"compiled": True, "reads_messages": template.reads_messages})
         while template is not None:
-            chat, *messages = frames.read(source)
+            chat, *messages = read_frame(source)
             _start_clock(max_cpu_s)
             if chat is None:
                 _answer({"takes_tools": template.takes.tools})
@@ -97,9 +103,40 @@ def _start_clock(max_cpu_s: float) -> None:
 
 
 def _answer(answer: dict[str, Any]) -> None:
-    frames.write(sys.stdout.buffer, answer)
+    write_frame(sys.stdout.buffer, answer)
     signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _reason(error: Exception) -> str:
     return (str(error) or type(error).__name__)[:MAX_REASON]
+
+
+# -- messages between both processes -----------------------------------------------------
+
+
+def write_frame(file: BinaryIO, value: Any) -> None:
+    """
+    Send *value*.
+
+    Raises:
+        ValueError: it is larger than a frame, or no JSON.
+    """
+    # In parts, because no other thread runs while dumps() makes one.
+    data = "".join(json.JSONEncoder().iterencode(value)).encode()
+    if len(data) >= MAX_FRAME_BYTES:
+        raise ValueError(f"{len(data)} bytes are more than {MAX_FRAME_BYTES}")
+    file.write(data + b"\n")
+    file.flush()
+
+
+def read_frame(file: BinaryIO) -> Any:
+    """
+    The next value.
+
+    Raises:
+        EOFError: the other side has ended.
+    """
+    line = file.readline(MAX_FRAME_BYTES)
+    if not line.endswith(b"\n"):
+        raise EOFError
+    return json.loads(line)
