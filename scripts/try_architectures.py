@@ -4,7 +4,7 @@ Try an engine on a tiny random file of every architecture that libllama has.
     python -m scripts.try_architectures [NAME ...] [--keep FOLDER]
 
 Each file states the keys that its loader demands. It is opened as it is, then with a 0 for
-each key that gguf_rules.py refuses for other architectures: both have to come to the same.
+each key that gguf_check.py refuses for other architectures: both have to come to the same.
 A rule itself has to be true: without it, libllama must not compute a file that breaks it. Every attempt is a process of its own.
 """
 

@@ -47,6 +47,67 @@ from pyllama_raw.options.output_file import check_writable
 STATUS_S = 0.25  # between two looks at the engine
 
 
+def generate(options: Namespace) -> int:
+    """Run the command; return its exit status."""
+    if options.model is None and options.prompts and _is_model(options.prompts[0]):
+        options.model = options.prompts.pop(0)
+    defaults = given(options, SAMPLING)
+    inputs = _inputs(options, defaults)
+    if options.mmproj is None and (options.images or options.sounds):
+        options.mmproj = "auto"
+    config = engine_config(options)
+    if options.summary is not None:
+        check_writable(options.summary)
+    spec = model_spec(options)
+    path = resolve_model(spec)
+    opening = AsyncEngine.open(
+        path, with_projector(config, spec, path), needs="generate"
+    )
+    terminal = Terminal(sys.stdout, sys.stderr)
+    view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
+    try:
+        with output(options.summary) as summary:
+            command = GenerateRun(
+                opening, inputs, view, terminal, summary, options.adapters
+            )
+            return run(command.main)
+    finally:
+        terminal.close()
+
+
+def _is_model(text: str) -> bool:
+    """Whether a person means a model by *text*, and no prompt."""
+    is_name = text.endswith(".gguf") or text.startswith("hf:")
+    return is_name and (" " not in text or Path(text).exists())
+
+
+def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
+    if bool(options.prompts) == bool(options.input):
+        raise ConfigError("give prompts or --input FILE, one of them")
+    if options.system is not None and not options.chat:
+        raise ConfigError(
+            "--system is allowed with --chat only; a line of --input has messages"
+        )
+    if options.input and (options.images or options.sounds):
+        raise ConfigError(
+            "--image and --audio are allowed with prompts only; a line has messages"
+        )
+    of_request = given(options, ["deadline_s"])
+    of_request["adapters"] = scales_of(options.adapters)
+    if options.input:
+        return from_file(options.input, defaults=defaults, options=of_request)
+    return from_prompts(
+        options.prompts,
+        chat=Conversation(options.system) if options.chat else None,
+        defaults=defaults,
+        options=of_request,
+        media=[
+            *(Image(path) for path in options.images or ()),
+            *(Audio(path) for path in options.sounds or ()),
+        ],
+    )
+
+
 @dataclass
 class GenerateRun:
     """One call of the command."""
@@ -138,67 +199,6 @@ class GenerateRun:
 
 def _n_outputs(item: Input) -> int:
     return 1 if isinstance(item, Outcome) else item.sampling.n
-
-
-def generate(options: Namespace) -> int:
-    """Run the command; return its exit status."""
-    if options.model is None and options.prompts and _is_model(options.prompts[0]):
-        options.model = options.prompts.pop(0)
-    defaults = given(options, SAMPLING)
-    inputs = _inputs(options, defaults)
-    if options.mmproj is None and (options.images or options.sounds):
-        options.mmproj = "auto"
-    config = engine_config(options)
-    if options.summary is not None:
-        check_writable(options.summary)
-    spec = model_spec(options)
-    path = resolve_model(spec)
-    opening = AsyncEngine.open(
-        path, with_projector(config, spec, path), needs="generate"
-    )
-    terminal = Terminal(sys.stdout, sys.stderr)
-    view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
-    try:
-        with output(options.summary) as summary:
-            command = GenerateRun(
-                opening, inputs, view, terminal, summary, options.adapters
-            )
-            return run(command.main)
-    finally:
-        terminal.close()
-
-
-def _is_model(text: str) -> bool:
-    """Whether a person means a model by *text*, and no prompt."""
-    is_name = text.endswith(".gguf") or text.startswith("hf:")
-    return is_name and (" " not in text or Path(text).exists())
-
-
-def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
-    if bool(options.prompts) == bool(options.input):
-        raise ConfigError("give prompts or --input FILE, one of them")
-    if options.system is not None and not options.chat:
-        raise ConfigError(
-            "--system is allowed with --chat only; a line of --input has messages"
-        )
-    if options.input and (options.images or options.sounds):
-        raise ConfigError(
-            "--image and --audio are allowed with prompts only; a line has messages"
-        )
-    of_request = given(options, ["deadline_s"])
-    of_request["adapters"] = scales_of(options.adapters)
-    if options.input:
-        return from_file(options.input, defaults=defaults, options=of_request)
-    return from_prompts(
-        options.prompts,
-        chat=Conversation(options.system) if options.chat else None,
-        defaults=defaults,
-        options=of_request,
-        media=[
-            *(Image(path) for path in options.images or ()),
-            *(Audio(path) for path in options.sounds or ()),
-        ],
-    )
 
 
 def summarize(
