@@ -138,7 +138,8 @@ class GenerateRun:
         """By as many tasks as the engine takes requests: it never has to refuse one."""
         waiting, limits = iter(self.inputs), engine.info.config.scheduler
         max_requests = limits.n_slots + limits.max_waiting
-        n_outputs = max((_n_outputs(item) for item in self.inputs), default=1)
+        n_of_each = (i.sampling.n for i in self.inputs if not isinstance(i, Outcome))
+        n_outputs = max(n_of_each, default=1)
         n_tasks = min(len(self.inputs), max(max_requests // n_outputs, 1))
         async with anyio.create_task_group() as watch:
             if self.terminal.has_status:
@@ -195,10 +196,6 @@ class GenerateRun:
                 f"{totals['completion_tokens']} tokens in {wall_s:.1f} s "
                 f"({totals['completion_tokens_per_s']:.1f}/s)"
             )
-
-
-def _n_outputs(item: Input) -> int:
-    return 1 if isinstance(item, Outcome) else item.sampling.n
 
 
 def summarize(

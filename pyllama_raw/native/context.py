@@ -363,7 +363,7 @@ class Context(SlotMemory):
         logits = ffi.NULL
         if 0 <= row < self.max_tokens:
             # A lane leaves some candidates on the host, in no order.
-            if self._is_on_lane(row):
+            if lib.llama_get_sampled_candidates_count_ith(self.ptr, row):
                 n_values = int(lib.llama_get_sampled_logits_count_ith(self.ptr, row))
                 candidates = lib.llama_get_sampled_logits_ith(self.ptr, row)
                 return array("f", sorted(ffi.unpack(candidates, n_values)))
@@ -371,9 +371,6 @@ class Context(SlotMemory):
         if logits == ffi.NULL:
             raise InvalidRequest("row", row, "a row of the last batch with output")
         return array("f", bytes(ffi.buffer(logits, 4 * self._n_vocab)))
-
-    def _is_on_lane(self, row: int) -> bool:
-        return bool(lib.llama_get_sampled_candidates_count_ith(self.ptr, row))
 
     def score(self, rows: Array, tokens: Array, n_top: int) -> RowScores:
         """

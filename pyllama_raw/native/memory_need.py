@@ -245,13 +245,16 @@ def _breakdown(model: Model, pointer: Any, params: Any, *, mapped: bool) -> Brea
     # libllama does not reckon these: outputs, graphs, and a buffer of attention on CPUs.
     compute[HOST] += params.n_outputs_max * width * _FLOAT_BYTES
     compute[HOST] += _graph_bytes(pointer, n_graphs=2 if params.embeddings else 3)
+    # Where attention is no single kernel, CPUs multiply with values out of a buffer. It has the
+    # weights of all cells once more, as wide as values are.
     off = int(lib.LLAMA_FLASH_ATTN_TYPE_DISABLED)
     if model.reads_sources or int(params.flash_attn_type) == off:
-        compute[HOST] += _weights_of_attention(pointer, model.n_head)
+        n_weights = lib.llama_n_ctx_seq(pointer) * lib.llama_n_ubatch(pointer)
+        compute[HOST] += int(n_weights * model.n_head * _HALF_BYTES)
     # Nor the list of cells, which recurrent memory has not.
     memory, n_ctx = lib.llama_get_memory(pointer), int(lib.llama_n_ctx(pointer))
     if memory != ffi.NULL and not (model.is_recurrent and not model.is_hybrid):
-        kv[HOST] += n_ctx * CELL_BYTES  # the list of cells
+        kv[HOST] += n_ctx * CELL_BYTES
     return Breakdown(
         weights,
         kv,
@@ -297,13 +300,3 @@ def _graph_bytes(pointer: Any, *, n_graphs: int) -> int:
         raise ContextFailed("llama_graph_reserve", n_nodes, last_error())
     graph_bytes = n_nodes * lib.ggml_tensor_overhead()
     return n_graphs * int(graph_bytes + lib.ggml_graph_overhead_custom(n_nodes, False))
-
-
-def _weights_of_attention(pointer: Any, n_head: int) -> int:
-    """
-    Bytes of the buffer in which CPUs multiply with values, where attention is no single kernel.
-
-    The weights of all cells are there once more, as wide as the values are.
-    """
-    n_cells, n_tokens = lib.llama_n_ctx_seq(pointer), lib.llama_n_ubatch(pointer)
-    return int(n_cells * n_tokens * n_head * _HALF_BYTES)

@@ -321,7 +321,12 @@ class Bitmap(Handle):
         Raises:
             BadMedia: a side is 0 or too long, or the number of pixels is another one.
         """
-        _check_size(n_x, n_y)
+        fits = 0 < n_x <= MAX_SIDE and 0 < n_y <= MAX_SIDE and n_x * n_y <= MAX_PIXELS
+        if not fits:
+            raise BadMedia(
+                f"{n_x} x {n_y} pixels: sides of 1 to {MAX_SIDE} are allowed, and "
+                f"{MAX_PIXELS} pixels in all"
+            )
         data = ffi.NULL
         if pixels is not None:
             if len(pixels) != 3 * n_x * n_y:
@@ -346,14 +351,6 @@ class Bitmap(Handle):
         if samples is not None:
             data = pointer(samples, FLOAT32, min_size=n_samples)
         return cls(lib.plr_bitmap_sound(n_samples, data))
-
-
-def _check_size(n_x: int, n_y: int) -> None:
-    if not (0 < n_x <= MAX_SIDE and 0 < n_y <= MAX_SIDE and n_x * n_y <= MAX_PIXELS):
-        raise BadMedia(
-            f"{n_x} x {n_y} pixels: sides of 1 to {MAX_SIDE} are allowed, and "
-            f"{MAX_PIXELS} pixels in all"
-        )
 
 
 class TokenRun(NamedTuple):

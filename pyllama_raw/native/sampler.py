@@ -86,7 +86,9 @@ class TokenTable:
 
     def __init__(self, name: str, tokens: Sequence[int] | Mapping[int, float]) -> None:
         """*name* is what a wrong id is told with."""
-        _check_tokens(name, tokens)
+        for token in tokens:
+            if not 0 <= token <= INT32_MAX:
+                raise InvalidRequest(name, token, "token ids")
         if isinstance(tokens, Mapping):
             self.raw = ffi.new("llama_logit_bias[]", list(tokens.items()))
         else:
@@ -217,12 +219,6 @@ def _table(
     name: str, tokens: Sequence[int] | Mapping[int, float] | TokenTable
 ) -> TokenTable:
     return tokens if isinstance(tokens, TokenTable) else TokenTable(name, tokens)
-
-
-def _check_tokens(name: str, tokens: Sequence[int] | Mapping[int, float]) -> None:
-    for token in tokens:
-        if not 0 <= token <= INT32_MAX:
-            raise InvalidRequest(name, token, "token ids")
 
 
 class RowScores(NamedTuple):

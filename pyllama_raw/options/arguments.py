@@ -27,7 +27,9 @@ class LateModule:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._name), name)
+        value = getattr(import_module(self._name), name)
+        setattr(self, name, value)  # from now on it is a plain attribute
+        return value
 
 
 if TYPE_CHECKING:

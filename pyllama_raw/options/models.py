@@ -207,10 +207,13 @@ def _from_hugging_face(spec: str) -> Path:
 def _usual_file(spec: str, name: _HubName, hub: Any) -> str:
     """The file of the quantisation that is named, or of the first usual one that there is."""
     files: list[str] = sorted(hub.list_repo_files(name.repo, **name.options), key=len)
+    # A divided model is opened by its first file.
     models = [
         file
         for file in files
-        if file.endswith(".gguf") and "mmproj" not in file and file in _first_part(file)
+        if file.endswith(".gguf")
+        and "mmproj" not in file
+        and file in (split_names(file)[:1] or [file])
     ]
     if not name.quant and len(models) == 1:
         return models[0]
@@ -222,11 +225,6 @@ def _usual_file(spec: str, name: _HubName, hub: Any) -> str:
     has = ", ".join(Path(file).name for file in models) or "no GGUF file"
     quants = name.quant or " or ".join(USUAL_QUANTS)
     raise ModelNotFound(spec, f"it has no file of {quants}; it has {has}")
-
-
-def _first_part(file: str) -> list[str]:
-    """The file that opens the model of *file*."""
-    return split_names(file)[:1] or [file]
 
 
 def _projector_from_hugging_face(model: str) -> Path:
