@@ -160,9 +160,9 @@ def without_tensors(models: dict[str, Path]) -> Files:
         for arch in rule.architectures:
             file = gguf_file.read(models[arch]) if arch in models else gguf_file.File()
             names = {tensor.name.decode() for tensor in file.tensors}
-            present = min((n for n in names if n.endswith(rule.given)), default=None)
+            present = min((n for n in names if n.endswith(rule.tensor)), default=None)
             for needed in rule.needed if present else ():
-                layer = str(present).removesuffix(rule.given)
+                layer = str(present).removesuffix(rule.tensor)
                 dropped = {(layer + needed).encode(), (layer + rule.instead).encode()}
                 tensors = [t for t in file.tensors if t.name not in dropped]
                 yield layer + needed, gguf_file.File(file.values, tensors).encode()
