@@ -4,7 +4,7 @@ Try an engine on a tiny random file of every architecture that libllama has.
     python -m scripts.try_architectures [NAME ...] [--keep FOLDER]
 
 Each file states the keys that its loader demands. It is opened as it is, then with a 0 for
-each key that gguf_rules.py refuses for other architectures: both have to come to the same.
+each key that gguf_check.py refuses for other architectures: both have to come to the same.
 A rule itself has to be true: without it, libllama must not compute a file that breaks it. Every attempt is a process of its own.
 """
 
@@ -160,9 +160,9 @@ def without_tensors(models: dict[str, Path]) -> Files:
         for arch in rule.architectures:
             file = gguf_file.read(models[arch]) if arch in models else gguf_file.File()
             names = {tensor.name.decode() for tensor in file.tensors}
-            present = min((n for n in names if n.endswith(rule.given)), default=None)
+            present = min((n for n in names if n.endswith(rule.tensor)), default=None)
             for needed in rule.needed if present else ():
-                layer = str(present).removesuffix(rule.given)
+                layer = str(present).removesuffix(rule.tensor)
                 dropped = {(layer + needed).encode(), (layer + rule.instead).encode()}
                 tensors = [t for t in file.tensors if t.name not in dropped]
                 yield layer + needed, gguf_file.File(file.values, tensors).encode()

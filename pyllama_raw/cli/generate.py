@@ -47,99 +47,6 @@ from pyllama_raw.options.output_file import check_writable
 STATUS_S = 0.25  # between two looks at the engine
 
 
-@dataclass
-class GenerateRun:
-    """One call of the command."""
-
-    opening: AbstractAsyncContextManager[AsyncEngine]
-    inputs: list[Input]
-    view: View
-    terminal: Terminal
-    summary: IO[str] | None
-    adapters: list[AdapterFlag]
-    outcomes: list[Outcome] = field(default_factory=list)
-
-    async def main(self) -> int:
-        """Return the exit status."""
-        started = perf_counter()
-        self.terminal.status("loading the model")
-        async with self.opening as engine:
-            for adapter in self.adapters:
-                await engine.load_adapter(adapter.name, adapter.path)
-            loaded = perf_counter()
-            try:
-                await self._serve_all(engine)
-            finally:
-                self._sum_up(engine, loaded - started, perf_counter() - loaded)
-        return 0 if all(outcome.succeeded for outcome in self.outcomes) else 1
-
-    async def _serve_all(self, engine: AsyncEngine) -> None:
-        """By as many tasks as the engine takes requests: it never has to refuse one."""
-        waiting, limits = iter(self.inputs), engine.info.config.scheduler
-        max_requests = limits.n_slots + limits.max_waiting
-        n_outputs = max((_n_outputs(item) for item in self.inputs), default=1)
-        n_tasks = min(len(self.inputs), max(max_requests // n_outputs, 1))
-        async with anyio.create_task_group() as watch:
-            if self.terminal.has_status:
-                watch.start_soon(self._show_status, engine)
-            async with anyio.create_task_group() as tasks:
-                for _ in range(n_tasks):
-                    tasks.start_soon(self._serve_next, engine, waiting)
-            watch.cancel_scope.cancel()
-
-    async def _serve_next(self, engine: AsyncEngine, waiting: Iterator[Input]) -> None:
-        for item in waiting:
-            outcome = item
-            if not isinstance(outcome, Outcome):
-                outcome = await self._serve(engine, outcome)
-            self.outcomes.append(outcome)
-            self.view.finished(outcome)
-
-    async def _serve(self, engine: AsyncEngine, item: InputRequest) -> Outcome:
-        try:
-            async with engine.generate(
-                item.prompt, item.sampling, **item.options
-            ) as generation:
-                if self.view.is_live and item.sampling.n == 1:
-                    async for delta in generation:
-                        self.view.text(item.index, delta.text)
-                first, *alternatives = await generation.collect_all()
-                if item.sampling.n > 1:
-                    self.view.text(item.index, numbered([first, *alternatives]))
-                return Outcome(item.index, first, alternatives=tuple(alternatives))
-        except PyllamaError as error:
-            return Outcome(item.index, error=error)
-
-    async def _show_status(self, engine: AsyncEngine) -> None:
-        started = perf_counter()
-        while True:
-            stats, elapsed_s = engine.stats(), perf_counter() - started
-            rate = stats.output_tokens / max(elapsed_s, STATUS_S)
-            self.terminal.status(
-                f"{len(self.outcomes)}/{len(self.inputs)} done, {stats.running} running, "
-                f"{stats.output_tokens} tokens, {rate:.1f}/s, {elapsed_s:.0f} s"
-            )
-            await anyio.sleep(STATUS_S)
-
-    def _sum_up(self, engine: AsyncEngine, load_s: float, wall_s: float) -> None:
-        totals = summarize(
-            self.outcomes, load_s=load_s, wall_s=wall_s, stats=engine.stats()
-        )
-        self.terminal.close()
-        if self.summary is not None:
-            self.summary.write(json.dumps(totals, indent=2) + "\n")
-        if self.terminal.has_status:
-            self.terminal.say(
-                f"{totals['succeeded']}/{len(self.inputs)} succeeded, "
-                f"{totals['completion_tokens']} tokens in {wall_s:.1f} s "
-                f"({totals['completion_tokens_per_s']:.1f}/s)"
-            )
-
-
-def _n_outputs(item: Input) -> int:
-    return 1 if isinstance(item, Outcome) else item.sampling.n
-
-
 def generate(options: Namespace) -> int:
     """Run the command; return its exit status."""
     if options.model is None and options.prompts and _is_model(options.prompts[0]):
@@ -199,6 +106,96 @@ def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
             *(Audio(path) for path in options.sounds or ()),
         ],
     )
+
+
+@dataclass
+class GenerateRun:
+    """One call of the command."""
+
+    opening: AbstractAsyncContextManager[AsyncEngine]
+    inputs: list[Input]
+    view: View
+    terminal: Terminal
+    summary: IO[str] | None
+    adapters: list[AdapterFlag]
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    async def main(self) -> int:
+        """Return the exit status."""
+        started = perf_counter()
+        self.terminal.status("loading the model")
+        async with self.opening as engine:
+            for adapter in self.adapters:
+                await engine.load_adapter(adapter.name, adapter.path)
+            loaded = perf_counter()
+            try:
+                await self._serve_all(engine)
+            finally:
+                self._sum_up(engine, loaded - started, perf_counter() - loaded)
+        return 0 if all(outcome.succeeded for outcome in self.outcomes) else 1
+
+    async def _serve_all(self, engine: AsyncEngine) -> None:
+        """By as many tasks as the engine takes requests: it never has to refuse one."""
+        waiting, limits = iter(self.inputs), engine.info.config.scheduler
+        max_requests = limits.n_slots + limits.max_waiting
+        n_of_each = (i.sampling.n for i in self.inputs if not isinstance(i, Outcome))
+        n_outputs = max(n_of_each, default=1)
+        n_tasks = min(len(self.inputs), max(max_requests // n_outputs, 1))
+        async with anyio.create_task_group() as watch:
+            if self.terminal.has_status:
+                watch.start_soon(self._show_status, engine)
+            async with anyio.create_task_group() as tasks:
+                for _ in range(n_tasks):
+                    tasks.start_soon(self._serve_next, engine, waiting)
+            watch.cancel_scope.cancel()
+
+    async def _serve_next(self, engine: AsyncEngine, waiting: Iterator[Input]) -> None:
+        for item in waiting:
+            outcome = item
+            if not isinstance(outcome, Outcome):
+                outcome = await self._serve(engine, outcome)
+            self.outcomes.append(outcome)
+            self.view.finished(outcome)
+
+    async def _serve(self, engine: AsyncEngine, item: InputRequest) -> Outcome:
+        try:
+            async with engine.generate(
+                item.prompt, item.sampling, **item.options
+            ) as generation:
+                if self.view.is_live and item.sampling.n == 1:
+                    async for delta in generation:
+                        self.view.text(item.index, delta.text)
+                first, *alternatives = await generation.collect_all()
+                if item.sampling.n > 1:
+                    self.view.text(item.index, numbered([first, *alternatives]))
+                return Outcome(item.index, first, alternatives=tuple(alternatives))
+        except PyllamaError as error:
+            return Outcome(item.index, error=error)
+
+    async def _show_status(self, engine: AsyncEngine) -> None:
+        started = perf_counter()
+        while True:
+            stats, elapsed_s = engine.stats(), perf_counter() - started
+            rate = stats.output_tokens / max(elapsed_s, STATUS_S)
+            self.terminal.status(
+                f"{len(self.outcomes)}/{len(self.inputs)} done, {stats.running} running, "
+                f"{stats.output_tokens} tokens, {rate:.1f}/s, {elapsed_s:.0f} s"
+            )
+            await anyio.sleep(STATUS_S)
+
+    def _sum_up(self, engine: AsyncEngine, load_s: float, wall_s: float) -> None:
+        totals = summarize(
+            self.outcomes, load_s=load_s, wall_s=wall_s, stats=engine.stats()
+        )
+        self.terminal.close()
+        if self.summary is not None:
+            self.summary.write(json.dumps(totals, indent=2) + "\n")
+        if self.terminal.has_status:
+            self.terminal.say(
+                f"{totals['succeeded']}/{len(self.inputs)} succeeded, "
+                f"{totals['completion_tokens']} tokens in {wall_s:.1f} s "
+                f"({totals['completion_tokens_per_s']:.1f}/s)"
+            )
 
 
 def summarize(

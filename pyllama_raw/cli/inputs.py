@@ -216,10 +216,16 @@ class Conversation:
         self, text: str, media: Sequence[Image | Audio] = ()
     ) -> list[Message]:
         """The messages to answer if the user now shows *media* and says *text*."""
+        messages = list(self.turns)
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system})
+        # Media stand before the text, as parts of one message.
         content: object = text
         if media:
-            content = [*map(_part, media), {"type": "text", "text": text}]
-        return [*self._system(), *self.turns, {"role": "user", "content": content}]
+            kinds = ["image" if isinstance(m, Image) else "audio" for m in media]
+            parts = [{"type": k, k: m} for k, m in zip(kinds, media, strict=True)]
+            content = [*parts, {"type": "text", "text": text}]
+        return [*messages, {"role": "user", "content": content}]
 
     def take(self, text: str, answer: str) -> None:
         """Keep a turn; one without an answer is forgotten, so that roles alternate."""
@@ -238,13 +244,3 @@ class Conversation:
             self.turns.clear()
             return "forgotten"
         return HELP if line == "/help" else f"{name} is no command: /help lists them"
-
-    def _system(self) -> list[Message]:
-        if self.system is None:
-            return []
-        return [{"role": "system", "content": self.system}]
-
-
-def _part(medium: Image | Audio) -> Message:
-    kind = "image" if isinstance(medium, Image) else "audio"
-    return {"type": kind, kind: medium}

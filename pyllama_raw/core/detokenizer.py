@@ -33,11 +33,13 @@ class Detokenizer:
         """Take the next piece; return the text that is certain now."""
         if self.stop is not None:
             return ""
+        # Nearly all pieces: nothing is held back, and no stop string begins in this one.
         if not self._pending and self._strings.first_bytes.isdisjoint(piece):
             try:
                 return piece.decode()
             except UnicodeDecodeError:
-                pass  # it ends inside a character, or is no UTF-8
+                # It ends inside a character, or is no UTF-8.
+                pass
         return self._push_slowly(piece)
 
     def flush(self) -> str:
@@ -50,9 +52,11 @@ class Detokenizer:
     def _push_slowly(self, piece: bytes) -> str:
         data = self._pending + piece
         n_before_stop = self._scan(piece)
+        # A stop string is complete: the text ends before it, and nothing comes any more.
         if n_before_stop is not None:
             self._pending = data[: len(self._pending) + n_before_stop]
             return self.flush()
+        # What may become a stop string is held back, then what may become a character.
         certain = data[: len(data) - self._strings.depths[self._state]]
         text, n_decoded = utf_8_decode(certain, "replace", False)
         self._pending = data[n_decoded:]

@@ -64,10 +64,12 @@ class Encodes(Generic[U]):
             QueueFull: open requests hold too much at present.
             InvalidRequest: these are more than an idle engine takes.
         """
+        # Equal images of one request count once.
         n_own = sum({need.key: need.n_bytes for need in needs}.values())
         if n_own > self.max_bytes:
             value = f"images and sounds of {n_own} bytes, with their rows"
             raise InvalidRequest("prompt", value, f"at most {self.max_bytes} bytes")
+        # What another open request holds already takes no more.
         n_bytes = self.n_bytes + self._n_bytes_of(needs)
         if n_bytes > self.max_bytes:
             raise QueueFull("max_open_bytes", n_bytes, self.max_bytes)
@@ -76,6 +78,7 @@ class Encodes(Generic[U]):
         self.n_shared += sum(key in self._rows or key in self._n_users for key in keys)
         self._open[user] = tuple(needs)
         self._n_users.update(keys)
+        # Rows that are needed again are the last to be evicted.
         for key in keys & self._rows.keys():
             self._rows.move_to_end(key)
 
@@ -84,6 +87,7 @@ class Encodes(Generic[U]):
         assert self.running is None
         for user, needs in self._open.items():
             for index, need in enumerate(needs):
+                # The first one that is missing; then the turn is that of the next request.
                 if need.key not in self._rows:
                     self.running = need.key
                     self._open.move_to_end(user)
@@ -95,7 +99,8 @@ class Encodes(Generic[U]):
         key, self.running = self.running, None
         assert key is not None
         self.n_encoded += 1
-        if key in self._n_users:  # else the last one has just left
+        # Else the last request that needs it has just left.
+        if key in self._n_users:
             self._rows[key] = rows
             self.n_kept_bytes += len(rows) * rows.itemsize
         ready = [user for user in self.users(key) if self.is_done(user)]
@@ -119,6 +124,7 @@ class Encodes(Generic[U]):
         """A request has ended; True: nobody wants the encode that runs any more."""
         needs = self._open.pop(user, ())
         for key in {need.key for need in needs}:
+            # Rows that were to be cleared waited for their last request.
             self._n_users[key] -= 1
             if not self._n_users[key]:
                 del self._n_users[key]

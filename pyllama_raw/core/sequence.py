@@ -92,6 +92,7 @@ class Sequence:
         self.cache_tier: CacheTier | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens 1, 2, ...
         self.is_shifted = False  # a context shift made `tokens` no prefix of anything
+        # A caller's own finder, or one for its stop strings, which sees each token.
         self.stop_finder: StopFinder | None = None
         if request.find_stop is not None:
             self.stop_finder = request.find_stop()
@@ -101,9 +102,8 @@ class Sequence:
         self.submitted = now
         self.admitted: float | None = None
         self.first_token: float | None = None  # once token_times has lost it
-        self.token_times: list[
-            float
-        ] = []  # of output; of at most `tokens` after a shift
+        # Of output tokens; after a shift of the latest ones, as many as `tokens` has.
+        self.token_times: list[float] = []
 
     def position(self, index: int) -> int:
         """The position of the row with *index*, in the context."""
@@ -139,8 +139,10 @@ class Sequence:
         """
         assert not self.request.spans
         self.is_shifted = True
-        self.n_chunked = NO_LIMIT  # positions have moved: it cannot be as at first
+        # Positions have moved, so it can never be computed as at first.
+        self.n_chunked = NO_LIMIT
         del self.tokens[n_keep : n_keep + n_discard]
+        # The first time outlives the others, because it is what a caller waited for.
         times = self.token_times
         if self.first_token is None and times:
             self.first_token = times[0]
@@ -274,6 +276,7 @@ class Running:
 
     def note_cached(self, tier: CacheTier | None) -> None:
         """Note that the slot was filled from *tier*; it counts at the first start."""
+        # What a preempted sequence gets back was computed for it before, and is no hit.
         sequence = self.sequence
         if not (sequence.n_output or sequence.n_preempted):
             sequence.n_cached = self.n_computed

@@ -33,6 +33,7 @@ Spans = tuple[Span, ...]  # rising, and apart
 
 def are_valid(spans: Spans, n_prompt: int) -> bool:
     """Whether a prompt can have them; it ends with text, because that is sampled from."""
+    # Rising and apart is as much as sorted starts and stops.
     borders = [border for span in spans for border in span[:2]]
     return borders == sorted(borders) and all(
         0 <= span.start < span.stop < n_prompt
@@ -56,6 +57,7 @@ def position(spans: Spans, index: int) -> int:
     """The position of the row with *index*; inside a span it is that of the first row."""
     n_less = 0
     for start, stop, n_pos, *_ in spans:
+        # It is in this span, or in the text before it.
         if index < stop:
             return min(index, start) - n_less
         n_less += stop - start - n_pos
@@ -70,9 +72,11 @@ def whole(spans: Spans, n_rows: int) -> int:
     """
     text = 0  # where the text before a span begins
     for start, stop, *_ in spans:
+        # The end is in the text before this span.
         if n_rows <= start:
             leaves_one = text < n_rows == start - 1
             return n_rows - leaves_one
+        # The end is inside of it, so all of it goes.
         if n_rows < stop:
             return start
         text = stop

@@ -79,6 +79,7 @@ class CopySpeed:
 
     def observe(self, n_bytes: int, seconds: float) -> None:
         """Learn from a restore of *n_bytes* that took *seconds*."""
+        # It may have taken less than the base as measured. A tenth of it at least was copying.
         copied_s = max(seconds - self._base_s, seconds / 10)
         if copied_s > 0:
             self._bytes_per_s = max(self._bytes_per_s, n_bytes / copied_s)
@@ -140,14 +141,16 @@ class Captures:
         self._is_measured = price is not None
         price = price or CopyPrice()
         base_s, run_s, token_s = price.base_s, price.run_s, price.token_s
-        if base_s:  # of a capture of several tokens, none of which took longer than all
+        # The base is that of a capture of several tokens, none of which took longer than all.
+        if base_s:
             run_s, token_s = min(run_s, base_s), min(token_s, base_s)
         self._base_s, self._run_s, self._token_s = base_s, run_s, token_s
         self._prefill = prefill
         self._target_s = target_s
         # Of a token, in a run of its own: at least, and at most.
         self._least_s = token_s + run_s + DOUBT * base_s
-        if self._is_measured:  # bytes alone have a price that small copies do not show
+        # Bytes alone have a price that small copies do not show.
+        if self._is_measured:
             self._least_s += token_bytes / MIN_BYTES_PER_S
         self._worst_s = max(self._least_s, base_s / N_PROBED)
         self._n_observed = 0  # captures
@@ -163,8 +166,10 @@ class Captures:
         if not others_wait:
             return
         self._trial_s = target_s - decode_s
+        # Rule 2, with a little that is always allowed, or nothing would ever be captured.
         share_s = min(target_s * SHARE, target_s - decode_s)
         self._left_s = max(share_s, SLACK * max(target_s, decode_s))
+        # Rule 3: a few tokens at first, then a few times as many as were observed.
         if self._is_measured:
             self._n_left = max(MIN_PART, GROWTH * self._max_observed)
 
@@ -194,6 +199,7 @@ class Captures:
             capture = self._whole(start, stop, n_prompt)
         if capture is not None:
             return capture
+        # Rule 4: after some refusals a few tokens are captured to see what they take.
         self._n_refused += 1
         if self._n_refused <= MAX_REFUSALS:
             return None
@@ -234,6 +240,7 @@ class Captures:
     def _trial(self, start: int, stop: int, *, in_parts: bool) -> Capture | None:
         """A capture that need not pay, to learn what captures take."""
         left_s, n_tokens = self._trial_s - self.spent_s, stop - start
+        # A beginning suffices, if it is of use. Else all of it is tried.
         if in_parts:
             n_tokens = min(n_tokens, MIN_PART)
             n_fit = (left_s - self._base_s) / max(self._worst_s, LEAST_TOKEN_S)
@@ -254,9 +261,11 @@ class Captures:
         """Learn from a capture that took *seconds*."""
         if seconds <= 0 or n_tokens < 1:
             return
+        # No part of a capture took longer than all of it.
         self._max_observed = max(self._max_observed, n_tokens)
         self._base_s = min(self._base_s, seconds)
         self._run_s = min(self._run_s, seconds)
+        # What goes beyond the base is the price of tokens, at worst all of it.
         beyond_s, n_beyond = seconds - self._base_s, max(n_tokens - N_PROBED, 1)
         worst_s = beyond_s / n_beyond
         token_s = max(beyond_s - self._run_s * (n_runs - 1), 0.0) / n_beyond

@@ -47,6 +47,7 @@ class StopStrings:
         return target
 
     def _add(self, string: bytes) -> None:
+        # Strings with an equal start share its states.
         at = 0
         for depth, byte in enumerate(string, start=1):
             target = self.moves[at].get(byte)
@@ -60,12 +61,14 @@ class StopStrings:
 
     def _find_fallbacks(self) -> None:
         """Shorter states come first: a fallback is shorter."""
+        # States of one byte fall back to 0, as they do already.
         waiting = deque(self.moves[0].values())
         while waiting:
             state = waiting.popleft()
             for byte, child in self.moves[state].items():
                 fallback = self.next(self.fallbacks[state], byte)
                 self.fallbacks[child] = fallback
+                # A longer string that ends here wins over one that ends inside of it.
                 self.matches[child] = self.matches[child] or self.matches[fallback]
                 waiting.append(child)
 

@@ -37,16 +37,20 @@ class Lora(Handle):
 
     def __init__(self, model: Model, path: str, *, digest: str, n_bytes: int) -> None:
         """Use load_adapter()."""
+        # Its file was checked by read_adapter(): libllama looks at half of the shapes.
         since = log.mark()
         pointer = lib.plr_adapter_load(model.ptr, os.fsencode(path))
         if pointer == ffi.NULL:
             raise AdapterLoadFailed(path, log.reason(since))
         super().__init__(pointer, lib.plr_adapter_free, parents=[model])
         self.digest, self.n_bytes = digest, n_bytes
+        # Its effect would begin inside of a prompt, which no cache of prefixes knows.
         if lib.llama_adapter_get_alora_n_invocation_tokens(pointer):
             self.close()
-            said = "it is an aLoRA, which is at work on a part of a prompt: use a LoRA"
-            raise AdapterLoadFailed(path, said)
+            reason = (
+                "it is an aLoRA, which is at work on a part of a prompt: use a LoRA"
+            )
+            raise AdapterLoadFailed(path, reason)
 
 
 class ControlVector:
@@ -74,6 +78,7 @@ def load_adapter(model: Model, path: str | os.PathLike[str]) -> Adapter:
         Any.
     """
     name = os.fspath(path)
+    # A control vector is in Python's memory: nothing of it is in libllama until it is set.
     file = read_adapter(name, model.header)
     if file.directions is not None:
         return ControlVector(file.directions, digest=file.digest, n_bytes=file.n_bytes)
@@ -100,12 +105,14 @@ def read_adapter(path: str, model: Header) -> AdapterFile:
     try:
         header = header_of(path)
         check_tensors(header)
+        # The file says which of the two it is.
         is_control = header.values.get("general.architecture") == "controlvector"
         (_check_control if is_control else _check_lora)(header, model)
         with (
             Path(path).open("rb") as stream,
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
+            # Reading all of it once checks its numbers and gives it a name for caches.
             _check_numbers(header, content)
             digest = hashlib.sha256(content).hexdigest()
             directions = _directions(header, model, content) if is_control else None
@@ -137,10 +144,12 @@ def _check_pairs(header: Header, model: Header) -> None:
     parts = {tensor.name: tensor.dims for tensor in header.tensors}
     for name, dims in parts.items():
         base, end = name[: -len(A)], name[-len(A) :]
+        # Every tensor is one of a pair, of a product that the model has.
         if end not in (A, B) or base + A not in parts or base + B not in parts:
             raise DamagedFile(f"tensor {name!r} is not of a pair {A} and {B}")
         if base not in products:
             raise DamagedFile(f"the model has no tensor {base!r}, which it changes")
+        # Tied weights are looked up and multiplied, and a pair fits one of these only.
         if base == TABLE and "output.weight" not in products:
             raise DamagedFile(
                 f"{TABLE!r} is the output of this model, too: it cannot be changed"
@@ -152,9 +161,10 @@ def _check_pairs(header: Header, model: Header) -> None:
 def _check_pair(name: str, product: Dims, a: Dims, b: Dims) -> None:
     """The first dimension is the one that a product sums over; the third counts experts."""
     if len(product) > 1:
-        n_in, n_out, *more = product
+        n_in, n_out, *experts = product
+        # A maps inputs to the rank, B the rank to outputs; of a table both lie the other way.
         rank = a[0] if name == TABLE else (*a, 1)[1]
-        fitting = [n_in, rank, *more], [rank, n_out, *more]
+        fitting = [n_in, rank, *experts], [rank, n_out, *experts]
         if name == TABLE:
             fitting = [rank, n_out], [rank, n_in]
         if (_least(a), _least(b)) == tuple(map(_least, fitting)):
@@ -166,14 +176,15 @@ def _check_pair(name: str, product: Dims, a: Dims, b: Dims) -> None:
 
 def _least(dims: Dims | list[int]) -> list[int]:
     """Dimensions without the last ones that are 1: those need not be written."""
-    found = list(dims)
-    while len(found) > 1 and found[-1] == 1:
-        found.pop()
-    return found
+    sizes = list(dims)
+    while len(sizes) > 1 and sizes[-1] == 1:
+        sizes.pop()
+    return sizes
 
 
 def _check_control(header: Header, model: Header) -> None:
     arch = str(model.values.get("general.architecture"))
+    # The hint is optional; the sizes of tensors must fit anyway.
     hint = header.values.get("controlvector.model_hint", arch)
     if hint != arch:
         raise DamagedFile(f"it is made for {hint!r}, the model is {arch!r}")
@@ -215,6 +226,7 @@ def _directions(header: Header, model: Header, content: mmap.mmap) -> array[floa
     n_layer, n_embd = _sizes(model)
     directions = array("f", bytes(4 * n_embd * (n_layer - 1)))
     for tensor in header.tensors:
+        # Layers that the file leaves out get zeros, which change nothing.
         start = _start(header, content, tensor)
         first = n_embd * (int(tensor.name.removeprefix(DIRECTION)) - 1)
         directions[first : first + n_embd] = array(

@@ -53,7 +53,9 @@ class Batch:
         self._pos = array("i", bytes(4 * capacity))
         self._logits = bytearray(capacity)  # 1: compute an output row
         self._n_seq_id = array("i", [1]) * capacity
-        self._seq_id = array("Q", bytes(8 * (capacity + 1)))  # addresses into _ids
+        # libllama takes a list of sequences for each token. All are of length 1, so each is an
+        # address into _ids, which has every number once.
+        self._seq_id = array("Q", bytes(8 * (capacity + 1)))
         self._n_ids = int(lib.llama_max_parallel_sequences())
         self._ids = array("i", range(self._n_ids))
         first = self._ids.buffer_info()[0]
@@ -64,9 +66,9 @@ class Batch:
     def _make_struct(self) -> Any:
         raw = ffi.new("struct llama_batch *")
         # Arrays whose buffer is held cannot move.
-        self._held = tuple(
-            ffi.from_buffer(held)
-            for held in (
+        self._c_memory = tuple(
+            ffi.from_buffer(values)
+            for values in (
                 self._token,
                 self._pos,
                 self._n_seq_id,
@@ -74,7 +76,7 @@ class Batch:
                 self._logits,
             )
         )
-        token, pos, n_seq_id, seq_id, logits = self._held
+        token, pos, n_seq_id, seq_id, logits = self._c_memory
         raw.token = ffi.cast("llama_token *", token)
         raw.embd = ffi.NULL
         raw.pos = ffi.cast("llama_pos *", pos)
@@ -115,6 +117,7 @@ class Batch:
         Raises:
             InvalidBatch: no room, or a number is out of range; nothing was added.
         """
+        # All is checked before anything is written.
         start = self.n_tokens
         count = len(tokens)
         end = start + count
@@ -131,6 +134,7 @@ class Batch:
         self._seq_id[start:end] = self._address[seq_id : seq_id + 1] * count
         self._logits[start:end] = bytes(count)
         self.n_tokens = end
+        # Only the last token of a run is sampled.
         if output:
             self._logits[end - 1] = 1
             self.n_outputs += 1
@@ -141,6 +145,7 @@ class Batch:
         self, tokens: Tokens, pos: int, seq_id: int, output: bool = False
     ) -> None:
         """Like add(), with an output row for every token."""
+        # add() counts one output row at most; here each token has one.
         start, n_before = self.n_tokens, self.n_outputs
         self.add(tokens, pos, seq_id, output)
         count = self.n_tokens - start
@@ -163,6 +168,7 @@ class Batch:
             or max(pos) >= _INT32_MAX
         ):
             raise self._refusal(count, pos, seq_ids)
+        # Slices and comprehensions only: this runs once a step for all streams.
         address = self._address
         self._token[start:end] = _ints(tokens)
         self._pos[start:end] = array("i", pos)
@@ -194,6 +200,7 @@ def _ints(tokens: Tokens) -> array[int]:
     try:
         return array("i", tokens)
     except OverflowError:
+        # -1 is no token of any model.
         return array("i", [t if -1 <= t <= _INT32_MAX else -1 for t in tokens])
 
 
@@ -229,6 +236,7 @@ class RowBatch:
         Raises:
             InvalidBatch: the lengths do not fit; nothing was added.
         """
+        # Whole rows, each with a position in every section.
         n_rows, left = divmod(len(rows), self.n_embd)
         if left or not n_rows or len(positions) != n_rows * self.n_sections:
             text = f"{len(rows)} values, {len(positions)} positions"
@@ -245,6 +253,7 @@ class RowBatch:
     @property
     def raw(self) -> Any:
         """llama_batch *, valid until the next one is asked for."""
+        # libllama wants sections one behind the other; each add() brings a part of all.
         n_rows = self.n_tokens
         positions = array(INT32)
         for section in self._positions:
@@ -253,7 +262,7 @@ class RowBatch:
         slots = ffi.from_buffer("llama_seq_id[]", self._slots)
         seq_ids = ffi.new("llama_seq_id *[]", [slots + i for i in range(n_rows)])
         outputs = ffi.new("int8_t[]", n_rows)
-        self._held = positions, counts, slots, seq_ids, outputs  # C reads them
+        self._c_memory = positions, counts, slots, seq_ids, outputs  # C reads them
         raw = ffi.new("struct llama_batch *")
         raw.n_tokens, raw.seq_id, raw.logits = n_rows, seq_ids, outputs
         raw.embd = pointer(self._rows, FLOAT32)

@@ -37,10 +37,10 @@ class StepOutcome(NamedTuple):
     """
     The outcome of one call. With a code other than 0 nothing was sampled.
 
-    codes[i] is 0, or check.EXCEPTION for a row whose sampler failed; its token is -1.
+    codes[i] is 0, or EXCEPTION for a row whose sampler failed; its token is -1.
     """
 
-    code: int  # of llama_decode, see check.py
+    code: int  # of llama_decode, see DECODE_ERRORS
     tokens: list[int]  # one a row
     codes: list[int]  # one a row; empty if none has failed
     decode_ns: int
@@ -84,9 +84,11 @@ class Context(SlotMemory):
     ) -> None:
         model_ptr = model.ptr
         params = context_params(fields, n_seq_max=n_seq_max)
-        if model.reads_sources:  # one of the file would leave decodes numbers of nobody
+        # A pooling that the file of such a model states would change its outputs.
+        if model.reads_sources:
             params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE
         check_memory(model, params)
+        # What C reads later is kept alive by *parents*: lanes, flag, kernels, watch, thread.
         configs = seq_configs(lanes, n_seq_max)
         params.samplers, params.n_samplers = configs, len(lanes)
         parents: list[Handle] = [model, *lanes]
@@ -104,16 +106,19 @@ class Context(SlotMemory):
         )
         if self.kernels is not None:
             parents.append(self.kernels)
+        # After our kernels, because it notes which nodes they have taken.
         if watch is not None:
             watch.attach(params)
             parents.append(watch)
         self._has_gpu = has_gpu()
-        self._thread = compute_thread()  # others share it as long as somebody holds it
+        # Others share the thread as long as somebody holds it.
+        self._thread = compute_thread()
         parents.append(self._thread)
         since = log.mark()
         pointer = lib.plr_context_new(model_ptr, params)
         if pointer == ffi.NULL:
             raise ContextFailed("llama_init_from_model", None, log.reason(since))
+        # The runner hands steps of this context to the thread. Nobody else owns the context yet.
         runner = lib.plr_runner_new(self._thread.ptr)
         if runner == ffi.NULL:
             lib.llama_free(pointer)
@@ -124,6 +129,7 @@ class Context(SlotMemory):
         self.abort = abort  # the flag that its decodes poll
         self._runner = runner
         self._read_back(params)
+        # One step writes its outcome to these, so none is allocated in a step.
         self._tokens = array("i", bytes(4 * self.n_outputs_max))
         self._codes = array("i", bytes(4 * self.n_outputs_max))
         self._tokens_ptr = ffi.from_buffer("llama_token[]", self._tokens)
@@ -176,9 +182,11 @@ class Context(SlotMemory):
             text = f"{n_rows} rows to sample, {samplers.capacity} samplers"
             raise InvalidBatch("llama_decode", None, text)
         code = self._call(batch, n_rows, samplers.ptr, ahead)
+        # With another code nothing was sampled. Codes of rows are read if one is not 0.
         decode_ns, cpu_ns, sample_ns, n_failed = self._times
         tokens = self._tokens[:n_rows].tolist() if code == 0 else []
         codes = self._codes[:n_rows].tolist() if n_failed else []
+        # C has made the batch of the next step; Python counts its rows likewise.
         if ahead and code == 0 and n_rows and not codes:
             assert isinstance(batch, Batch)
             batch.keep_rows()
@@ -188,11 +196,13 @@ class Context(SlotMemory):
     def _call(
         self, batch: Batch | RowBatch, n_rows: int, samplers: Any, ahead: bool
     ) -> int:
+        # Rows that see each other are computed in one micro-batch.
         limit = self.max_tokens if batch.is_causal else self.n_ubatch
         if not 0 < batch.n_tokens <= limit or batch.n_outputs > self.n_outputs_max:
             raise self._refusal(batch, limit)
         if batch.is_causal:
             return self._run(batch, n_rows, samplers, ahead)
+        # Causality is a switch of the context, for as long as this batch takes.
         lib.llama_set_causal_attn(self.ptr, False)
         try:
             return self._run(batch, n_rows, samplers, ahead)
@@ -251,6 +261,7 @@ class Context(SlotMemory):
             InvalidRequest: too many, or one was a lane before.
             NativeError: libllama threw; the context cannot be used any more.
         """
+        # Lanes of before stay alive, because graphs that are prepared may still have them.
         ptr = self.ptr
         chains = pointers_of(lanes, self.n_seq_max)
         for lane in lanes:
@@ -270,7 +281,12 @@ class Context(SlotMemory):
         Raises:
             NativeError: libllama threw; the context cannot be used any more.
         """
-        loras = [(one.ptr, scale) for one, scale in adapters if isinstance(one, Lora)]
+        # libllama takes LoRAs one by one, and one direction for each layer.
+        loras = [
+            (adapter.ptr, scale)
+            for adapter, scale in adapters
+            if isinstance(adapter, Lora)
+        ]
         vectors = [(v, scale) for v, scale in adapters if isinstance(v, ControlVector)]
         directions = ffi.NULL
         if vectors:
@@ -278,7 +294,7 @@ class Context(SlotMemory):
         code = lib.plr_set_adapters(
             self.ptr,
             len(loras),
-            ffi.new("struct llama_adapter_lora *[]", [one for one, _ in loras]),
+            ffi.new("struct llama_adapter_lora *[]", [adapter for adapter, _ in loras]),
             ffi.new("float[]", [scale for _, scale in loras]),
             directions,
             self.model.n_layer,
@@ -315,25 +331,26 @@ class Context(SlotMemory):
 
         Only with a pooling, other than "none".
         """
-        found = ffi.NULL
+        vector = ffi.NULL
         if 0 <= slot < self.n_seq_max:
-            found = lib.llama_get_embeddings_seq(self.ptr, slot)
-        if found == ffi.NULL:
+            vector = lib.llama_get_embeddings_seq(self.ptr, slot)
+        if vector == ffi.NULL:
             raise InvalidRequest("slot", slot, "a slot of the last batch")
+        # A ranking model gives scores in place of a vector.
         is_rank = lib.llama_pooling_type(self.ptr) == lib.LLAMA_POOLING_TYPE_RANK
         model = self.model
         n_values = model.n_cls_out if is_rank else model.n_embd_out
-        return bytes(ffi.buffer(found, 4 * n_values))
+        return bytes(ffi.buffer(vector, 4 * n_values))
 
     def token_vectors(self, start: int, stop: int) -> bytes:
         """The floats of places [start, stop) of the last batch; only with pooling "none"."""
         size = 4 * self.model.n_embd_out
         parts = []
         for row in range(start, stop):
-            found = lib.llama_get_embeddings_ith(self.ptr, row)
-            if found == ffi.NULL:
+            vector = lib.llama_get_embeddings_ith(self.ptr, row)
+            if vector == ffi.NULL:
                 raise InvalidRequest("row", row, "a row of the last batch")
-            parts.append(bytes(ffi.buffer(found, size)))
+            parts.append(bytes(ffi.buffer(vector, size)))
         return b"".join(parts)
 
     def logits(self, row: int) -> array[float]:
@@ -343,19 +360,17 @@ class Context(SlotMemory):
         Raises:
             InvalidRequest: the last batch has no output there.
         """
-        found = ffi.NULL
+        logits = ffi.NULL
         if 0 <= row < self.max_tokens:
-            if self._is_on_lane(row):
+            # A lane leaves some candidates on the host, in no order.
+            if lib.llama_get_sampled_candidates_count_ith(self.ptr, row):
                 n_values = int(lib.llama_get_sampled_logits_count_ith(self.ptr, row))
                 candidates = lib.llama_get_sampled_logits_ith(self.ptr, row)
                 return array("f", sorted(ffi.unpack(candidates, n_values)))
-            found = lib.llama_get_logits_ith(self.ptr, row)
-        if found == ffi.NULL:
+            logits = lib.llama_get_logits_ith(self.ptr, row)
+        if logits == ffi.NULL:
             raise InvalidRequest("row", row, "a row of the last batch with output")
-        return array("f", bytes(ffi.buffer(found, 4 * self._n_vocab)))
-
-    def _is_on_lane(self, row: int) -> bool:
-        return bool(lib.llama_get_sampled_candidates_count_ith(self.ptr, row))
+        return array("f", bytes(ffi.buffer(logits, 4 * self._n_vocab)))
 
     def score(self, rows: Array, tokens: Array, n_top: int) -> RowScores:
         """
@@ -369,18 +384,18 @@ class Context(SlotMemory):
         """
         check_top(n_top)
         n_rows = len(rows)
-        chosen = zeros(FLOAT32, n_rows)
+        logprobs = zeros(FLOAT32, n_rows)
         ids, values = zeros(INT32, n_rows * n_top), zeros(FLOAT32, n_rows * n_top)
         code = lib.plr_score(
             self.ptr, n_rows, pointer(rows, INT32),
             pointer(tokens, INT32, min_size=n_rows), n_top,
-            pointer(chosen, FLOAT32, writable=True),
+            pointer(logprobs, FLOAT32, writable=True),
             pointer(ids, INT32, writable=True),
             pointer(values, FLOAT32, writable=True),
         )  # fmt: skip
         if code:
             raise InvalidRequest("rows", rows.tolist(), "rows of the last batch")
-        return RowScores(chosen, ids, values)
+        return RowScores(logprobs, ids, values)
 
     def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
         """Threads for one-token batches, and for all others. Takes effect at once."""
@@ -398,6 +413,7 @@ class Context(SlotMemory):
         There a failed assertion of libllama is an exception of the call; in a thread of
         libllama's own it ends the process.
         """
+        # The numbers go back whatever the block raises.
         before = lib.llama_n_threads(self.ptr), lib.llama_n_threads_batch(self.ptr)
         self.set_threads(1, 1)
         try:
@@ -410,8 +426,8 @@ class Context(SlotMemory):
             name = "n_batch" if batch.is_causal else "n_ubatch"
             text = f"{batch.n_tokens} tokens, 1 to {limit} are allowed ({name})"
         else:
-            most = f"{self.n_outputs_max} are allowed (n_outputs_max)"
-            text = f"{batch.n_outputs} output rows, at most {most}"
+            limit_text = f"{self.n_outputs_max} are allowed (n_outputs_max)"
+            text = f"{batch.n_outputs} output rows, at most {limit_text}"
         return InvalidBatch("llama_decode", None, text)
 
 
@@ -436,11 +452,12 @@ def seq_configs(lanes: Sequence[SamplerChain], n_seq_max: int) -> Any:
 def pointers_of(lanes: Sequence[SamplerChain], n_seq_max: int) -> Any:
     """llama_sampler *[n_seq_max], NULL where there is no lane."""
     pointers = _spend(lanes, n_seq_max)
-    rest = [ffi.NULL] * (n_seq_max - len(pointers))
-    return ffi.new("struct llama_sampler *[]", [*pointers, *rest])
+    empty = [ffi.NULL] * (n_seq_max - len(pointers))
+    return ffi.new("struct llama_sampler *[]", [*pointers, *empty])
 
 
 def _spend(lanes: Sequence[SamplerChain], n_seq_max: int) -> list[Any]:
+    # Checked before any is spent, since a chain that was spent is of no use.
     if len(lanes) > n_seq_max:
         raise InvalidRequest("lanes", len(lanes), f"at most {n_seq_max} (n_seq_max)")
     return [lane.spend() for lane in lanes]
@@ -477,7 +494,7 @@ class ComputeThread(Handle):
         if pointer == ffi.NULL:
             raise ContextFailed("plr_thread_new", None, last_error())
         super().__init__(pointer, lib.plr_thread_free)
-        self.pid = os.getpid()  # a fork has no such thread
+        self.pid = os.getpid()  # see compute_thread()
 
 
 _lock = Lock()
@@ -496,9 +513,11 @@ def compute_thread() -> ComputeThread:
     Where there is a GPU each context gets a thread of its own, which mostly waits for it.
     """
     global _shared  # noqa: PLW0603 - one a process
+    # A thread that waits for a GPU slows nobody, and would keep other contexts waiting.
     if has_gpu():
         return ComputeThread()
     with _lock:
+        # It lives as long as a context holds it. A fork has the object and not the thread.
         thread = _shared() if _shared is not None else None
         if thread is None or thread.pid != os.getpid():
             thread = ComputeThread()

@@ -48,9 +48,11 @@ def check_gguf(path: str, overrides: Mapping[str, Scalar] = NO_OVERRIDES) -> Hea
     header = read_header(path).overridden(overrides)
     with _of(path):
         check_tensors(header)
+    # A model may be divided: then tensors of all files are its tensors.
     names = split_names(path)
     if len(names) != header.values.get("split.count"):
         names = []  # libllama says what is wrong, if something is
+    # All that are missing are named at once.
     missing = [name for name in names if not Path(name).exists()]
     if missing:
         message = f"no such file; of the {len(names)} files of this model are missing: "
@@ -62,6 +64,7 @@ def check_gguf(path: str, overrides: Mapping[str, Scalar] = NO_OVERRIDES) -> Hea
         with _of(name):
             check_tensors(part)
         header = replace(header, tensors=header.tensors + part.tensors)
+    # Rules are about the whole model, so they come last.
     with _of(path):
         check_rules(header)
     return header
@@ -86,6 +89,7 @@ def check_tensors(header: Header) -> None:
                 f"a tensor is named {name!r}: names are 1 to {MAX_NAME} bytes, each once"
             )
         names.add(name)
+        # Tensors lie one behind the other, in the order of the table.
         size = n_bytes(tensor)
         if tensor.offset != offset:
             raise DamagedFile(f"tensor {name!r} is at {tensor.offset}, not at {offset}")
@@ -126,10 +130,12 @@ def n_bytes(tensor: TensorInfo) -> int:
     """Size of the data of *tensor*, whose type and dimensions are in order."""
     kind, dims = tensor.type, tensor.dims
     name, n_block, block_bytes = _type(kind)
+    # The type is a number of the file, of which ggml knows some.
     if not n_block:
         raise DamagedFile(
             f"tensor {tensor.name!r} has the type {kind}, which there is not"
         )
+    # Integers have no product, so only tables may be of them.
     if not (
         is_weight_type(kind) or (name in _INTEGERS and _TABLES.search(tensor.name))
     ):
@@ -137,6 +143,7 @@ def n_bytes(tensor: TensorInfo) -> int:
             f"tensor {tensor.name!r} has the type {name}, which nothing computes with: "
             f"allowed are {', '.join(_FLOATS)} and the quantised types of weights"
         )
+    # Rows are whole blocks of the type, and libllama counts values in 64 bits.
     n_values = math.prod(dims)
     if n_values < 1 or n_values > _INT64_MAX or dims[0] % n_block:
         raise DamagedFile(
@@ -153,7 +160,7 @@ class NotZero(NamedTuple):
     architectures: tuple[str, ...]
     because: str
     unless: str = ""  # a key that is read in its place
-    given: str = ""  # a tensor of a layer; without one the key may be 0
+    tensor: str = ""  # of a layer; without one the key may be 0
     default: int = 1  # what libllama takes where a file does not state it
 
 
@@ -161,7 +168,7 @@ class Needs(NamedTuple):
     """Tensors that a graph reads without a look whether they are there."""
 
     architectures: tuple[str, ...]
-    given: str  # a tensor of such a layer
+    tensor: str  # of such a layer
     needed: tuple[str, ...]  # of the same layer
     instead: str = ""  # a tensor that stands for them
     zero: str = ""  # a key; where it is 0 the graph does not read them
@@ -173,8 +180,8 @@ _RWKV = ("arwkv7", "rwkv6", "rwkv6qwen2", "rwkv7")
 _KIMI = ("kimi-k3", "kimi-linear")
 _COMPRESSED = "layers with attn_k_b.weight keep their keys compressed"
 NOT_ZERO = (
-    NotZero("attention.key_length_mla", _KIMI, _COMPRESSED, given="attn_k_b.weight"),
-    NotZero("attention.value_length_mla", _KIMI, _COMPRESSED, given="attn_k_b.weight"),
+    NotZero("attention.key_length_mla", _KIMI, _COMPRESSED, tensor="attn_k_b.weight"),
+    NotZero("attention.value_length_mla", _KIMI, _COMPRESSED, tensor="attn_k_b.weight"),
     NotZero(
         "attention.output_group_count",
         ("deepseek4",),
@@ -255,6 +262,7 @@ INDEXED = ("deepseek4", "dots3note")
 
 def check_rules(header: Header) -> None:
     """Raise DamagedFile if *header*, with the tensors of all files, breaks a rule."""
+    # Rules of other architectures do not apply, whatever keys the file has.
     arch = str(header.values.get("general.architecture", ""))
     names = {tensor.name for tensor in header.tensors}
     if arch in INDEXED and not any(n.endswith("indexer.proj.weight") for n in names):
@@ -275,20 +283,24 @@ def check_rules(header: Header) -> None:
 def _check_value(rule: NotZero, arch: str, header: Header, names: set[str]) -> None:
     stated = {**header.lengths, **header.values}
     key = f"{arch}.{rule.key}"
-    is_read = any(name.endswith(rule.given) for name in names)
+    # The graph reads the key only where such a tensor is, and another key may stand for it.
+    is_read = any(name.endswith(rule.tensor) for name in names)
     if not is_read or f"{arch}.{rule.unless}" in stated:
         return
     if header.values.get(key, rule.default) == 0:
-        what = "=0 is not allowed" if key in stated else " is not stated"
+        state = "=0 is not allowed" if key in stated else " is not stated"
         raise DamagedFile(
-            f"{key}{what}, because {rule.because}: "
+            f"{key}{state}, because {rule.because}: "
             "the file, or kv_overrides, must give 1 or more"
         )
 
 
 def _missing(need: Needs, names: set[str]) -> Iterator[str]:
     for name in names:
-        layer = name.removesuffix(need.given)
+        # The layer that has the first tensor needs the others, too.
+        layer = name.removesuffix(need.tensor)
         if layer == name or (need.instead and layer + need.instead in names):
             continue
-        yield from (layer + one for one in need.needed if layer + one not in names)
+        yield from (
+            layer + tensor for tensor in need.needed if layer + tensor not in names
+        )

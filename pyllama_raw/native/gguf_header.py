@@ -86,8 +86,8 @@ def read_header(path: str) -> Header:
     try:
         return header_of(path)
     except DamagedFile as error:
-        shown = path.replace("\0", "\\0")
-        raise ModelLoadFailed(shown, str(error)) from error.__cause__
+        name = path.replace("\0", "\\0")
+        raise ModelLoadFailed(name, str(error)) from error.__cause__
 
 
 def header_of(path: str) -> Header:
@@ -101,6 +101,7 @@ def header_of(path: str) -> Header:
 
 
 def _read_file(path: Path) -> Header:
+    # Nothing is opened that is no file.
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise DamagedFile("this is a directory")
@@ -119,11 +120,13 @@ def _counts(head: bytes, size: int) -> tuple[int, int]:
         raise DamagedFile(f"not a GGUF file, it starts with {head[:4]!r}")
     if len(head) < _HEADER.size:
         raise DamagedFile(f"the header is cut off after {len(head)} bytes")
+    # Files before version 2 have other widths; those of other machines a version of 2**24 or more.
     _, version, n_tensors, n_values = _HEADER.unpack(head)
     if not 2 <= version <= lib.GGUF_VERSION:
         raise DamagedFile(
             f"GGUF version {version} cannot be read here: 2 to {lib.GGUF_VERSION} can"
         )
+    # Counts that the file has no room for would make lists as long as they say.
     least = n_tensors * _MIN_TENSOR_BYTES + n_values * _MIN_PAIR_BYTES
     if min(n_tensors, n_values) < 0 or least > size:
         raise DamagedFile(
@@ -144,21 +147,23 @@ class _Reader:
     def __init__(self, content: mmap.mmap) -> None:
         self._content, self._size = content, len(content)
         self._at = _HEADER.size
-        self._what = "the header"  # what is being read, for messages
+        self._place = "the header"  # what is being read, for messages
 
     def header(self, n_tensors: int, n_values: int) -> Header:
         values: dict[str, Scalar] = {}
         lengths: dict[str, int] = {}
         labels: tuple[str, ...] = ()
         for index in range(n_values):
-            self._what = f"metadata entry {index}"
+            self._place = f"metadata entry {index}"
+            # Of two equal keys libllama takes one, and a check could have read the other.
             key = self._string()
             if not key or key in values or key in lengths:
                 raise DamagedFile(
-                    f"{self._what} has the key {key!r}, as an earlier one"
+                    f"{self._place} has the key {key!r}, as an earlier one"
                 )
-            self._what = key
+            self._place = key
             kind = self._number(_U32)
+            # Arrays, as those of a vocabulary, are skipped. Names of classes are few and of use.
             if kind == _ARRAY:
                 start = self._at
                 lengths[key] = self._skip_array()
@@ -168,8 +173,9 @@ class _Reader:
                 values[key] = self._scalar(kind)
         tensors = []
         for index in range(n_tensors):
-            self._what = f"tensor {index}"
+            self._place = f"tensor {index}"
             tensors.append(self._tensor())
+        # Data begins at the next aligned byte.
         alignment = _alignment(values)
         n_left = self._size - -(-self._at // alignment) * alignment
         return Header(values, lengths, tuple(tensors), n_left, alignment, labels)
@@ -184,6 +190,7 @@ class _Reader:
         """Skip an array; return its number of values."""
         kind = self._number(_U32)
         count = self._number(_U64)
+        # Each string has a length of its own: C walks over them. Numbers are skipped at once.
         if kind == _STRING:
             self._skip_strings(count)
         else:
@@ -201,18 +208,18 @@ class _Reader:
 
     def _tensor(self) -> TensorInfo:
         name = self._string()
-        self._what = f"tensor {name!r}"
+        self._place = f"tensor {name!r}"
         n_dims = self._number(_U32)
         if not 0 < n_dims <= MAX_DIMS:
             raise DamagedFile(
-                f"{self._what} has {n_dims} dimensions, 1 to {MAX_DIMS} are allowed"
+                f"{self._place} has {n_dims} dimensions, 1 to {MAX_DIMS} are allowed"
             )
         dims = tuple(self._number(_U64) for _ in range(n_dims))
         return TensorInfo(name, dims, self._number(_U32), self._number(_U64))
 
     def _format(self, kind: int) -> struct.Struct:
         if kind not in _NUMBERS:
-            raise DamagedFile(f"{self._what} has the type {kind}, which there is not")
+            raise DamagedFile(f"{self._place} has the type {kind}, which there is not")
         return _NUMBERS[kind]
 
     def _number(self, form: struct.Struct) -> int:
@@ -228,10 +235,11 @@ class _Reader:
         return self._content[start : self._at].decode("utf-8", "backslashreplace")
 
     def _skip(self, n_bytes: int) -> None:
+        # The one place that moves on, so no length is believed anywhere.
         left = self._size - self._at
         if n_bytes > left:
             raise DamagedFile(
-                f"{self._what} is cut off or damaged: {n_bytes} bytes of it should "
+                f"{self._place} is cut off or damaged: {n_bytes} bytes of it should "
                 f"follow, the file has {left} more"
             )
         self._at += n_bytes
@@ -240,7 +248,7 @@ class _Reader:
         with ffi.from_buffer("uint8_t[]", self._content) as data:
             end = lib.plr_skip_strings(data, self._size, self._at, count)
         if end < 0:
-            raise DamagedFile(f"{self._what} is cut off or damaged: {count} strings")
+            raise DamagedFile(f"{self._place} is cut off or damaged: {count} strings")
         self._at = end
 
 

@@ -46,11 +46,14 @@ class MaskTokenizer(Handle):
         """
         lib = llguidance.load()
         try:
-            pointer, kept = llguidance.new_tokenizer(lib, pieces, end_tokens, tokenize)
+            pointer, callbacks = llguidance.new_tokenizer(
+                lib, pieces, end_tokens, tokenize
+            )
         except ValueError as error:
             raise NativeError("llg_new_tokenizer_v2", None, str(error)) from error
 
-        def free(pointer: Any, _: object = kept) -> None:
+        # C calls *callbacks* until the tokenizer is freed, so the function that frees holds them.
+        def free(pointer: Any, _: object = callbacks) -> None:
             lib.llg_free_tokenizer(pointer)
 
         super().__init__(pointer, free)
@@ -72,8 +75,8 @@ class Matcher(Handle):
     @classmethod
     def compile(cls, tokenizer: MaskTokenizer, kind: Kind, text: str) -> Self:
         """One at the beginning; *error* says what is wrong with *text*."""
-        made = llguidance.new_matcher(tokenizer.lib, tokenizer.ptr, kind, text)
-        return cls(made, tokenizer, zeros(UINT32, (tokenizer.n_tokens + 31) // 32))
+        pointer = llguidance.new_matcher(tokenizer.lib, tokenizer.ptr, kind, text)
+        return cls(pointer, tokenizer, zeros(UINT32, (tokenizer.n_tokens + 31) // 32))
 
     def copy(self, mask: array[int]) -> Self:
         """Another one at the same place, which fills *mask* from now on."""
@@ -87,6 +90,7 @@ class Matcher(Handle):
 
     def compute_mask(self) -> None:
         """Fill `mask`, a bit for each token; all zero if nothing can follow."""
+        # The mask stays the same array, whose address C has. A failure allows nothing.
         n_bytes = 4 * len(self.mask)
         if self._lib.llg_matcher_compute_mask_into(self.ptr, self._out, n_bytes):
             self.mask[:] = array(UINT32, bytes(n_bytes))
@@ -103,14 +107,15 @@ class Triggers:
         for token in tokens:
             if not 0 <= token <= INT32_MAX:
                 raise InvalidRequest("grammar_triggers", token, "token ids")
-        held = [c_text("grammar_triggers", text) for text in texts]
-        self._held = (
-            held,
-            ffi.new("const char *[]", held),
+        # The struct has addresses only; what they are of lives in _c_memory.
+        c_texts = [c_text("grammar_triggers", text) for text in texts]
+        self._c_memory = (
+            c_texts,
+            ffi.new("const char *[]", c_texts),
             ffi.new("llama_token[]", list(tokens)),
         )
         self.raw = ffi.new("plr_triggers *")
-        _, self.raw.texts, self.raw.tokens = self._held
+        _, self.raw.texts, self.raw.tokens = self._c_memory
         self.raw.n_texts, self.raw.n_tokens = len(texts), len(tokens)
 
 
@@ -119,16 +124,19 @@ class Grammar(Handle):
 
     def __init__(self, matcher: Matcher, vocab: Vocab, triggers: Triggers) -> None:
         tokenizer = matcher.tokenizer
+        # The shim calls llguidance by addresses, because it is not linked to it.
         functions = ffi.new("plr_llguidance *")
         functions.tokenizer = _address(tokenizer)
         for name, address in llguidance.addresses(tokenizer.lib).items():
             setattr(functions, name, ffi.cast("void *", address))
-        found = lib.plr_grammar_new(
+        pointer = lib.plr_grammar_new(
             vocab.ptr, functions, _address(matcher), triggers.raw
         )
-        if found == ffi.NULL:
+        if pointer == ffi.NULL:
             raise NativeError("plr_grammar_new", None, last_error())
-        super().__init__(found, lib.plr_grammar_free, parents=[vocab.owner, tokenizer])
+        super().__init__(
+            pointer, lib.plr_grammar_free, parents=[vocab.owner, tokenizer]
+        )
 
 
 def _address(handle: Handle) -> Any:

@@ -38,16 +38,17 @@ def table() -> tuple[Kernel, ...]:
     None is usable where there is a device that is no CPU. A product is compared with that
     of libllama once, and is not usable if a bit differs.
     """
-    others = [device.name for device in devices() if device.kind != "cpu"]
+    accelerators = [device.name for device in devices() if device.kind != "cpu"]
     row = ffi.new("plr_kernel *")
     rows: list[Kernel] = []
     while lib.plr_kernels_row(len(rows), row):
         computes, needs = text(row.computes).lower(), text(row.needs)
         why_not = ""
-        if others and not row.is_usable:  # see has_only_cpus() of table.h
-            why_not = f"a device that is no CPU is there ({', '.join(others)})"
+        if accelerators and not row.is_usable:  # see has_only_cpus() of table.h
+            why_not = f"a device that is no CPU is there ({', '.join(accelerators)})"
         elif not row.is_usable:
             why_not = "the CPU lacks these, or its libllama multiplies with other bits"
+        # The row is one struct, which C fills anew each time.
         is_usable, is_woven = bool(row.is_usable), bool(row.is_woven)
         rows.append(Kernel(computes, needs, is_usable, is_woven, why_not))
     return tuple(rows)
@@ -72,11 +73,13 @@ def woven_levels() -> tuple[str, ...]:
 def weaves(header: Header) -> bool:
     """Whether our kernels for woven weights multiply all weights of a model here."""
     woven = {row.computes for row in table() if row.is_woven and row.is_usable}
+    # Vectors, as of norms, are in no product with a matrix.
     kinds = {
         text(lib.ggml_type_name(tensor.type)).lower()
         for tensor in header.tensors
         if len(tensor.dims) > 1
     }
+    # Matrices of floats may stand beside them: libllama multiplies those.
     return bool(kinds & woven) and kinds <= woven | FLOATS
 
 
@@ -184,6 +187,7 @@ class Watch(Handle):
     @property
     def products(self) -> dict[str, dict[str, int]]:
         """Multiply-adds with weights so far, by their type, then by whose kernels computed."""
+        # A row of counts for each type of weights, in the order of _COMPUTERS.
         n = len(_COMPUTERS)
         counts = ffi.new("int64_t[]", lib.GGML_TYPE_COUNT * n)
         lib.plr_watch_products(self.ptr, counts)

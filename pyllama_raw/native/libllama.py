@@ -69,9 +69,11 @@ def load() -> tuple[Any, Any]:
                     f"{WOVEN}={level}: levels are auto, plain, avx2, avxvnni and avx512vnni, "
                     f"and this CPU does not have this one: unset {WOVEN}"
                 )
+            # Lines of the log and failed assertions go to the shim from the first call on.
             lib.plr_log_install()
             lib.plr_abort_install()
-            if lib.ggml_backend_reg_count() == 0:  # they were built as modules
+            # Backends that were built as modules are loaded here, others are there.
+            if lib.ggml_backend_reg_count() == 0:
                 lib.ggml_backend_load_all()
             lib.llama_backend_init()
             _address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "llama_decode")))
@@ -86,6 +88,7 @@ class _Lazy:
         self._part = part
 
     def __getattr__(self, name: str) -> Any:
+        # From now on it is a plain attribute, which costs a call of C nothing.
         value = getattr(load()[self._part], name)
         setattr(self, name, value)
         return value
@@ -155,7 +158,9 @@ def library_digest() -> str:
         OSError: a file cannot be read.
     """
     load()
+    # The system says which file a function of libllama is from.
     path = library_of(_address)
+    # Links to one file, as libllama.so.0 is, count once.
     names = () if path is None else path.parent.iterdir()
     files = {name.resolve() for name in names if _LIBRARY.match(name.name)}
     digest = sha256(llama_version().encode())
@@ -171,11 +176,11 @@ def last_error() -> str:
 
 def device_pointers() -> dict[str, Any]:
     """ggml_backend_dev_t by name, in the order of ggml."""
-    found = {}
+    pointers = {}
     for index in range(lib.ggml_backend_dev_count()):
         device = lib.ggml_backend_dev_get(index)
-        found[text(lib.ggml_backend_dev_name(device))] = device
-    return found
+        pointers[text(lib.ggml_backend_dev_name(device))] = device
+    return pointers
 
 
 def devices() -> tuple[Device, ...]:

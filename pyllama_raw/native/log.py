@@ -33,9 +33,9 @@ def drain() -> list[LogLine]:
     """Take all lines since the last call; the oldest beyond 1024 are gone."""
     with _lock:
         _read()
-        taken = list(_lines)
+        lines = list(_lines)
         _lines.clear()
-    return taken
+    return lines
 
 
 def mark() -> int:
@@ -71,5 +71,6 @@ def _read() -> None:
             if line.strip():
                 _n_read += 1
                 _lines.append(LogLine(level, line))
+                # Failures are explained by these, long after a program has read its lines.
                 if level in (WARN, ERROR):
                     _errors.append((_n_read, line.strip()))

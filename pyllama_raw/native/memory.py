@@ -74,9 +74,10 @@ class SlotMemory(Handle):
         """
         if self.seq_rm(slot, n_kept, -1):
             return True
+        # Recurrent memory cannot forget a part, but there may be none behind *n_kept*.
         highest = self.seq_pos_max(slot)
         if highest is None or highest < n_kept:
-            return True  # there was nothing to forget
+            return True
         self.seq_rm(slot)
         return False
 
@@ -90,6 +91,7 @@ class SlotMemory(Handle):
         self._check_slot("src", src)
         self._check_slot("dst", dst)
         self._check_range(p0, p1)
+        # Slots with cells of their own are copied as a whole, by libllama's assertion.
         if not self.kv_unified and src != dst and (p0 > 0 or p1 >= 0):
             raise Unsupported(
                 f"seq_cp of positions {p0} to {p1} of slot {src}",
@@ -113,6 +115,7 @@ class SlotMemory(Handle):
             raise Unsupported(
                 "seq_add", "the memory of this model cannot shift positions"
             )
+        # A position that passes 32 bits would come out negative.
         highest = self.seq_pos_max(slot) or 0
         if not -_POS_MAX <= delta <= _POS_MAX - highest:
             limit = f"{-_POS_MAX} to {_POS_MAX - highest}"
@@ -165,6 +168,7 @@ class SlotMemory(Handle):
         self._check_state(slot)
         n_bytes = ffi.new("size_t *")
         with lent(out, UINT8, writable=True) as dst:
+            # An empty slot has no state that anybody could restore.
             if slot != ALL_SLOTS and self.seq_pos_max(slot) is None:
                 message = f"slot {slot} is empty"
                 raise SnapshotFailed("llama_state_seq_get_data_ext", 0, message)
@@ -190,10 +194,12 @@ class SlotMemory(Handle):
         with lent(data, UINT8) as src:
             code = lib.plr_state_seq_set(self.ptr, src, len(data), slot, n_bytes)
             is_done = code == 0 and n_bytes[0] > 0
+            # A state that did not fit leaves parts behind: the slot is emptied.
             if not is_done and slot == ALL_SLOTS:
                 lib.llama_memory_clear(self._memory, False)
             elif not is_done:
                 lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+            # Our kernels read the cells out of the state, or take them as they lie.
             if self.kernels is not None:
                 self.kernels.restored(slot, src, len(data) if is_done else 0)
         self._check_copied("llama_state_seq_set_data_ext", code, n_bytes[0])

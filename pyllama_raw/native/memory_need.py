@@ -50,6 +50,7 @@ def check_memory(model: Model, params: Any) -> None:
     """
     if model.vocab_only:
         raise _failed("the model was loaded with vocab_only=True and has no weights")
+    # What libllama would abort on, then what the system would end the process for.
     check_block_sizes(model, params)
     needed = context_bytes(model, params)
     available = available_bytes()
@@ -81,18 +82,23 @@ def check_lists(params: Any) -> None:
 
 def context_bytes(model: Model, params: Any) -> int:
     """A lower bound of the host memory for a context of *params*."""
+    # libllama rounds up to a multiple of _PAD.
     n_ctx: int = -(-max(params.n_ctx, _PAD) // _PAD) * _PAD
+    # The state of a recurrent model does not grow with n_ctx.
     if model.is_recurrent and not model.is_hybrid:
-        return 0  # the state does not grow with n_ctx
+        return 0
+    # The list of cells is on the host, the cells may be on a device.
     needed = n_ctx * CELL_BYTES
     on_device = params.offload_kqv and any(d.kind == "gpu" for d in devices())
     if on_device:
         return needed
+    # Layers of a window keep fewer rows, those of a hybrid are not all of attention: a lower
+    # bound counts neither.
     if not model.is_hybrid and (params.swa_full or model.n_swa == 0):
         needed += n_ctx * model.n_layer * _row_bytes(model, params)
     n_ctx_seq = n_ctx if params.kv_unified else n_ctx // int(params.n_seq_max)
     n_ubatch: int = min(params.n_ubatch, params.n_batch, params.n_ctx)
-    # the attention mask, at least 2 bytes each
+    # The attention mask has at least 2 bytes for each cell and token.
     return needed + n_ctx_seq * n_ubatch * 2
 
 
@@ -105,11 +111,13 @@ def available_bytes() -> int | None:
         if line.startswith(("MemAvailable:", "SwapFree:"))
     ]
     limits = [sum(free)] if free else []
+    # A control group, as of a container, may allow less than the machine has.
     limit, used = (
         _file_text(f"/sys/fs/cgroup/memory.{x}").strip() for x in ("max", "current")
     )
     if limit.isdigit() and used.isdigit():
         limits.append(max(int(limit) - int(used), 0))
+    # Without /proc, as on macOS, all of the machine's memory is the limit.
     if not limits and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(limits, default=None)
@@ -129,6 +137,7 @@ def check_block_sizes(model: Model, params: Any) -> None:
 
 def _row_bytes(model: Model, params: Any) -> int:
     """K and V of one token in one layer; 0 where attention is compressed (MLA)."""
+    # Compressed attention keeps one row for K and V, of another width: a lower bound is 0.
     arch = model.meta.get("general.architecture", "")
     if f"{arch}.attention.kv_lora_rank" in model.meta:
         return 0
@@ -194,10 +203,12 @@ def breakdown_of(
         ConfigError: a field is out of range.
         ContextFailed: libllama refuses the options, or lists of cells and tokens would fill the memory.
     """
-    del fields["fast_kernels"]  # they have no memory that counts
+    # Our kernels have no memory that counts.
+    del fields["fast_kernels"]
     params = context_params(fields, n_seq_max=n_seq_max)
     check_block_sizes(model, params)
     check_lists(params)
+    # No Context: that would check the memory, and be kept.
     since = log.mark()
     pointer = lib.plr_context_new(model.ptr, params)
     if pointer == ffi.NULL:
@@ -213,30 +224,37 @@ def _breakdown(model: Model, pointer: Any, params: Any, *, mapped: bool) -> Brea
     count = lib.plr_memory_parts(pointer, _MAX_PARTS, parts)
     if count == EXCEPTION:
         raise ContextFailed("llama_get_memory_breakdown", count, last_error())
+    # Bytes of each buffer, by the device that it is on; one of no device is the host's.
     weights: Bytes = {HOST: 0}
     kv, compute = dict(weights), dict(weights)
     for part in parts[0:count]:
         device = HOST
         if part.device != ffi.NULL:
             device = text(lib.ggml_backend_dev_name(part.device))
-        for found, n_bytes in (
+        for sizes, n_bytes in (
             (weights, part.weights),
             (kv, part.cells),
             (compute, part.compute),
         ):
-            found[device] = found.get(device, 0) + int(n_bytes)
+            sizes[device] = sizes.get(device, 0) + int(n_bytes)
+    # Weights that are used in the mapped file keep its pages, and those between them.
     if mapped and not any(n for name, n in weights.items() if name != HOST):
         plain = sum(int(part.weights) for part in parts[0:count] if part.is_plain)
         weights[HOST] += max(_mapped_bytes(model, plain) - plain, 0) if plain else 0
     width = model.n_embd_out if params.embeddings else model.n_vocab
-    compute[HOST] += params.n_outputs_max * width * _FLOAT_BYTES  # what it gives out
+    # libllama does not reckon these: outputs, graphs, and a buffer of attention on CPUs.
+    compute[HOST] += params.n_outputs_max * width * _FLOAT_BYTES
     compute[HOST] += _graph_bytes(pointer, n_graphs=2 if params.embeddings else 3)
+    # Where attention is no single kernel, CPUs multiply with values out of a buffer. It has the
+    # weights of all cells once more, as wide as values are.
     off = int(lib.LLAMA_FLASH_ATTN_TYPE_DISABLED)
     if model.reads_sources or int(params.flash_attn_type) == off:
-        compute[HOST] += _weights_of_attention(pointer, model.n_head)
+        n_weights = lib.llama_n_ctx_seq(pointer) * lib.llama_n_ubatch(pointer)
+        compute[HOST] += int(n_weights * model.n_head * _HALF_BYTES)
+    # Nor the list of cells, which recurrent memory has not.
     memory, n_ctx = lib.llama_get_memory(pointer), int(lib.llama_n_ctx(pointer))
     if memory != ffi.NULL and not (model.is_recurrent and not model.is_hybrid):
-        kv[HOST] += n_ctx * CELL_BYTES  # the list of cells
+        kv[HOST] += n_ctx * CELL_BYTES
     return Breakdown(
         weights,
         kv,
@@ -254,6 +272,7 @@ def _mapped_bytes(model: Model, n_plain: int) -> int:
     file. These are the ones that no product of matrices is made with in another order. If they
     are not *n_plain* bytes, then that is not so, and all of the file stays.
     """
+    # The guess is checked against what libllama says of the buffer.
     used = [tensor for tensor in model.header.tensors if _is_used_as_it_is(tensor)]
     if sum(map(gguf_check.n_bytes, used)) != n_plain:
         return model.size_bytes
@@ -279,15 +298,5 @@ def _graph_bytes(pointer: Any, *, n_graphs: int) -> int:
     n_nodes = lib.plr_graph_nodes(pointer)
     if n_nodes == EXCEPTION:
         raise ContextFailed("llama_graph_reserve", n_nodes, last_error())
-    each = n_nodes * lib.ggml_tensor_overhead()
-    return n_graphs * int(each + lib.ggml_graph_overhead_custom(n_nodes, False))
-
-
-def _weights_of_attention(pointer: Any, n_head: int) -> int:
-    """
-    Bytes of the buffer in which CPUs multiply with values, where attention is no single kernel.
-
-    The weights of all cells are there once more, as wide as the values are.
-    """
-    n_cells, n_tokens = lib.llama_n_ctx_seq(pointer), lib.llama_n_ubatch(pointer)
-    return int(n_cells * n_tokens * n_head * _HALF_BYTES)
+    graph_bytes = n_nodes * lib.ggml_tensor_overhead()
+    return n_graphs * int(graph_bytes + lib.ggml_graph_overhead_custom(n_nodes, False))

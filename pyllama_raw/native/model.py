@@ -96,20 +96,24 @@ class Model(Handle):
             ModelLoadFailed: the file is missing or damaged, or the load was cancelled.
             ConfigError: a field is out of range.
         """
+        # The file is checked first, because libllama ends the process on a bad one.
         name = os.fspath(path)
         header = check_gguf(name, fields.get("kv_overrides", NO_OVERRIDES))
+        # Weights that libllama puts in another order are lost to our kernels.
         if fields.get("use_extra_bufts") is None:
             fields["use_extra_bufts"] = not weaves(header)
         params, keep_alive = model_params(fields, vocab_only=vocab_only)
+        # libllama says in its log only why it failed.
         since = log.mark()
         watched = ffi.NULL if progress is None else progress.ptr
         pointer = lib.plr_model_load(os.fsencode(name), params, watched)
         del keep_alive  # llama.cpp copies what it needs of the params
         if pointer == ffi.NULL:
             is_cancelled = progress is not None and progress.cancelled
-            said = "it was cancelled" if is_cancelled else log.reason(since)
-            raise ModelLoadFailed(name, said)
+            reason = "it was cancelled" if is_cancelled else log.reason(since)
+            raise ModelLoadFailed(name, reason)
         model = cls(pointer, path=name, header=header, vocab_only=vocab_only)
+        # With vocab_only libllama reads no numbers of layers.
         if not vocab_only:
             model._check_numbers()
         return model
@@ -121,6 +125,7 @@ class Model(Handle):
         Files have 32 bits without a sign, libllama reports them with one.
         """
         arch = self.meta.get("general.architecture", "")
+        # The last ones may be 0, but a number of 2**31 or more comes out negative.
         for read, key, least in _NUMBERS:
             value = read(self)
             if value < least:
@@ -134,8 +139,8 @@ class Model(Handle):
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the classes that scores are of; empty texts where the file has none."""
-        found = (lib.llama_model_cls_label(self.ptr, i) for i in range(self.n_cls_out))
-        return tuple(text(label) if label else "" for label in found)
+        labels = (lib.llama_model_cls_label(self.ptr, i) for i in range(self.n_cls_out))
+        return tuple(text(label) if label else "" for label in labels)
 
     # Without a layer libllama ends the process where these are read.
     @property
@@ -162,6 +167,7 @@ class Model(Handle):
         return {self._meta(keys, i): self._meta(values, i) for i in range(count)}
 
     def _meta(self, read: Callable[..., int], index: int) -> str:
+        # Most values are short. libllama tells the length of longer ones.
         buffer = ffi.new("char[]", 256)
         length = read(self.ptr, index, buffer, len(buffer))
         if length >= len(buffer):
@@ -171,8 +177,8 @@ class Model(Handle):
 
     def chat_template(self) -> str | None:
         """The Jinja source of the default chat template, if there is one."""
-        found = lib.llama_model_chat_template(self.ptr, ffi.NULL)
-        return text(found) if found else None
+        template = lib.llama_model_chat_template(self.ptr, ffi.NULL)
+        return text(template) if template else None
 
 
 # What reads a number of a model, its key in the file without the architecture, its minimum.
@@ -223,15 +229,18 @@ def quantize(source: Path, target: Path, file_type: FileType) -> None:
         raise ConfigError(
             f"file_type={file_type!r}: give one of {', '.join(FILE_TYPES)}"
         )
+    # What would fail late fails now: quantising takes minutes.
     if target.exists():
         raise ConfigError(f"{target} exists: it is not replaced, name another file")
     if "\0" in str(target):
         raise ConfigError(f"{str(target)!r}: the path contains a NUL")
+    # Loading refuses a file that would end the process.
     Model.load(source, vocab_only=True).close()
     try:
         target.touch(exist_ok=False)  # nobody else writes it from here on
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error.strerror}") from error
+    # A run that fails leaves neither the target nor a part of it.
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
         _run(source, unfinished, file_type)

@@ -48,14 +48,17 @@ def context_params(fields: Mapping[str, Any], *, n_seq_max: int) -> Any:
     params[0] = lib.llama_context_default_params()
     n_seq_limit = lib.llama_max_parallel_sequences()
     params.n_seq_max = _integer("n_seq_max", n_seq_max, 1, n_seq_limit)
+    # A field may ask for more output rows. libllama aborts below one a sequence.
     params.n_outputs_max = n_seq_max
     _fill(params, "context", _CONTEXT, {**_OURS, **fields})
+    # A step has a token of each sequence that decodes, in one batch.
     if n_seq_max > params.n_batch:
         raise ConfigError(
             f"n_batch={params.n_batch} has no room for one token of each of the "
             f"n_seq_max={n_seq_max} sequences: raise n_batch or lower n_seq_max"
         )
     params.n_outputs_max = max(min(params.n_outputs_max, params.n_batch), n_seq_max)
+    # libllama's own default is a number of threads, and not that of the other field.
     if fields.get("n_threads_batch") is None:
         params.n_threads_batch = params.n_threads
     params.embeddings = fields.get("pooling") is not None
@@ -74,12 +77,13 @@ def _fill(
     unknown = sorted(fields.keys() - checks.keys())
     if unknown:
         raise ConfigError(f"unknown {owner} options: {', '.join(unknown)}")
-    given = []
+    values = []
     for name, value in fields.items():
+        # None leaves libllama's default.
         if value is not None:
-            given.append(checks[name](name, value))
-            setattr(params, _C_NAMES.get(name, name), given[-1])
-    return given
+            values.append(checks[name](name, value))
+            setattr(params, _C_NAMES.get(name, name), values[-1])
+    return values
 
 
 def _integer(name: str, value: object, low: int, high: int = INT32_MAX) -> int:
@@ -109,11 +113,11 @@ def _one_of(prefix: str, words: Any, **other: str) -> Check:
 
 
 def _devices(_: str, names: Sequence[str]) -> Any:
-    known = device_pointers()
+    pointers = device_pointers()
     for name in names:
-        if name not in known:
-            raise ConfigError(f"devices: no {name!r}, there are {', '.join(known)}")
-    return ffi.new("ggml_backend_dev_t[]", [*(known[n] for n in names), ffi.NULL])
+        if name not in pointers:
+            raise ConfigError(f"devices: no {name!r}, there are {', '.join(pointers)}")
+    return ffi.new("ggml_backend_dev_t[]", [*(pointers[n] for n in names), ffi.NULL])
 
 
 def _tensor_split(_: str, shares: Sequence[float]) -> Any:
@@ -122,6 +126,7 @@ def _tensor_split(_: str, shares: Sequence[float]) -> Any:
         raise ConfigError(
             f"tensor_split has {len(shares)} shares, at most {n_max} are allowed"
         )
+    # libllama reads a share of every device that there could be.
     array = ffi.new("float[]", n_max)
     array[0 : len(shares)] = list(shares)
     return array
@@ -134,6 +139,7 @@ def _overrides(_: str, pairs: Mapping[str, bool | int | float | str]) -> Any:
     array = ffi.new("struct llama_model_kv_override[]", len(pairs) + 1)
     for item, (key, value) in zip(array, pairs.items(), strict=False):
         item.key = _chars("kv_overrides", key)
+        # A bool is an int in Python, so it comes first.
         if isinstance(value, bool):
             item.tag, item.val_bool = lib.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
         elif isinstance(value, int):
@@ -167,7 +173,7 @@ _MODEL: dict[str, Check] = {
     "check_tensors": _as(bool),
     "use_extra_bufts": _as(bool),
     "no_host": _as(bool),
-    "no_alloc": _as(bool),  # only to reckon: see breakdown.py
+    "no_alloc": _as(bool),  # only to reckon: see memory_need.py
 }
 _CONTEXT: dict[str, Check] = {
     "n_ctx": _at_least(1),

@@ -51,11 +51,14 @@ class _Resource:
         """Free now, or when the last child is freed."""
         with _lock:
             self.closed = True
+            # Children still read it; the last of them calls this again.
             if self.n_children or self.free is None:
                 return
             free, self.free = self.free, None
+        # Without the lock: freeing may take long, and C may call back.
         free(self.pointer)
         self.pointer = None
+        # Parents that were closed before can be freed now.
         parents, self.parents = self.parents, []
         for parent in parents:
             with _lock:
@@ -86,11 +89,13 @@ class Handle:
     ) -> None:
         if not pointer:
             raise MemoryError(f"no memory for {type(self).__name__}")
+        # A closed parent is refused before anything is counted.
         with _lock:
             owners = [parent._open_resource() for parent in parents]
             self._resource = _Resource(pointer, free, owners)
             for owner in owners:
                 owner.n_children += 1
+        # The resource knows no Handle, so the garbage collector can free this one.
         self._finalizer = weakref.finalize(self, self._resource.close)
 
     def _open_resource(self) -> _Resource:

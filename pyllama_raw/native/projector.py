@@ -102,11 +102,13 @@ class Projector(Handle):
                 more memory than there is.
             Unsupported: a kind that needs more than the image.
         """
+        # mtmd ends the process on a bad file, and Linux does where memory is short.
         name = os.fspath(path)
         on_device = use_gpu and any(device.kind == "gpu" for device in devices())
         check_projector(name, on_host=not on_device)
         params = projector_params(n_threads, use_gpu, min_tokens, max_tokens)
         n_bytes = _memory(name, params, on_host=not on_device)
+        # Encodes share the thread of steps, so that they do not slow each other.
         thread = compute_thread()
         since = log.mark()
         raw = lib.plr_projector_new(thread.ptr, os.fsencode(name), model.ptr, params)
@@ -131,6 +133,7 @@ class Projector(Handle):
         raw = lib.plr_bitmap_cut(self.ptr, bitmap.ptr)
         if raw == ffi.NULL:
             raise BadMedia(f"it cannot be cut for the projector: {log.reason(since)}")
+        # The runs are read at once, since callers count cells before anything is encoded.
         cut = Cut(raw, self)
         try:
             cut.runs = tuple(self._runs(raw))
@@ -142,8 +145,8 @@ class Projector(Handle):
     def check_support(self, *, is_sound: bool) -> None:
         """Raise Unsupported for a sound if it does not hear, for an image if it does not see."""
         if not (self.hears if is_sound else self.sees):
-            what, verb = ("sounds", "hear") if is_sound else ("images", "see")
-            raise Unsupported(what, f"this projector does not {verb}")
+            media, verb = ("sounds", "hear") if is_sound else ("images", "see")
+            raise Unsupported(media, f"this projector does not {verb}")
 
     def encode(
         self, cut: Cut, index: int, control: EncodeCall | None = None
@@ -157,9 +160,11 @@ class Projector(Handle):
         Thread:
             Any, without the GIL. Takes seconds for a large projector.
         """
+        # Tokens of a run need no encode, and a cut is known to its projector only.
         run = cut.runs[index]
         assert isinstance(run, RowRun)
         assert cut.projector is self
+        # C writes the rows to an array of Python, and gives way to steps in between.
         chunk = lib.mtmd_input_chunks_get(cut.ptr, index)
         rows = zeros(FLOAT32, run.n_cells * self.n_embd)
         address = pointer(rows, FLOAT32, writable=True)
@@ -171,8 +176,8 @@ class Projector(Handle):
         if code == lib.PLR_CANCELLED:
             return None
         if code:
-            said = last_error() if code == EXCEPTION else log.last_errors(since)
-            raise EncodeFailed("mtmd_encode_chunk", code, said or "no reason given")
+            reason = last_error() if code == EXCEPTION else log.last_errors(since)
+            raise EncodeFailed("mtmd_encode_chunk", code, reason or "no reason given")
         if not lib.plr_all_finite(address, len(rows)):
             # Such rows would spread to other sequences of the context.
             raise EncodeFailed("mtmd_encode_chunk", 0, "a value is not a number")
@@ -180,6 +185,7 @@ class Projector(Handle):
 
     def _check_words(self) -> None:
         """Refuse a model that lacks the tokens which the projector writes."""
+        # The size alone tells which tokens are written around and between.
         samples = [Bitmap.image(*_LARGE)] if self.sees else []
         samples += [Bitmap.sound(2)] if self.hears else []
         for sample in samples:
@@ -201,6 +207,7 @@ class Projector(Handle):
         for index in range(lib.mtmd_input_chunks_size(chunks)):
             chunk = lib.mtmd_input_chunks_get(chunks, index)
             kind = lib.mtmd_input_chunk_get_type(chunk)
+            # Words that the model was trained to see around an image, or between its slices.
             if kind == lib.MTMD_INPUT_CHUNK_TYPE_TEXT:
                 tokens = lib.mtmd_input_chunk_get_tokens_text(chunk, count)
                 yield TokenRun(array("i", ffi.unpack(tokens, count[0])))
@@ -210,11 +217,14 @@ class Projector(Handle):
     def _row_run(self, chunk: Any) -> RowRun:
         n_cells = int(lib.mtmd_input_chunk_get_n_tokens(chunk))
         image = lib.mtmd_input_chunk_get_tokens_image(chunk)
+        # Without M-RoPE rows stand one behind the other, as tokens do. With it a position has
+        # four sections, and rows of an image have their place in it.
         sections: tuple[array[int], ...] = (array("i", range(n_cells)),)
         if self.uses_mrope:
             sections *= 4
             if image != ffi.NULL:
                 sections = _image_positions(image, n_cells)
+        # The last section of an image does not count from the beginning.
         moves = tuple(True for _ in sections)
         if self.uses_mrope and image != ffi.NULL:
             moves = (True, True, True, False)
@@ -272,11 +282,11 @@ def projector_bytes(
     name = os.fspath(path)
     check_projector(name, on_host=False)
     params = projector_params(1, use_gpu, min_tokens, max_tokens)
-    found = {
+    sizes = {
         device: int(lib.plr_projector_bytes(os.fsencode(name), params, pointer))
         for device, pointer in device_pointers().items()
     }
-    return {device: n_bytes for device, n_bytes in found.items() if n_bytes}
+    return {device: n_bytes for device, n_bytes in sizes.items() if n_bytes}
 
 
 def _image_positions(image: Any, n_cells: int) -> tuple[array[int], ...]:
@@ -311,7 +321,12 @@ class Bitmap(Handle):
         Raises:
             BadMedia: a side is 0 or too long, or the number of pixels is another one.
         """
-        _check_size(n_x, n_y)
+        fits = 0 < n_x <= MAX_SIDE and 0 < n_y <= MAX_SIDE and n_x * n_y <= MAX_PIXELS
+        if not fits:
+            raise BadMedia(
+                f"{n_x} x {n_y} pixels: sides of 1 to {MAX_SIDE} are allowed, and "
+                f"{MAX_PIXELS} pixels in all"
+            )
         data = ffi.NULL
         if pixels is not None:
             if len(pixels) != 3 * n_x * n_y:
@@ -331,18 +346,11 @@ class Bitmap(Handle):
         """
         if not 2 <= n_samples <= MAX_SAMPLES:  # mtmd aborts on a single sample
             raise BadMedia(f"{n_samples} samples: 2 to {MAX_SAMPLES} are allowed")
+        # Without samples there is the length only, as of a sound that is just counted.
         data = ffi.NULL
         if samples is not None:
             data = pointer(samples, FLOAT32, min_size=n_samples)
         return cls(lib.plr_bitmap_sound(n_samples, data))
-
-
-def _check_size(n_x: int, n_y: int) -> None:
-    if not (0 < n_x <= MAX_SIDE and 0 < n_y <= MAX_SIDE and n_x * n_y <= MAX_PIXELS):
-        raise BadMedia(
-            f"{n_x} x {n_y} pixels: sides of 1 to {MAX_SIDE} are allowed, and "
-            f"{MAX_PIXELS} pixels in all"
-        )
 
 
 class TokenRun(NamedTuple):
@@ -372,6 +380,7 @@ class RowRun(NamedTuple):
         self, pos: int, start: int = 0, stop: int | None = None
     ) -> array[int]:
         """Positions of rows [start, stop), section by section, if the run begins at *pos*."""
+        # Section by section, as libllama reads them.
         placed = array("i")
         for section, moves in zip(self.positions, self.moves, strict=True):
             part = section[start:stop]
@@ -449,6 +458,7 @@ def check_projector(path: str, *, on_host: bool) -> None:
     arch = values.get("general.architecture")
     if arch != "clip":
         raise ProjectorLoadFailed(path, f"this is a file of {arch!r}, not a projector")
+    # A file may have a part that sees and one that hears, each of a kind of its own.
     kinds = {str(v) for k, v in values.items() if k.endswith("projector_type")}
     if dependent := kinds.intersection(_DEPENDENT):
         raise Unsupported(
@@ -462,6 +472,7 @@ def check_projector(path: str, *, on_host: bool) -> None:
     for name in _needed(kinds, names, values):
         if name not in names:
             raise ProjectorLoadFailed(path, f"tensor {name!r} is missing")
+    # On the host mtmd copies all weights, and does not look whether there is room.
     needed, available = sum(map(n_bytes, header.tensors)), available_bytes()
     if on_host and available is not None and needed > available:
         raise ProjectorLoadFailed(
@@ -475,13 +486,13 @@ def _check_numbers(path: str, header: Header, part: str) -> None:
     sizes = _SIZES | (_VISION_SIZES if part == "vision" else {})
     of_all = header.values.get("clip.projector_type")
     kind = header.values.get(f"clip.{part}.projector_type", of_all)
-    for name, most in sizes.items():
+    for name, limit in sizes.items():
         if name == _HEADS and kind in _HEADLESS:
             continue
         value = header.values.get(f"clip.{part}.{name}", 1)
-        if not (isinstance(value, int) and 0 < value <= most):
+        if not (isinstance(value, int) and 0 < value <= limit):
             raise ProjectorLoadFailed(
-                path, f"clip.{part}.{name}={value!r} is not allowed: give 1 to {most}"
+                path, f"clip.{part}.{name}={value!r} is not allowed: give 1 to {limit}"
             )
     epsilon = header.values.get(f"clip.{part}.{_EPSILON}", 0.0)
     if not (isinstance(epsilon, float) and 0 <= epsilon < math.inf):
@@ -504,6 +515,7 @@ def _needed(
         for number in "0134" if normed else "02" if "mm.2.weight" in names else "0":
             yield f"mm.{number}.weight"
             yield f"mm.{number}.bias"
+    # Attention has one tensor for all three, or three of its own.
     biased = bool(kinds.intersection(_BIASED))
     for layer in filter(None, map(_LAYER.fullmatch, names)):
         if f"{layer[1]}attn_qkv.weight" not in names:

@@ -48,6 +48,7 @@ class SamplerChain(Handle):
             lib.llama_sampler_free,
             parents=[vocab.owner],  # some stages read its vocabulary
         )
+        # The chain owns its stages, so closing it frees those that were made.
         try:
             for stage in stages:
                 stage_ptr = made(type(stage).__name__, stage.make(vocab))
@@ -85,7 +86,9 @@ class TokenTable:
 
     def __init__(self, name: str, tokens: Sequence[int] | Mapping[int, float]) -> None:
         """*name* is what a wrong id is told with."""
-        _check_tokens(name, tokens)
+        for token in tokens:
+            if not 0 <= token <= INT32_MAX:
+                raise InvalidRequest(name, token, "token ids")
         if isinstance(tokens, Mapping):
             self.raw = ffi.new("llama_logit_bias[]", list(tokens.items()))
         else:
@@ -125,6 +128,7 @@ class RowSampler:
         mask: array[int] | NDArray[np.uint32] | None = None,
         n_first: int = 0,
     ) -> None:
+        # A lane skips stages on the host: libllama takes a chain once, for the graph.
         check("n_first", n_first, 0, FIRST_MAX)
         if chain is not None and chain.spent:
             raise InvalidRequest("chain", "a lane", "chains that never were one")
@@ -133,6 +137,7 @@ class RowSampler:
         self._ending = _table("ending", ending)
         self._bias = _table("bias", bias or {})
         self._mask = ffi.NULL if mask is None else pointer(mask, UINT32)
+        # C reads the struct at every sampling. What it points to is held by this object.
         self._struct = ffi.new("plr_sampler *")
         self._struct.chain = ffi.NULL if chain is None else chain.ptr
         self._struct.grammar = ffi.NULL if grammar is None else grammar.ptr
@@ -142,6 +147,7 @@ class RowSampler:
         self._struct.n_suppress = len(self._suppress)
         self._struct.ending, self._struct.n_ending = self._ending.raw, len(ending)
         self._struct.n_min = n_min
+        # Without a chain the largest logit is taken, which is a top-k of one.
         self.n_first = 1 if chain is None else n_first
         self.n_forbidden = len(suppress) + len(ending)  # at most
         self._struct.n_first = self.n_first
@@ -178,6 +184,7 @@ class RowSampler:
 
     def close(self) -> None:
         """Free chain and grammar. Idempotent."""
+        # The sign by which C refuses rows of a closed sampler, and only those.
         self._struct.n_suppress = -1
         self._struct.chain = self._struct.grammar = self._struct.mask = ffi.NULL
         for owned in (self.chain, self.grammar):
@@ -193,18 +200,19 @@ class RowSamplers:
             raise InvalidRequest("capacity", capacity, "at least 1")
         self.capacity = capacity
         self._table = array("Q", bytes(8 * capacity))
-        self._kept: list[RowSampler | None] = [None] * capacity
+        self._samplers: list[RowSampler | None] = [None] * capacity
         self.ptr = ffi.cast("plr_sampler **", ffi.from_buffer(self._table))
 
     def set_all(self, samplers: list[RowSampler]) -> None:
         """Set rows 0 to len(samplers) - 1."""
+        # Streams go on in the same rows for many steps, so the table seldom changes.
         count = len(samplers)
         if count > self.capacity:
             raise InvalidRequest("rows", count, f"at most {self.capacity}")
-        if self._kept[:count] != samplers:
+        if self._samplers[:count] != samplers:
             addresses = [sampler.address for sampler in samplers]
             self._table[:count] = array("Q", addresses)
-            self._kept[:count] = samplers
+            self._samplers[:count] = samplers
 
 
 def _table(
@@ -213,16 +221,10 @@ def _table(
     return tokens if isinstance(tokens, TokenTable) else TokenTable(name, tokens)
 
 
-def _check_tokens(name: str, tokens: Sequence[int] | Mapping[int, float]) -> None:
-    for token in tokens:
-        if not 0 <= token <= INT32_MAX:
-            raise InvalidRequest(name, token, "token ids")
-
-
 class RowScores(NamedTuple):
     """Log-softmax of rows: of one token each, and of the most likely ones."""
 
-    chosen: array[float]  # [n_rows]
+    logprobs: array[float]  # [n_rows]
     ids: array[int]  # [n_rows * n_top], of a row best first; -1 where there is none
     values: array[float]  # [n_rows * n_top]
 

@@ -61,15 +61,18 @@ class Dry:
 
     def make(self, vocab: Vocab) -> Any:
         """A copy of the one that prepare() keeps."""
+        # A clone is cheap, because the breakers of the first one are read already.
         template = self.prepare(vocab)
         return made("llama_sampler_clone", lib.plr_sampler_clone(template.ptr))
 
     def prepare(self, vocab: Vocab) -> Handle:
         """Make it once: each breaker has the whole vocabulary read, for milliseconds."""
         with vocab.lock:
+            # By value: requests with equal numbers and breakers share a template.
             template = vocab.templates.get(self)
             if template is None:
                 template = Handle(self._first(vocab), lib.llama_sampler_free)
+                # Requests choose breakers, so their number is limited: the oldest goes.
                 if len(vocab.templates) >= TEMPLATES_MAX:
                     del vocab.templates[next(iter(vocab.templates))]
                 vocab.templates[self] = template
@@ -161,6 +164,7 @@ class Temperature:
     exponent: float = 1.0
 
     def make(self, vocab: Vocab) -> Any:  # noqa: ARG002 - see Stage
+        # Logits are divided by it: a smaller one would leave no finite number.
         check("temperature", self.value, 1e-4, 1e6)
         check("dynatemp_range", self.spread, 0, 1e6)
         check("dynatemp_exponent", self.exponent, 0, 1e3)
@@ -174,6 +178,7 @@ class Infill:
     n_candidates: int
 
     def make(self, vocab: Vocab) -> Any:
+        # libllama compares all pairs of what comes in, and needs a token that ends the text.
         check("infill candidates", self.n_candidates, 1, INFILL_MAX)
         if vocab.eot is None and vocab.eos is None:
             raise Unsupported("infill", "the model has no token that ends a text")
@@ -212,6 +217,7 @@ class Mirostat:
         check("mirostat_tau", self.tau, 1e-6, 100)
         check("mirostat_eta", self.eta, 1e-6, 10)
         check("seed", self.seed, 0, SEED_MAX)
+        # Version 1 estimates from the most likely candidates, version 2 needs none of that.
         if self.version == 2:
             return lib.llama_sampler_init_mirostat_v2(self.seed, self.tau, self.eta)
         return lib.llama_sampler_init_mirostat(
@@ -242,6 +248,7 @@ def check(name: str, value: float, low: float, high: float) -> None:
 
 def c_text(name: str, text: str) -> Any:
     """*text* as a C string that Python owns. Raises InvalidRequest."""
+    # C ends a text at the first NUL, and an empty one would match everywhere.
     try:
         raw = text.encode()
     except UnicodeEncodeError:

@@ -28,6 +28,7 @@ MAX_STACK_BYTES = 2**22  # half of what the threads of an engine usually have
 
 def main() -> None:
     """Serve until the input ends."""
+    # Limits hold before anything of a stranger is read.
     setup = json.loads(sys.stdin.readline())
     _limit(setup["max_bytes"])
     max_cpu_s = setup["max_cpu_s"]
@@ -38,15 +39,17 @@ def main() -> None:
     in_use = llguidance.memory_counter()
 
     @lru_cache(MAX_TOKENIZERS)
-    def tokenizer(named: frozenset[int]) -> tuple[Any, object]:
-        texts = [b"\xff" + p if t in named else p for t, p in enumerate(pieces)]
+    def tokenizer(named_tokens: frozenset[int]) -> tuple[Any, object]:
+        texts = [b"\xff" + p if t in named_tokens else p for t, p in enumerate(pieces)]
         return llguidance.new_tokenizer(lib, texts, setup["eog"], None)
 
     mask = llguidance.declared().new("uint32_t[]", (len(pieces) + 31) // 32)
     for line in sys.stdin:
         constraint = json.loads(line)
+        # The timer ends the process: no library has to give up by itself.
         signal.setitimer(signal.ITIMER_PROF, max_cpu_s)
         pointer, _ = tokenizer(frozenset(constraint["named"]))
+        # The first mask compiles more, and shows mistakes that compiling does not.
         before = in_use()
         kind, text = constraint["kind"], constraint["text"]
         matcher = llguidance.new_matcher(lib, pointer, kind, text)

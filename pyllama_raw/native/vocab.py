@@ -102,8 +102,8 @@ class Vocab:
     def suppress_tokens(self) -> tuple[int, ...]:
         """Tokens that the model file says must not be sampled."""
         count = ffi.new("int32_t *")
-        found = lib.llama_vocab_get_suppress_tokens(self.ptr, count)
-        tokens = (int(found[i]) for i in range(count[0]))
+        pointer = lib.llama_vocab_get_suppress_tokens(self.ptr, count)
+        tokens = (int(pointer[i]) for i in range(count[0]))
         return tuple(token for token in tokens if 0 <= token < self.n_tokens)
 
     @cached_property
@@ -117,14 +117,15 @@ class Vocab:
             return {}
         ptr = self.ptr
         control = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        found: dict[str, bool] = {}
+        texts: dict[str, bool] = {}
+        # tokenize() looks for those of users always, for control tokens if it is told to.
         for token in range(self.n_tokens):
             attr = lib.llama_vocab_get_attr(ptr, token)
             if attr & (control | lib.LLAMA_TOKEN_ATTR_USER_DEFINED):
                 text = self.piece(token, special=True).decode(errors="replace")
-                found[text] = bool(attr & control)
-        found.pop("", None)
-        return found
+                texts[text] = bool(attr & control)
+        texts.pop("", None)
+        return texts
 
     def tokenize(
         self, text: str, *, add_special: bool, parse_special: bool
@@ -143,16 +144,21 @@ class Vocab:
         """
         if self.kind == "none":
             raise Unsupported("text", "the model has no vocabulary: give token ids")
+        # There libllama's tokenizer would not come back.
         if self._unfinished:
             reason = f"the byte {self._unfinished!r} begins tokens of the vocabulary and is none"
             raise Unsupported(
                 "text", f"{reason}, so the tokenizer may not end: give token ids"
             )
         raw = _encode(text)
+        # A long word needs a larger stack, a text of many special tokens has to be parted.
         stack_bytes = self._stack_bytes(raw)
         ends = self._parts(raw, parse_special=parse_special)
+        # Nearly all texts: one call for the whole.
         if not ends:
             return self._whole(raw, (add_special, parse_special), stack_bytes)
+        # Parts have nothing around them. BOS and EOS are those of an empty text, and the kind
+        # of the vocabulary tells which of them stand before.
         around = self._whole(b"", (add_special, False), 0)
         n_before = min(len(around), int(self.kind == "wpm" or self.add_bos))
         tokens = around[:n_before]
@@ -191,16 +197,17 @@ class Vocab:
         """
         if len(raw) <= SMALL_TEXT:
             return []
+        # C looks for places where a special token certainly begins, FEW_MARKERS apart.
         specials, max_ends = self._specials, len(raw) // FEW_MARKERS + 1
-        ends, most = ffi.new("int32_t[]", max_ends), ffi.new("int32_t *")
+        ends, longest = ffi.new("int32_t[]", max_ends), ffi.new("int32_t *")
         n_ends = lib.plr_text_parts(
             *(self.ptr, raw, len(raw), parse_special, specials, len(specials)),
-            *(FEW_MARKERS, ends, max_ends, most),
+            *(FEW_MARKERS, ends, max_ends, longest),
         )
         if n_ends < 0:
             raise NativeError("plr_text_parts", n_ends, last_error())
-        if most[0] > MAX_MARKERS:
-            value = f"{most[0]} special tokens that overlap or strip blanks"
+        if longest[0] > MAX_MARKERS:
+            value = f"{longest[0]} special tokens that overlap or strip blanks"
             allowed = f"at most {MAX_MARKERS} in a row: shorten or part the text"
             raise InvalidRequest("text", value, allowed)
         return [int(ends[i]) for i in range(n_ends)]
@@ -208,9 +215,11 @@ class Vocab:
     def _whole(
         self, raw: bytes, flags: tuple[bool, bool], stack_bytes: int
     ) -> array[int]:
+        # A token has a byte or more in nearly all vocabularies; 16 are for those around.
         tokens = array("i", bytes(4 * (len(raw) + 16)))
         n_tokens = self._tokenize(raw, tokens, flags, stack_bytes)
-        if n_tokens < 0:  # rare: more tokens than bytes
+        # Rare: more tokens than bytes. libllama tells how many.
+        if n_tokens < 0:
             tokens = array("i", bytes(4 * -n_tokens))
             n_tokens = self._tokenize(raw, tokens, flags, stack_bytes)
         del tokens[n_tokens:]
@@ -227,12 +236,14 @@ class Vocab:
             return 0  # the others have no patterns
         stretches = ffi.new("plr_stretches *")
         lib.plr_text_stretches(raw, len(raw), stretches)
+        # Time: tokenizers of some models take the square of a stretch of one kind.
         if self._quadratic is not None:
             kind, limit = self._quadratic
             if (n_characters := int(getattr(stretches, kind))) > limit:
                 value = f"{n_characters} {kind} in a row"
                 allowed = f"at most {limit} with the tokenizer of this model"
                 raise InvalidRequest("text", value, f"{allowed}: break or shorten them")
+        # Memory: std::regex recurses once a character of a word.
         n_characters = int(stretches.word)
         if n_characters > MAX_WORD:
             value = f"{n_characters} characters without a break"
@@ -275,18 +286,19 @@ class Vocab:
         """piece() of every token; outlives the model."""
         if self.kind == "none":
             return Pieces(b"", zeros(INT64, self.n_tokens))
+        # A guess, which most vocabularies fit; C tells the size if this one does not.
         size = 16 * self.n_tokens
         ends = zeros(INT64, self.n_tokens)
         ends_ptr = pointer(ends, INT64, writable=True)
         while True:
             buffer = ffi.new("char[]", size)
-            found = lib.plr_vocab_pieces(self.ptr, buffer, size, ends_ptr)
-            if found < 0:
-                raise NativeError("llama_token_to_piece", found, last_error())
-            if found <= size:
+            n_bytes = lib.plr_vocab_pieces(self.ptr, buffer, size, ends_ptr)
+            if n_bytes < 0:
+                raise NativeError("llama_token_to_piece", n_bytes, last_error())
+            if n_bytes <= size:
                 break
-            size = found
-        return Pieces(bytes(ffi.buffer(buffer, found)), ends)
+            size = n_bytes
+        return Pieces(bytes(ffi.buffer(buffer, n_bytes)), ends)
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """

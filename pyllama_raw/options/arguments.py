@@ -14,13 +14,32 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pyllama_raw.errors import ConfigError, InvalidRequest, reading, shown
 
+
+class LateModule:
+    """A module that is imported when somebody asks for a name in it (rule 3)."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(import_module(self._name), name)
+        setattr(self, name, value)  # from now on it is a plain attribute
+        return value
+
+
 if TYPE_CHECKING:
-    from pyllama_raw.options.requests import ChatOptions, RequestOptions, TextOptions
-    from pyllama_raw.options.sampling import SamplingParams
+    from pyllama_raw.options import config as configs
+    from pyllama_raw.options import frozen, requests, sampling
+else:
+    configs = LateModule("pyllama_raw.options.config")
+    frozen = LateModule("pyllama_raw.options.frozen")
+    requests = LateModule("pyllama_raw.options.requests")
+    sampling = LateModule("pyllama_raw.options.sampling")
 
 T = TypeVar("T")
 
@@ -32,45 +51,37 @@ SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anythin
 
 def checked_number(name: str, value: object, low: int, high: int) -> int:
     """A whole number; True is no number: a flag that was put in the wrong place is the likelier reason."""
-    from pyllama_raw.options.requests import checked, whole
-
-    return checked(whole(low, high), value, name)
+    return requests.checked(requests.whole(low, high), value, name)
 
 
 def checked_top(value: object) -> int:
     """A number of likely tokens."""
-    from pyllama_raw.options.sampling import MAX_TOP
-
-    return checked_number("n_top", value, 0, MAX_TOP)
+    return checked_number("n_top", value, 0, sampling.MAX_TOP)
 
 
 def checked_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
     """Texts, at least one, none of them empty. Raises InvalidRequest; *name* is theirs."""
-    from pyllama_raw.options.requests import TEXTS, checked
-
-    return checked(TEXTS, texts, name)
+    return requests.checked(requests.TEXTS, texts, name)
 
 
 def checked_texts_or_ids(
     texts: Iterable[str | Sequence[int]],
 ) -> list[str | Sequence[int]]:
     """As checked_texts(), where token ids may stand for a text."""
-    from pyllama_raw.options.requests import TEXTS_OR_IDS, checked
-
-    found: list[str | Sequence[int]] = checked(TEXTS_OR_IDS, texts, "texts")
-    return found
+    checked: list[str | Sequence[int]] = requests.checked(
+        requests.TEXTS_OR_IDS, texts, "texts"
+    )
+    return checked
 
 
 def checked_text(name: str, value: object) -> str:
     """A text that is not empty."""
-    from pyllama_raw.options.requests import TEXT, checked
-
-    return checked(TEXT, value, name)
+    return requests.checked(requests.TEXT, value, name)
 
 
-def checked_word(name: str, value: object, known: Iterable[str], allowed: str) -> str:
-    """One of the words *known*, of which *allowed* tells."""
-    if isinstance(value, str) and (word := str.__str__(value)) in known:
+def checked_word(name: str, value: object, words: Iterable[str], allowed: str) -> str:
+    """One of *words*, of which *allowed* tells."""
+    if isinstance(value, str) and (word := str.__str__(value)) in words:
         return word
     raise InvalidRequest(name, value, allowed)
 
@@ -83,9 +94,7 @@ def checked_flag(name: str, value: object) -> bool:
 
 def checked_wait(name: str, value: object) -> float:
     """Seconds that somebody waits."""
-    from pyllama_raw.options.requests import WAIT, checked
-
-    return checked(WAIT, value, name)
+    return requests.checked(requests.WAIT, value, name)
 
 
 def check_progress(value: object) -> None:
@@ -96,16 +105,12 @@ def check_progress(value: object) -> None:
 
 def checked_salt(value: object) -> str | None:
     """Text that a namespace can be named by."""
-    from pyllama_raw.options.requests import SALT, checked
-
-    return checked(SALT, value, "cache_salt")
+    return requests.checked(requests.SALT, value, "cache_salt")
 
 
 def checked_adapter(value: object) -> str:
     """The name of an adapter."""
-    from pyllama_raw.options.requests import NAME, checked
-
-    return checked(NAME, value, "name")
+    return requests.checked(requests.NAME, value, "name")
 
 
 def checked_file(name: str, value: object) -> str:
@@ -122,7 +127,7 @@ def checked_file(name: str, value: object) -> str:
 # -- of a request ---------------------------------------------------------------
 
 
-def checked_options(options: Mapping[str, Any]) -> RequestOptions:
+def checked_options(options: Mapping[str, Any]) -> requests.RequestOptions:
     """
     *options* as plain values.
 
@@ -130,57 +135,43 @@ def checked_options(options: Mapping[str, Any]) -> RequestOptions:
         TypeError: a name is none of RequestOptions.
         InvalidRequest: a value is not allowed.
     """
-    from pyllama_raw.options.requests import RequestOptions
-
-    return _checked_all(RequestOptions, "a request", options)
+    return _checked_all(requests.RequestOptions, "a request", options)
 
 
-def checked_chat(options: Mapping[str, Any]) -> ChatOptions:
+def checked_chat(options: Mapping[str, Any]) -> requests.ChatOptions:
     """Like checked_options(), for what only renders or counts."""
-    from pyllama_raw.options.requests import ChatOptions
-
-    return _checked_all(ChatOptions, "a chat", options)
+    return _checked_all(requests.ChatOptions, "a chat", options)
 
 
-def checked_serving(options: Mapping[str, Any]) -> TextOptions:
+def checked_serving(options: Mapping[str, Any]) -> requests.TextOptions:
     """Like checked_options(), for what makes vectors."""
-    from pyllama_raw.options.requests import TextOptions
-
-    return _checked_all(TextOptions, "an embedding", options)
+    return _checked_all(requests.TextOptions, "an embedding", options)
 
 
 def _checked_all(kind: type[T], whose: str, options: Mapping[str, Any]) -> T:
     if not options:
         return kind()  # the dict of a TypedDict
-    from pyllama_raw.options.requests import checked, options_of
-
     for name in options:
         if name not in kind.__annotations__:
             raise TypeError(_unknown_option(name, whose, kind.__annotations__))
-    return checked(options_of(kind), options)
+    return requests.checked(requests.options_of(kind), options)
 
 
-def _unknown_option(name: str, whose: str, known: Iterable[str]) -> str:
-    from pyllama_raw.options.config import EngineConfig
-    from pyllama_raw.options.frozen import places, suggestion
-    from pyllama_raw.options.sampling import SamplingParams
-
+def _unknown_option(name: str, whose: str, fields: Iterable[str]) -> str:
     elsewhere = [
-        *places(SamplingParams, "SamplingParams."),
-        *places(EngineConfig, "EngineConfig."),
+        *frozen.places(sampling.SamplingParams, "SamplingParams."),
+        *frozen.places(configs.EngineConfig, "EngineConfig."),
     ]
-    told = f"{shown(name)} is no option of {whose}"
-    found = suggestion(name, [*known, *elsewhere])
-    return f"{told}{found}" if found else f"{told}; there are {', '.join(known)}"
+    message = f"{shown(name)} is no option of {whose}"
+    hint = frozen.suggestion(name, [*fields, *elsewhere])
+    return f"{message}{hint}" if hint else f"{message}; there are {', '.join(fields)}"
 
 
-def checked_params(params: object) -> SamplingParams:
+def checked_params(params: object) -> sampling.SamplingParams:
     """*params*, or the default ones for None. Raises InvalidRequest for anything else."""
-    from pyllama_raw.options.sampling import SamplingParams
-
     if params is None:
-        return SamplingParams()
-    if isinstance(params, SamplingParams):
+        return sampling.SamplingParams()
+    if isinstance(params, sampling.SamplingParams):
         return params
     allowed = "a SamplingParams, as SamplingParams(max_tokens=16, temperature=0)"
     raise InvalidRequest("params", params, allowed)
@@ -211,26 +202,20 @@ def check_opening(
 ) -> None:
     """Raise ConfigError unless an engine can be opened with these."""
     if needs is not None:
-        from pyllama_raw.options.requests import Need
-
-        known = get_args(Need)
-        fits = isinstance(needs, str) and str.__str__(needs) in known
-        _check("needs", needs, fits, f"one of {', '.join(map(repr, known))}, or None")
+        words = get_args(requests.Need)
+        fits = isinstance(needs, str) and str.__str__(needs) in words
+        _check("needs", needs, fits, f"one of {', '.join(map(repr, words))}, or None")
     if config is not None:
-        from pyllama_raw.options.config import EngineConfig
-
         allowed = "an EngineConfig, as EngineConfig(context=ContextConfig(n_ctx=4096))"
-        _check("config", config, isinstance(config, EngineConfig), allowed)
+        _check("config", config, isinstance(config, configs.EngineConfig), allowed)
     _check_source(model, progress)
 
 
 def check_loading(model: object, config: object, progress: object) -> None:
     """Raise ConfigError unless a model can be loaded with these."""
     if config is not None:
-        from pyllama_raw.options.config import ModelConfig
-
         allowed = "a ModelConfig, as ModelConfig(no_host=True)"
-        _check("config", config, isinstance(config, ModelConfig), allowed)
+        _check("config", config, isinstance(config, configs.ModelConfig), allowed)
     _check_source(model, progress)
 
 

@@ -193,23 +193,23 @@ def given_template(value: str) -> ChatTemplate:
     return ChatTemplate(text, value)
 
 
-def model_template(given: str | None, own: str | None) -> ChatTemplate | None:
+def model_template(option: str | None, own: str | None) -> ChatTemplate | None:
     """
     The template for the chats of a model.
 
     Args:
-        given: by the options; None: the model's own; AUTO: that, or the fallback.
+        option: of the user; None: the model's own; AUTO: that, or the fallback.
         own: in the file of the model, a stranger's, so a path is no path there.
 
     Raises:
-        ValueError: *given* is none.
+        ValueError: *option* is none.
     """
-    if given is not None and given != AUTO:
-        return given_template(given)
+    if option is not None and option != AUTO:
+        return given_template(option)
     if own:
-        named = None if any(mark in own for mark in JINJA) else named_template(own)
-        return ChatTemplate(own if named is None else named.text, "model")
-    if given == AUTO:
+        template = None if any(mark in own for mark in JINJA) else named_template(own)
+        return ChatTemplate(own if template is None else template.text, "model")
+    if option == AUTO:
         return ChatTemplate(TEMPLATES[FALLBACK], FALLBACK_SOURCE)
     return None
 

@@ -24,6 +24,7 @@ from pyllama_raw.native.params import (
 from pyllama_raw.options import chat_templates
 from pyllama_raw.options.frozen import AnyPath, Frozen, Listed, Mapped
 from pyllama_raw.options.machine import n_threads
+from pyllama_raw.policy import allowed_names, is_known
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 ImageRows = Annotated[int, Field(ge=1, le=2**16)]  # their pixels fit 32 bits
@@ -217,11 +218,8 @@ class SchedulerConfig(Frozen):
     @field_validator("policy")
     @classmethod
     def _check_policy(cls, name: str) -> str:
-        if name != "fcfs":
-            from pyllama_raw.policy import allowed_names, is_known
-
-            if not is_known(name):
-                raise ValueError(allowed_names())
+        if name != "fcfs" and not is_known(name):
+            raise ValueError(allowed_names())
         return name
 
 
@@ -383,8 +381,8 @@ class EngineConfig(Frozen):
     @property
     def projector_on_device(self) -> bool:
         """Whether a device computes the projector, if there is one."""
-        chosen = self.media.on_device
-        return self.model.n_gpu_layers != 0 if chosen is None else chosen
+        on_device = self.media.on_device
+        return self.model.n_gpu_layers != 0 if on_device is None else on_device
 
     def _misfits(self) -> Iterator[tuple[str, str]]:
         n_ctx, n_slots = self.context.n_ctx, self.scheduler.n_slots

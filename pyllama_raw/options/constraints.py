@@ -73,10 +73,10 @@ def for_llguidance(schema: Any) -> Any:
     Raises:
         BadSchema: a number in it has too many digits, or is too large.
     """
-    whole = rewritten({} if schema is True else schema)
-    if isinstance(whole, dict):  # else llguidance says what is wrong
-        whole["x-guidance"] = OPTIONS
-    return whole
+    root = rewritten({} if schema is True else schema)
+    if isinstance(root, dict):  # else llguidance says what is wrong
+        root["x-guidance"] = OPTIONS
+    return root
 
 
 def rewritten(schema: Any) -> Any:
@@ -88,13 +88,13 @@ def rewritten(schema: Any) -> Any:
     """
     if not isinstance(schema, Mapping):
         return schema
-    found = {name: _value(name, value) for name, value in schema.items()}
-    if isinstance(found.get("format"), str) and found["format"] not in FORMATS:
-        _log.warning("json_schema: the unknown format %r is ignored", found["format"])
-        del found["format"]
-    for name in EXCLUDING.keys() & found.keys():
-        _include(found, name)
-    return found
+    result = {name: _value(name, value) for name, value in schema.items()}
+    if isinstance(result.get("format"), str) and result["format"] not in FORMATS:
+        _log.warning("json_schema: the unknown format %r is ignored", result["format"])
+        del result["format"]
+    for name in EXCLUDING.keys() & result.keys():
+        _include(result, name)
+    return result
 
 
 def _value(name: str, value: Any) -> Any:
@@ -138,13 +138,13 @@ def _include(schema: dict[str, Any], name: str) -> None:
     if not _is_number(bound) or bound != int(bound):
         return
     del schema[name]
-    whole = int(bound)
-    n_places = N_DIGITS - len(str(abs(whole)))
-    beside = whole + sign * (10**-n_places if n_places > 0 else 1)
+    number = int(bound)
+    n_places = N_DIGITS - len(str(abs(number)))
+    beside = number + sign * (10**-n_places if n_places > 0 else 1)
     if abs(beside) > MOST:
         raise _inexact(name, bound)
-    given = schema.get(other)
-    if not _is_number(given) or sign * given < sign * beside:
+    neighbour = schema.get(other)
+    if not _is_number(neighbour) or sign * neighbour < sign * beside:
         schema[other] = beside
 
 
@@ -213,7 +213,7 @@ def with_ascii_classes(pattern: str) -> str:
     The end of a range, as in `[a-\d]`, stays as it is, because that is a mistake which
     llguidance names.
     """
-    found, depth = [], 0
+    parts, depth = [], 0
     before, last = "", ""
     for part in _PART.findall(pattern):
         if part[0] == "[":
@@ -222,9 +222,9 @@ def with_ascii_classes(pattern: str) -> str:
             depth = max(depth - 1, 0)
         # Behind another class, a dash is a character.
         ends_range = depth and last == "-" and before not in (*_CLASSES, "]")
-        found.append(part if ends_range else _CLASSES.get(part, part))
+        parts.append(part if ends_range else _CLASSES.get(part, part))
         before, last = last, part
-    return "".join(found)
+    return "".join(parts)
 
 
 # -- refusals -------------------------------------------------------------------
@@ -346,8 +346,8 @@ def refusal(kind: str, text: str) -> PlacedReason:
         line, column, message = located.groups()
         if kind == "lark":
             lines = dict(LINE.findall(text))
-            shown = _around(lines.get(line, ""), int(column) - 1)
-            place = f"line {line}, column {column}{shown}"
+            excerpt = _around(lines.get(line, ""), int(column) - 1)
+            place = f"line {line}, column {column}{excerpt}"
         text = message
     text = text.removeprefix("failed to compile JSON schema: ").strip()
     return PlacedReason(cut(_reason(text), MAX_REFUSAL), place)
@@ -362,8 +362,8 @@ def _reason(text: str) -> str:
         return _of_pattern(*pattern.groups())
     # A value of the constraint may be in it, with which the table would take quadratic time.
     text = text[:MAX_READ]
-    for known, words in TABLE:
-        if (matched := re.fullmatch(known, text, re.DOTALL)) is not None:
+    for form, words in TABLE:
+        if (matched := re.fullmatch(form, text, re.DOTALL)) is not None:
             return " ".join(matched.expand(words).split())
     return " ".join(text.split()) or "it excludes every output: loosen it"
 
@@ -383,5 +383,5 @@ def _around(text: str, at: int) -> str:
     """The characters of *text* around *at*, as the end of a sentence; nothing if it is empty."""
     start, stop = max(0, at - N_AROUND), at + N_AROUND
     begin, end = ("..." if start else ""), ("..." if stop < len(text) else "")
-    shown = f"{begin}{text[start:stop]}{end}"
-    return f", in `{shown}`" if text else ""
+    excerpt = f"{begin}{text[start:stop]}{end}"
+    return f", in `{excerpt}`" if text else ""

@@ -3,26 +3,28 @@ Files pinned by hash, fetched from the package index into the user's cache.
 
 A file under its final name is whole and checked: it is written beside and renamed.
 `build_lib.py` loads this file by path before the package exists, so it imports nothing
-but the standard library. What only a download needs is imported by it: a model that is
-in the cache need not wait for that.
+but the standard library. TLS is imported by a download: a model that is in the cache need
+not wait for that.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import html
 import os
 import re
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 OnBytes = Callable[[int], None]  # called with the bytes on disk so far
 
@@ -55,8 +57,8 @@ class Artifact:
 
 def cache_dir() -> Path:
     """The directory of built libraries and fetched models, outside any checkout."""
-    if named := os.environ.get("PYLLAMA_RAW_CACHE"):
-        return Path(named).expanduser().resolve()
+    if directory := os.environ.get("PYLLAMA_RAW_CACHE"):
+        return Path(directory).expanduser().resolve()
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "pyllama_raw"
     home = Path.home()
@@ -98,8 +100,6 @@ def fetch(artifact: Artifact, folder: Path, on_bytes: OnBytes) -> Path:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Any]:
     """Open a binary file that appears as *path* only if the block succeeds."""
-    import tempfile
-
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=f".{path.name}.", delete=False
     ) as file:
@@ -146,7 +146,6 @@ def _open(url: str) -> Any:
     """Open *url* with the certificates pip would use."""
     import ssl
     import urllib.request
-    from urllib.parse import urlsplit
 
     if urlsplit(url).scheme not in ("https", "http", "file"):
         raise ValueError(f"{url}: only https, http and file are fetched")
@@ -156,9 +155,6 @@ def _open(url: str) -> Any:
 
 def _url_from_index(artifact: Artifact) -> str:
     """Look *artifact* up in the simple index pip is configured with."""
-    import html
-    from urllib.parse import urljoin
-
     page = f"{_index_url().rstrip('/')}/{artifact.project}/"
     with _open(page) as response:
         page_bytes = response.read(MAX_PAGE_BYTES + 1)
@@ -173,11 +169,8 @@ def _url_from_index(artifact: Artifact) -> str:
 
 
 def _index_url() -> str:
-    import subprocess
-    from importlib import import_module
-
-    if named := os.environ.get("PIP_INDEX_URL"):
-        return named
+    if url := os.environ.get("PIP_INDEX_URL"):
+        return url
     try:
         interpreters = import_module("pyllama_raw.options.machine")
         python = interpreters.interpreter()

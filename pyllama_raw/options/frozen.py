@@ -65,11 +65,11 @@ SHORTER = {
 @cache
 def descriptions(kind: type) -> dict[str, str]:
     """The description of each field of *kind*, by name; none where sources are missing."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith(PACKAGE):
-            found |= _docstrings(base)
-    return found
+            texts |= _docstrings(base)
+    return texts
 
 
 def _docstrings(kind: type) -> dict[str, str]:
@@ -78,15 +78,15 @@ def _docstrings(kind: type) -> dict[str, str]:
     except (OSError, TypeError):  # a program may be shipped without its sources
         return {}
     (node,) = ast.parse(dedent(source)).body
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for field, below in pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
         match field, below:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
-                found[name] = inspect.cleandoc(text)
-    return found
+                texts[name] = inspect.cleandoc(text)
+    return texts
 
 
 class Documented(type(BaseModel)):  # type: ignore[misc]
@@ -94,11 +94,11 @@ class Documented(type(BaseModel)):  # type: ignore[misc]
 
     @property
     def __doc__(cls) -> str:  # type: ignore[override]
-        told = [
+        lines = [
             f"{name} = {_default(cls, name)}\n{indent(text, '    ')}"
             for name, text in descriptions(cls).items()
         ]
-        return "\n\n".join([about(cls), "\n".join(told)])
+        return "\n\n".join([about(cls), "\n".join(lines)])
 
 
 def _default(kind: type[BaseModel], name: str) -> str:
@@ -118,12 +118,12 @@ class DescribedModel(BaseModel, metaclass=Documented):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        made = handler(core_schema)
-        schema = handler.resolve_ref_schema(made)
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
         schema["description"] = about(cls)
         for name, text in descriptions(cls).items():
             schema["properties"][name]["description"] = text
-        return made
+        return reference
 
 
 if TYPE_CHECKING:
@@ -201,13 +201,13 @@ class Frozen(Described):
         shown_ones = [
             (name, shown(v), allowed) for name, v, allowed in mistakes[:MAX_TOLD]
         ]
-        told = [
+        sentences = [
             f"{cls.__name__}.{name}={value}: give {allowed}"
             for name, value, allowed in shown_ones
         ]
         if len(mistakes) > MAX_TOLD:
-            told.append(f"and {len(mistakes) - MAX_TOLD} more")
-        return ConfigError("; ".join(told), tuple(shown_ones))
+            sentences.append(f"and {len(mistakes) - MAX_TOLD} more")
+        return ConfigError("; ".join(sentences), tuple(shown_ones))
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False
@@ -246,19 +246,19 @@ def allowed(item: ErrorDetails) -> str:
     """Values that fit in the place of a mistake, in words of pydantic, after "give"."""
     if item["type"] == "wrong_option":
         return str(item["ctx"]["allowed"])
-    told = re.fullmatch(_SENTENCE, item["msg"], re.DOTALL)
-    if told is None:
+    sentence = re.fullmatch(_SENTENCE, item["msg"], re.DOTALL)
+    if sentence is None:
         return f"what fits: {item['msg']}"
-    words = told[1]
+    words = sentence[1]
     for long, short in SHORTER.items():
         words = words.replace(long, short)
     return words
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, options: Iterable[str]) -> str:
     """The known option that *name* is, or is most like; those have dots."""
     places: dict[str, str] = {}
-    for where in known:
+    for where in options:
         places.setdefault(where.rpartition(".")[2], where)
     begins = [p for p in places if len(p) > 3 and name.startswith(f"{p}_")]
     close = get_close_matches(cut(name, 80), places, n=1, cutoff=0.8)

@@ -126,14 +126,14 @@ class _Parser:
 
     def _alternatives(self, n_open: int) -> _Item:
         """All up to the end of a rule or of one of *n_open* parentheses."""
-        found: list[str] = []
+        choices: list[str] = []
         depth = 0
         while True:
             items = self._sequence(n_open)
-            found.append(" ".join(item.text for item in items) or '""')
+            choices.append(" ".join(item.text for item in items) or '""')
             depth = max([depth, *(item.depth for item in items)])
             if self._char != "|":
-                return _Item(" | ".join(found), depth + 1)
+                return _Item(" | ".join(choices), depth + 1)
             self._pos += 1
             self._count(1)
             self._skip(lines=True)
@@ -147,11 +147,11 @@ class _Parser:
                     raise BadGrammar(f"nothing before {char} to repeat", self._pos)
                 items[-1] = self._repeated(items[-1], char)
             else:
-                found = self._element(char, n_open)
-                if found is None:
+                item = self._element(char, n_open)
+                if item is None:
                     break
-                can_repeat = found.text != ""
-                items += [found] if can_repeat else []
+                can_repeat = item.text != ""
+                items += [item] if can_repeat else []
             self._skip(lines=n_open > 0)
         return items
 
@@ -192,25 +192,27 @@ class _Parser:
     def _terminal(self, kind: str) -> str:
         position = self._pos
         pattern, name = _ITEMS[kind]
-        taken = self._take(pattern, f"a {name}, closed and with known escapes")
+        terminal = self._take(pattern, f"a {name}, closed and with known escapes")
         if kind == "<":
-            negated, named = taken[0] == "!", taken.lstrip("!")[1:-1]
-            found = _TOKEN_ID.fullmatch(named)
-            return self._token(int(found[1]) if found else named, negated, position)
-        if kind == '"' and len(taken) > 2:
-            self._count(len(taken) - 2)
-            return characters(taken[1:-1], position)
-        if kind == "[" and taken not in ("[]", "[^]"):
-            self._count(len(taken) - 2)
-            negated = taken[1] == "^"
-            return one_of(taken[1 + negated : -1], negated)
+            negated, name_text = terminal[0] == "!", terminal.lstrip("!")[1:-1]
+            number = _TOKEN_ID.fullmatch(name_text)
+            return self._token(
+                int(number[1]) if number else name_text, negated, position
+            )
+        if kind == '"' and len(terminal) > 2:
+            self._count(len(terminal) - 2)
+            return characters(terminal[1:-1], position)
+        if kind == "[" and terminal not in ("[]", "[^]"):
+            self._count(len(terminal) - 2)
+            negated = terminal[1] == "^"
+            return one_of(terminal[1 + negated : -1], negated)
         return ""
 
     def _token(self, token: int | str, negated: bool, position: int) -> str:
-        found = self._find_token(token)
-        if found is None:
+        token_id = self._find_token(token)
+        if token_id is None:
             raise BadGrammar(f"{token!r} is no single token", position)
-        return one_token(found, negated, self._silent)
+        return one_token(token_id, negated, self._silent)
 
     def _count(self, n_items: int) -> None:
         self._n_items += n_items
@@ -230,16 +232,16 @@ class _Parser:
     def _counts(self) -> str:
         """The least and the most, as Lark has them."""
         start = self._pos
-        found = _REPEAT.match(self._text, start)
-        if found is None:
+        match = _REPEAT.match(self._text, start)
+        if match is None:
             raise BadGrammar("expected {n}, {n,} or {n,m}", start)
-        least, most = found[1], found[3] or found[1]
-        if max(len(least), len(most)) > 6 or int(least) > MAX_ITEMS:
+        low, high = match[1], match[3] or match[1]
+        if max(len(low), len(high)) > 6 or int(low) > MAX_ITEMS:
             raise BadGrammar(f"more than {MAX_ITEMS} repetitions", start)
-        if int(most) < int(least):
-            raise BadGrammar(f"at most {most} is less than at least {least}", start)
-        self._pos = found.end()
-        return f"{{{int(least)},{'' if found[2] and not found[3] else int(most)}}}"
+        if int(high) < int(low):
+            raise BadGrammar(f"at most {high} is less than at least {low}", start)
+        self._pos = match.end()
+        return f"{{{int(low)},{'' if match[2] and not match[3] else int(high)}}}"
 
     @staticmethod
     def _check_depth(depth: int, position: int) -> None:
@@ -249,18 +251,18 @@ class _Parser:
 
     def _take(self, pattern: re.Pattern[str], expected: str) -> str:
         end = self._pos + MAX_WRITTEN
-        found = pattern.match(self._text, self._pos, end)
-        if found is None:
+        match = pattern.match(self._text, self._pos, end)
+        if match is None:
             if end < len(self._text):
                 expected += f", of at most {MAX_WRITTEN} characters"
             raise BadGrammar(f"expected {expected}", self._pos)
-        self._pos = found.end()
-        return found[0]
+        self._pos = match.end()
+        return match[0]
 
     def _skip(self, *, lines: bool = False) -> None:
-        found = (_SPACE_AND_LINES if lines else _SPACE).match(self._text, self._pos)
-        assert found is not None
-        self._pos = found.end()
+        match = (_SPACE_AND_LINES if lines else _SPACE).match(self._text, self._pos)
+        assert match is not None
+        self._pos = match.end()
 
 
 def characters(inside: str, position: int) -> str:
@@ -274,11 +276,11 @@ def characters(inside: str, position: int) -> str:
 
 def one_of(inside: str, negated: bool) -> str:
     """One character of the set *inside* of brackets, or one that it lacks."""
-    kept = [
+    ranges = [
         _of_text(_code(first), _code(last or first))
         for first, last in _RANGE.findall(inside)
     ]
-    parts = [f"{_char(low)}-{_char(high)}" for low, high in kept if low <= high]
+    parts = [f"{_char(low)}-{_char(high)}" for low, high in ranges if low <= high]
     if negated:
         return f"/[^{''.join([_char(0), *parts])}]/"
     return f"/[{''.join(parts)}]/" if parts else NOTHING

@@ -144,8 +144,8 @@ def busy_s() -> float | None:
     if not STAT.exists():
         return None
     # user nice system idle iowait irq softirq steal, then guests, which are in user, too
-    user, nice, system, _, _, *rest = map(int, STAT.read_text().split()[1:9])
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, *interrupts = map(int, STAT.read_text().split()[1:9])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def own_s() -> float:
@@ -161,7 +161,7 @@ def cpu_name() -> str:
     return next(names, platform.processor())
 
 
-class Others:
+class OtherLoad:
     """The number of CPUs that other processes kept busy, over all watched blocks."""
 
     def __init__(
@@ -213,10 +213,10 @@ def interpreter() -> str:
     Raises:
         NoInterpreter: this process runs in no Python that can be started, and none is named.
     """
-    if named := os.environ.get(VARIABLE):
-        program = shutil.which(named)
+    if name := os.environ.get(VARIABLE):
+        program = shutil.which(name)
         if program is None:
-            text = f"{VARIABLE}={named!r} is no program: name one, as /usr/bin/python3"
+            text = f"{VARIABLE}={name!r} is no program: name one, as /usr/bin/python3"
             raise NoInterpreter(text)
         return program
     for path in _candidates():

@@ -100,10 +100,10 @@ def resolve_projector(spec: str | Path, model: str | Path | None, path: Path) ->
         return resolve_model(spec)
     if str(model).startswith("hf:"):
         return _projector_from_hugging_face(str(model))
-    found = _projector_among(path.parent.iterdir())
-    if found is None:
+    projector = _projector_among(path.parent.iterdir())
+    if projector is None:
         raise ModelNotFound(str(spec), f"no mmproj*.gguf beside {path}")
-    return found
+    return projector
 
 
 def with_projector(
@@ -112,8 +112,8 @@ def with_projector(
     """*config* with the file of the projector that it names. Raises ModelNotFound."""
     if config is None or config.media.mmproj is None:
         return config
-    found = resolve_projector(config.media.mmproj, model, path)
-    media = config.media.model_copy(update={"mmproj": found})
+    projector = resolve_projector(config.media.mmproj, model, path)
+    media = config.media.model_copy(update={"mmproj": projector})
     return config.model_copy(update={"media": media})
 
 
@@ -125,8 +125,8 @@ def _projector_among(files: Iterable[Path]) -> Path | None:
         order = (i for i, kind in enumerate(kinds) if kind in file.name.lower())
         return next(order, len(kinds)), file.name
 
-    found = (file for file in files if file.match("mmproj*.gguf"))
-    return min(found, key=rank, default=None)
+    projectors = (file for file in files if file.match("mmproj*.gguf"))
+    return min(projectors, key=rank, default=None)
 
 
 def default_model(*, progress: bool = True) -> Path:
@@ -207,10 +207,13 @@ def _from_hugging_face(spec: str) -> Path:
 def _usual_file(spec: str, name: _HubName, hub: Any) -> str:
     """The file of the quantisation that is named, or of the first usual one that there is."""
     files: list[str] = sorted(hub.list_repo_files(name.repo, **name.options), key=len)
+    # A divided model is opened by its first file.
     models = [
         file
         for file in files
-        if file.endswith(".gguf") and "mmproj" not in file and file in _first_part(file)
+        if file.endswith(".gguf")
+        and "mmproj" not in file
+        and file in (split_names(file)[:1] or [file])
     ]
     if not name.quant and len(models) == 1:
         return models[0]
@@ -220,13 +223,8 @@ def _usual_file(spec: str, name: _HubName, hub: Any) -> str:
             if word.search(Path(file).name):
                 return file
     has = ", ".join(Path(file).name for file in models) or "no GGUF file"
-    wanted = name.quant or " or ".join(USUAL_QUANTS)
-    raise ModelNotFound(spec, f"it has no file of {wanted}; it has {has}")
-
-
-def _first_part(file: str) -> list[str]:
-    """The file that opens the model of *file*."""
-    return split_names(file)[:1] or [file]
+    quants = name.quant or " or ".join(USUAL_QUANTS)
+    raise ModelNotFound(spec, f"it has no file of {quants}; it has {has}")
 
 
 def _projector_from_hugging_face(model: str) -> Path:

@@ -107,8 +107,10 @@ def _datum(value: object) -> object:
     elif type(value) is int:
         fits = value.bit_length() <= 64
     if not fits:
-        most = f"text of at most {MAX_SALT} characters"
-        raise ValueError(f"a number of at most 64 bits, True, False, None or {most}")
+        text_limit = f"text of at most {MAX_SALT} characters"
+        raise ValueError(
+            f"a number of at most 64 bits, True, False, None or {text_limit}"
+        )
     return value
 
 

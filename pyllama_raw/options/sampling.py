@@ -207,12 +207,12 @@ class SamplingParams(Frozen):
     def _check_sizes(cls, values: Any) -> Any:
         """Pydantic would check each item first."""
         if isinstance(values, dict):
-            for name, most in MAX_ITEMS.items():
+            for name, limit in MAX_ITEMS.items():
                 value = values.get(name)
-                if isinstance(value, Sized) and len(value) > most:
+                if isinstance(value, Sized) and len(value) > limit:
                     kind = type(value).__name__
-                    given = f"a {kind} of {len(value)} items"
-                    raise wrong(name, given, f"at most {most} items")
+                    count = f"a {kind} of {len(value)} items"
+                    raise wrong(name, count, f"at most {limit} items")
         return values
 
     def _misfits(self) -> Iterator[tuple[str, str]]:
@@ -230,11 +230,11 @@ class SamplingParams(Frozen):
         yield from self._misfits_of_forms()
 
     def _misfits_of_forms(self) -> Iterator[tuple[str, str]]:
-        given = self._constraints
-        if len(given) > 1:
-            yield given[1], f"at most one of {', '.join(given)}"
-        if given and (self.ignore_eos or self.min_tokens):
-            yield given[0], "neither ignore_eos nor min_tokens beside it"
+        constraints = self._constraints
+        if len(constraints) > 1:
+            yield constraints[1], f"at most one of {', '.join(constraints)}"
+        if constraints and (self.ignore_eos or self.min_tokens):
+            yield constraints[0], "neither ignore_eos nor min_tokens beside it"
         if "infill" in self.stages:
             before = self.stages[: self.stages.index("infill")]
             if "top_k" not in before or not 0 < self.top_k <= MAX_INFILL:
@@ -257,8 +257,8 @@ class SamplingParams(Frozen):
 
     @property
     def _given(self) -> dict[str, Any]:
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        return {name: value for name, value in given.items() if value is not None}
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        return {name: value for name, value in fields.items() if value is not None}
 
     @property
     def constraint(self) -> Constraint | None:
@@ -294,8 +294,10 @@ class SamplingParams(Frozen):
     def penalizes(self) -> bool:
         """Whether the stage `penalties` changes anything."""
         neutral = (1.0, 0.0, 0.0)
-        given = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty)
-        return self._has("penalties") and given != neutral and self.penalty_last_n != 0
+        penalties = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty)
+        return (
+            self._has("penalties") and penalties != neutral and self.penalty_last_n != 0
+        )
 
     @property
     def dries(self) -> bool:
@@ -371,9 +373,9 @@ def with_declared(
             values[name] = read(text)
         except ValueError:
             raise _refusal(f"{PREFIX}{key}={text!r} is no number") from None
-    given = {name: getattr(params, name) for name in params.model_fields_set}
+    fields = {name: getattr(params, name) for name in params.model_fields_set}
     try:
-        return SamplingParams(**(values | given))
+        return SamplingParams(**(values | fields))
     except ConfigError as error:
         raise _refusal(f"with {PREFIX}*: {error}") from None
 

@@ -1,4 +1,4 @@
-"""What becomes of arguments and JSON lines."""
+"""Lines of JSON and conversations become requests, or errors with an index."""
 
 import io
 import sys
@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.cli.inputs import InputRequest, Outcome, from_file, parse_line
+from pyllama_raw.cli.inputs import (
+    HELP,
+    Conversation,
+    InputRequest,
+    Outcome,
+    from_file,
+    parse_line,
+)
 
 
 def test_line_overrides_the_defaults():
@@ -123,3 +130,42 @@ def test_dash_is_stdin(monkeypatch: pytest.MonkeyPatch):
     requests = from_file("-", defaults={}, options={})
 
     assert requests == [InputRequest(0, "a", SamplingParams())]
+
+
+def test_turns_are_kept_after_the_system_message():
+    """
+    The next message comes after all that was said; a turn without an answer is not kept.
+    """
+    talk = Conversation("Be brief.")
+    talk.take("one", "1")
+    talk.take("stopped before the first token", "")
+
+    messages = talk.with_message("two")
+
+    assert [(m["role"], m["content"]) for m in messages] == [
+        ("system", "Be brief."),
+        ("user", "one"),
+        ("assistant", "1"),
+        ("user", "two"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "told", "contents"),
+    [
+        ("/reset", "forgotten", ["old", "hi"]),
+        ("/system  new one ", "system message set", ["new one", "q", "a", "hi"]),
+        ("/system", "no system message", ["q", "a", "hi"]),
+        ("/help", HELP, ["old", "q", "a", "hi"]),
+        ("/rest", "/rest is no command: /help lists them", ["old", "q", "a", "hi"]),
+    ],
+)
+def test_commands(line, told, contents):
+    """
+    Each says what it did, and changes nothing else.
+    """
+    talk = Conversation("old")
+    talk.take("q", "a")
+
+    assert talk.command(line) == told
+    assert [m["content"] for m in talk.with_message("hi")] == contents

@@ -171,7 +171,7 @@ def test_rows_of_a_lane_cannot_be_read(model):
         context.set_lanes([])
 
         assert np.array_equal(last_logits(context, PROMPT), expected)
-        assert len(context.score(row, row, 1).chosen) == 1
+        assert len(context.score(row, row, 1).logprobs) == 1
 
 
 def test_lanes_come_and_go(model):

@@ -129,7 +129,7 @@ def test_score_is_that_of_the_rows(model):
         rows, targets = np.arange(23, dtype=np.int32), np.array(tokens[1:], np.int32)
         found = context.score(rows, targets, 5)
 
-    np.testing.assert_allclose(found.chosen, expected[rows, targets], atol=1e-5)
+    np.testing.assert_allclose(found.logprobs, expected[rows, targets], atol=1e-5)
     ids = np.array(found.ids).reshape(23, 5)
     assert ids.tolist() == [best(expected[i], 5) for i in rows]
     top = np.take_along_axis(expected[:23], ids, 1)

@@ -143,7 +143,7 @@ def test_a_table_of_rows_keeps_its_samplers():
         table.set_all([RowSampler() for _ in range(3)])
     with pytest.raises(InvalidRequest, match="rows=3"):
         table.set_all([RowSampler()] * 3)
-    addresses = [sampler.address for sampler in table._kept]
+    addresses = [sampler.address for sampler in table._samplers]
     assert addresses == table._table.tolist()
     assert all(a != b for a, b in pairwise(addresses))
 

@@ -104,6 +104,7 @@ class PolicyRunner:
         sequence = self._probed
         if sequence is None or sequence.request.request_id != request_id:
             return 0
+        # Made once for all requests of a step, until one of them changes what slots hold.
         if self._prefixes is None:
             self._prefixes = Prefixes(self._memory.slots)
         return self._memory.n_cached(sequence, self._prefixes)
@@ -119,9 +120,11 @@ class PolicyRunner:
         if self.chooses_victims:
             best: tuple[Numbers, tuple[int, int]] | None = None
             victim: Running | None = None
+            # The largest key wins, and of equal ones the worst rank.
             for candidate in candidates:
                 view, rank = self._view_of(candidate.sequence), candidate.sequence.rank
                 answer = self._ask("victim_key", _key_or_never, view, self._seen())
+                # The hook failed, so nothing that it said of others counts.
                 if answer is None:
                     break
                 if answer and (best is None or (answer, rank) > best):
@@ -129,6 +132,7 @@ class PolicyRunner:
             else:
                 if victim is not None:
                     return victim
+        # The policy has no such hook, wants to spare all, or failed.
         return max(candidates or running, key=lambda r: r.sequence.rank)
 
     def quotas(
@@ -142,15 +146,18 @@ class PolicyRunner:
         """
         if "prefill_quota" not in self._hooks:
             return prompts, {}
+        # All prompts are shown at once, and those that are not in the answer have no limit.
         by_id = {running.request.request_id: running for running in prompts}
         views = tuple(self._view_of(running.sequence) for running in prompts)
         check = partial(checked_quota, request_ids=by_id)
         quota = self._ask("prefill_quota", check, views, self._seen()) or {}
+        # Less than two tokens is none: they wait, but not for more than MAX_HELD steps in a row.
         low = {
             request_id
             for request_id, n_tokens in quota.items()
             if n_tokens < 2 and by_id[request_id].sequence.n_held < MAX_HELD
         }
+        # A step without any work would be the end of all.
         if len(low) == len(prompts) and not all_may_wait:
             return prompts, {}
         for request_id, running in by_id.items():

@@ -37,6 +37,7 @@ class Vtc(SchedulingPolicy):
         return (request.priority, self.served.get(request.client, 0.0))
 
     def on_arrival(self, request: RequestView, now: float) -> None:
+        # A client that was idle begins at least at the smallest counter of those that wait.
         client = request.client
         if client not in self._waiting:
             least = self._least()
@@ -47,11 +48,13 @@ class Vtc(SchedulingPolicy):
 
     def on_admitted(self, request: RequestView, now: float) -> None:
         self._leave(request)
+        # A prompt counts once, however often its request gets a slot.
         if not request.n_preempted:
             self._serve(request.client, request.n_prompt)
 
     def on_scheduled(self, done: Sequence[tuple[RequestView, int]], now: float) -> None:
         for request, n_tokens in done:
+            # The step reaches the end of what there is, so it samples a token.
             if n_tokens == request.n_behind:
                 self._serve(request.client, OUTPUT_COST)
 

@@ -17,7 +17,7 @@ import psutil  # type: ignore[import-untyped]
 
 from pyllama_raw import __version__
 from pyllama_raw.errors import LibraryNotBuilt
-from pyllama_raw.options.machine import Others, cpu_name
+from pyllama_raw.options.machine import OtherLoad, cpu_name
 
 PACKAGE = Path(__file__).resolve().parent
 LOOK_S = 0.1  # between two looks at the memory of a process
@@ -54,7 +54,7 @@ def watching(pid: int | None) -> Iterator[Use]:
     look()
     thread = threading.Thread(target=keep_looking, name="bench-watch", daemon=True)
     started, before_s = time.monotonic(), _used(pid)[0]
-    neighbours = Others(
+    neighbours = OtherLoad(
         own=lambda: sum(_used(process)[0] for process in {os.getpid(), *beside})
     )
     thread.start()

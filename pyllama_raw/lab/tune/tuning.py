@@ -15,7 +15,7 @@ from pyllama_raw.lab.tune.space import Knob, Point, Space, descend, knobs, setti
 from pyllama_raw.lab.tune.work import Work, measure, perplexity
 from pyllama_raw.native.model import FileType, Model, quantize
 from pyllama_raw.options.config import ContextConfig
-from pyllama_raw.options.machine import Others, cpu_name, n_cpus
+from pyllama_raw.options.machine import OtherLoad, cpu_name, n_cpus
 from pyllama_raw.options.profile import MachineFacts, Measured, Profile, Settings
 
 Progress = Callable[[str], object]  # told what was done, one call a measurement
@@ -63,7 +63,7 @@ def tune(
         ConfigError: *keep* exists or cannot be written.
         PyllamaError: the model does not work with the defaults.
     """
-    work, neighbours = work or Work(), Others()
+    work, neighbours = work or Work(), OtherLoad()
     end = time.monotonic() + max_s
     with tempfile.TemporaryDirectory(dir=_folder_of(keep), prefix=".tune.") as scratch:
         files = _requantised(model, file_types, Path(scratch), progress)
@@ -142,10 +142,10 @@ def make_spaces(
     files: Sequence[Path],
     work: Work,
     progress: Callable[[], object] = lambda: None,
-    neighbours: Others | None = None,
+    neighbours: OtherLoad | None = None,
 ) -> dict[Path, Space]:
     """All that is searched: each of *files*, one model, with every choice of the knobs."""
-    table, watch = _knobs(), neighbours or Others()
+    table, watch = _knobs(), neighbours or OtherLoad()
     with Model.load(files[0], vocab_only=True) as loaded:
         n_vocab = loaded.n_vocab
 

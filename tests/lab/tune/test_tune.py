@@ -9,7 +9,7 @@ from pyllama_raw import ConfigError, Profile
 from pyllama_raw.cli import main
 from pyllama_raw.lab.tune import Work, tune, tuning
 from pyllama_raw.lab.tune.space import Knob
-from pyllama_raw.options.machine import Others
+from pyllama_raw.options.machine import OtherLoad
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native
@@ -21,13 +21,13 @@ TABLE = (
 LITTLE = ("--slots", "2", "--prompt-tokens", "8", "--output-tokens", "2")
 
 
-class QuietMachine(Others):
+class QuietMachine(OtherLoad):
     """Nobody else runs, whatever this machine does."""
 
     cpus = 0.0
 
 
-class BusyMachine(Others):
+class BusyMachine(OtherLoad):
     """Others run all the time."""
 
     cpus = 0.83
@@ -36,7 +36,7 @@ class BusyMachine(Others):
 @pytest.fixture(autouse=True)
 def short_table(monkeypatch):
     monkeypatch.setattr(tuning, "knobs", lambda *_: TABLE)
-    monkeypatch.setattr(tuning, "Others", QuietMachine)
+    monkeypatch.setattr(tuning, "OtherLoad", QuietMachine)
 
 
 def test_a_profile_is_found_shown_and_used(tmp_path: Path, capsys):
@@ -67,7 +67,7 @@ def test_a_busy_machine_proves_nothing(tmp_path: Path, monkeypatch, capsys):
     """
     The profile is written and marked, the person is told, now and when it is used.
     """
-    monkeypatch.setattr(tuning, "Others", BusyMachine)
+    monkeypatch.setattr(tuning, "OtherLoad", BusyMachine)
     out = tmp_path / "tiny.profile.json"
 
     status = main(["tune", str(tiny_model("llama")), "--out", str(out), *LITTLE])
