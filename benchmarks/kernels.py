@@ -1,16 +1,16 @@
 """
-What our own kernels save, and that products keep the bits of libllama's.
+What our own kernels save.
 
-Two contexts of the model, one with our kernels and one with libllama's, do the same work
-in turn: prompts of 256 tokens for 8 slots, then 64 steps of all slots; then the same for
-one slot with cells in use all around it. Logits are compared without flash attention,
-which alone may differ.
+Two contexts, one with our kernels and one with libllama's in the order of weights that it
+chooses, do the same work in turn: prompts of 256 tokens for 8 slots, then 64 steps of all slots;
+then the same for one slot with cells in use all around it.
 
 With --products, instead: G operations/s of one thread, by type of weights, columns and level of
-instructions that this CPU has, of woven products and of libllama's plain and repacked ones, as
-shares of what the instructions reach in registers (`of_peak`; of libllama's, the best level's)
-and of what reading alone reaches (`of_bandwidth`). It needs no model. Weights should not fit in
-the caches of the CPU: see --mb. PYLLAMA_RAW_WOVEN makes an engine take a level.
+instructions that this CPU has, of woven products and of libllama's plain and repacked ones, with
+shares of the limits of one thread (load/limits.cpp): of products of bytes by these instructions
+(`of_peak`; of libllama's, by the best ones) and of reading (`of_bandwidth`). It needs no model.
+Weights should not fit in the caches of the CPU: see --mb. PYLLAMA_RAW_WOVEN makes an engine take
+a level.
 """
 
 from __future__ import annotations
@@ -25,15 +25,23 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
+from load.limits import limits
 from load.measure import Report, arguments, median_ratio, run_script, say
 from load.products import compiled, lines_of
 
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.kernels import woven_levels
 from pyllama_raw.native.model import Model
+from pyllama_raw.native.pointers import new_bytes
 
 N_SLOTS, N_CTX, N_PROMPT, N_STEPS = 8, 8192, 256, 64
 N_AROUND = 800  # tokens of each of the other slots
+INSTRUCTIONS = {  # of the levels, as a compiler names them
+    "avx2": ("-mavx2",),
+    "avxvnni": ("-mavx2", "-mavxvnni"),
+    "avx512vnni": ("-mavx512bw", "-mavx512vnni"),
+}
 Speeds = dict[str, float]  # tokens a second by kind of work
 
 
@@ -61,6 +69,15 @@ def steps(context: Context, slots: list[int], pos: int) -> float:
     return N_STEPS * len(slots) / (perf_counter() - started)
 
 
+def surround(context: Context) -> None:
+    """The same tokens in the cells of all slots but the first, computed once."""
+    prefill(context, 1, N_AROUND)
+    state = new_bytes(context.state_bytes(1))
+    context.capture(1, state)
+    for slot in range(2, N_SLOTS):
+        context.restore(slot, state)
+
+
 def work(context: Context) -> Speeds:
     """One round."""
     context.clear()
@@ -70,8 +87,7 @@ def work(context: Context) -> Speeds:
     speeds = {"prefill": N_SLOTS * N_PROMPT / (perf_counter() - started)}
     speeds["8 streams"] = steps(context, list(range(N_SLOTS)), N_PROMPT)
     context.clear()
-    for slot in range(1, N_SLOTS):
-        prefill(context, slot, N_AROUND)
+    surround(context)
     started = perf_counter()
     prefill(context, 0, N_PROMPT)
     speeds["prefill among others"] = N_PROMPT / (perf_counter() - started)
@@ -79,29 +95,23 @@ def work(context: Context) -> Speeds:
     return speeds
 
 
-def n_differing(model: Model, n_threads: int) -> int:
-    """Logits of a prompt that differ in a bit."""
-    rows = []
-    for fast in (True, False):
-        fields = {"flash_attn": "off", "n_threads": n_threads, "fast_kernels": fast}
-        with Context(model, n_seq_max=1, n_ctx=512, **fields) as context:
-            prefill(context, 0, N_PROMPT)
-            rows.append(np.asarray(context.logits(N_PROMPT - 1)).view(np.int32))
-    return int(np.count_nonzero(rows[0] != rows[1]))
-
-
 def measure_products(n_mb: int, report: Report) -> None:
-    """A row of each product; the limits of this CPU are details."""
+    """A row of each product; the limits of one thread are details."""
+    say("measuring the limits of this CPU")
+    peaks = {level: limits(1, *INSTRUCTIONS[level]) for level in woven_levels()[1:]}
+    best = limits(1)
+    report.details["limits"] = {"all": best._asdict()} | {
+        level: peak._asdict() for level, peak in peaks.items()
+    }
     with tempfile.TemporaryDirectory() as folder:
         say("compiling benchmarks/products.cpp")
         program = compiled(Path(folder) / "products")
         for line in lines_of(program, "speed", str(n_mb)):
             row = json.loads(line)
-            if "type" in row:
-                report.add(**row)
-            else:
-                say(line)
-                report.details.update(row)
+            peak = peaks.get(row["by"], best)
+            row["of_peak"] = row["gop_per_s"] / peak.int8_gops
+            row["of_bandwidth"] = row.pop("gb_per_s") / best.read_gb_per_s
+            report.add(**row)
 
 
 def measure(options: Namespace, report: Report) -> None:
@@ -110,23 +120,26 @@ def measure(options: Namespace, report: Report) -> None:
         measure_products(options.mb, report)
         return
     fields = {"n_ctx": N_CTX, "n_threads": options.threads}
-    runs: dict[bool, list[Speeds]] = {True: [], False: []}
-    with Model.load(options.model) as model:
-        report.claim("logits that differ", n_differing(model, options.threads), "<=", 0)
+    ours: list[Speeds] = []
+    libllama: list[Speeds] = []
+    # Both stay open, because the first product with a weight weaves it.
+    with (
+        Model.load(options.model) as model,
+        Model.load(options.model, use_extra_bufts=True) as packed,
+        Context(model, n_seq_max=N_SLOTS, **fields) as fast,
+        Context(packed, n_seq_max=N_SLOTS, fast_kernels=False, **fields) as slow,
+    ):
         for index in range(options.rounds + 1):
             say(f"round {index} of {options.rounds}")
-            for fast, found in runs.items():
-                with Context(
-                    model, n_seq_max=N_SLOTS, fast_kernels=fast, **fields
-                ) as context:
-                    found.append(work(context))
-    for kind in runs[True][0]:
-        ours, theirs = ([r[kind] for r in runs[fast][1:]] for fast in (True, False))
+            ours.append(work(fast))
+            libllama.append(work(slow))
+    for kind in ours[0]:
+        mine, others = ([r[kind] for r in runs[1:]] for runs in (ours, libllama))
         report.add(
             work=kind,
-            ours_tok_per_s=median(ours),
-            libllama_tok_per_s=median(theirs),
-            ratio=median_ratio(ours, theirs),
+            ours_tok_per_s=median(mine),
+            libllama_tok_per_s=median(others),
+            ratio=median_ratio(mine, others),
         )
 
 

@@ -1,10 +1,11 @@
 // Products of woven weights by each level of instructions, on one thread, without a model.
 //
 //   products check        compare the levels of this CPU with plain C++, and that with exact sums
-//   products speed [MB]   G operations/s by type, columns and level, beside libllama's; a line of
-//                         JSON each. MB of weights, more than the caches have (64)
+//   products speed [MB]   G operations/s, and GB/s of weights, by type, columns and level, beside
+//                         libllama's; a line of JSON each. MB of weights, more than the caches
+//                         have (64)
 //
-// benchmarks/kernels.py and tests/native/kernels/test_levels.py compile it. With PLR_EMULATED it
+// benchmarks/kernels.py and tests/native/kernels/test_woven.py compile it. With PLR_EMULATED it
 // includes that file, in which another CPU's instructions are emulated; then it only checks.
 #ifdef PLR_EMULATED
 #include PLR_EMULATED
@@ -216,56 +217,6 @@ double fastest(Work && work) {
     return best;
 }
 
-// Operations a second of products whose operands are in registers.
-#define PEAK(name, TARGET, SET)                                                 \
-    TARGET PLR_CALLED double name() {                                           \
-        constexpr int kSums = 12, kRounds = 100000;                             \
-        SET::Group    numbers = SET::Group{} + uint8_t(3);                      \
-        int8_t        column[4] = {1, 2, 3, 4};                                 \
-        return 2.0 * 4 * SET::kLanes * kSums * kRounds / fastest([&]() TARGET { \
-                   SET::Sum sums[kSums] = {};                                   \
-                   for (int i = 0; i < kRounds; ++i) {                          \
-                       _Pragma("GCC unroll 12") for (int j = 0; j < kSums; ++j) { \
-                           sums[j] = SET::add(sums[j], numbers, column);        \
-                           asm volatile("" : "+v"(sums[j]), "+v"(numbers));     \
-                       }                                                        \
-                   }                                                            \
-               });                                                              \
-    }
-
-PEAK(plain_peak, , woven::Plain)
-PEAK(avx2_peak, PLR_AVX2, woven::Avx2)
-#ifdef PLR_AVXVNNI
-PEAK(avxvnni_peak, PLR_AVXVNNI, woven::AvxVnni)
-#endif
-PEAK(avx512vnni_peak, PLR_AVX512, woven::Avx512Vnni)
-
-constexpr double (*kPeaks[])() = {
-    plain_peak,
-    avx2_peak,
-#ifdef PLR_AVXVNNI
-    avxvnni_peak,
-#endif
-    avx512vnni_peak,
-};
-
-double read_bandwidth(const std::vector<uint8_t> & memory) {
-    typedef uint64_t Vector __attribute__((vector_size(16)));
-    const auto *     from = reinterpret_cast<const Vector *>(memory.data());
-    const size_t     n    = memory.size() / 64 * 4;
-    const double     time = fastest([&] {
-        Vector sums[4] = {};
-        for (size_t i = 0; i < n; i += 4) {
-            __builtin_prefetch(from + i + 128);
-            for (int j = 0; j < 4; ++j) {
-                sums[j] ^= from[i + j];
-            }
-        }
-        asm volatile("" ::"x"(sums[0] ^ sums[1] ^ sums[2] ^ sums[3]));
-    });
-    return double(n) * sizeof(Vector) / time;
-}
-
 ggml_backend_buffer_type_t repacking() {
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     auto               get = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
@@ -318,24 +269,18 @@ int speed(size_t n_bytes) {
         }
         return all;
     }();
-    const double bandwidth = read_bandwidth(bytes);
-    double       peaks[std::size(kPeaks)] = {}, best_peak = 0;
-    for (size_t i = 1; i < std::size(kPeaks); ++i) {
-        peaks[i]  = woven::kLevels[i].is_usable() ? kPeaks[i]() : 0;
-        best_peak = std::max(best_peak, peaks[i]);
-    }
     for (size_t index = 0; index < woven::kKinds.size(); ++index) {
         const Kind & kind = woven::kKinds[index];
         for (const int n_columns : {1, 4, 8, 32, 128}) {
             const size_t row    = ggml_row_size(kind.type, n_values);
             const int    n_rows = int(n_bytes / row / (n_columns > 4 ? 16 : 1) / 16 * 16);
-            const auto   say    = [&](const char * who, double time, double peak) {
+            const auto   say    = [&](const char * who, double time) {
                 if (time > 0) {
                     const double n = 2.0 * n_values * n_rows * n_columns;
                     std::printf("{\"type\": \"%s\", \"columns\": %d, \"by\": \"%s\", \"gop_per_s\": %.1f, "
-                                          "\"of_peak\": %.2f, \"of_bandwidth\": %.2f}\n",
-                                          ggml_type_name(kind.type), n_columns, who, n / time / 1e9, n / time / peak,
-                                          double(row) * n_rows / time / bandwidth);
+                                "\"gb_per_s\": %.1f}\n",
+                                ggml_type_name(kind.type), n_columns, who, n / time / 1e9,
+                                double(row) * n_rows / time / 1e9);
                     std::fflush(stdout);
                 }
             };
@@ -357,23 +302,14 @@ int speed(size_t n_bytes) {
                         }
                     }
                 });
-                say(level.name, time * n_rows / (16.0 * n_groups), peaks[i]);
+                say(level.name, time * n_rows / (16.0 * n_groups));
             }
-            say("libllama", libllama(ggml_backend_cpu_buffer_type(), kind, n_values, n_rows, n_columns, bytes),
-                best_peak);
+            say("libllama", libllama(ggml_backend_cpu_buffer_type(), kind, n_values, n_rows, n_columns, bytes));
             if (repacking() != nullptr) {
-                say("libllama repacked", libllama(repacking(), kind, n_values, n_rows, n_columns, bytes),
-                    best_peak);
+                say("libllama repacked", libllama(repacking(), kind, n_values, n_rows, n_columns, bytes));
             }
         }
     }
-    std::printf("{\"bandwidth_gb_per_s\": %.1f", bandwidth / 1e9);
-    for (size_t i = 1; i < std::size(kPeaks); ++i) {
-        if (peaks[i] > 0) {
-            std::printf(", \"%s_peak_gop_per_s\": %.0f", woven::kLevels[i].name, peaks[i] / 1e9);
-        }
-    }
-    std::printf("}\n");
     return 0;
 }
 #endif

@@ -1,6 +1,6 @@
 // What this CPU can do at most: products of bytes from registers, and reading of memory.
 //
-// Built for the machine that runs it. Arguments: threads. Output: one line of JSON; without a
+// Built for the machine that runs it, or for some of its instructions. Arguments: threads. Output: one line of JSON; without a
 // vector instruction that multiplies bytes int8_gops is 0.
 #include <algorithm>
 #include <atomic>

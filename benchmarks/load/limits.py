@@ -15,7 +15,7 @@ from pyllama_raw.native.gguf_header import TensorInfo, read_header
 from pyllama_raw.native.libllama import lib
 
 PROBE = Path(__file__).with_name("limits.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread")
+FLAGS = ("-O3", "-std=c++17", "-pthread")
 
 
 class Limits(NamedTuple):
@@ -26,9 +26,12 @@ class Limits(NamedTuple):
     read_gb_per_s: float
 
 
-def limits(threads: int) -> Limits:
+def limits(threads: int, *instructions: str) -> Limits:
     """
     Build and run the probe, which takes some seconds.
+
+    Args:
+        instructions: options of the compiler for those of the CPU that may be used; none: all.
 
     Raises:
         CalledProcessError, OSError: there is no C++ compiler, or the probe failed.
@@ -36,7 +39,8 @@ def limits(threads: int) -> Limits:
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "limits")
         compiler = shlex.split(os.environ.get("CXX") or "c++")
-        subprocess.run([*compiler, *FLAGS, str(PROBE), "-o", program], check=True)
+        flags = [*FLAGS, *(instructions or ["-march=native"])]
+        subprocess.run([*compiler, *flags, str(PROBE), "-o", program], check=True)
         command = [program, str(threads)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     return Limits(**json.loads(done.stdout))

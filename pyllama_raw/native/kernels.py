@@ -35,8 +35,7 @@ def table() -> tuple[Kernel, ...]:
     """
     All kernels, of a kind the best first; the first one that is usable computes.
 
-    None is usable where there is a device that is no CPU. A product is compared with that
-    of libllama once, and is not usable if a bit differs.
+    None is usable where there is a device that is no CPU.
     """
     accelerators = [device.name for device in devices() if device.kind != "cpu"]
     row = ffi.new("plr_kernel *")
@@ -47,7 +46,8 @@ def table() -> tuple[Kernel, ...]:
         if accelerators and not row.is_usable:  # see has_only_cpus() of table.h
             why_not = f"a device that is no CPU is there ({', '.join(accelerators)})"
         elif not row.is_usable:
-            why_not = "the CPU lacks these, or its libllama multiplies with other bits"
+            why_not = "the CPU lacks these"
+            why_not += ", or has AMX, with which libllama multiplies" * row.is_woven
         # The row is one struct, which C fills anew each time.
         is_usable, is_woven = bool(row.is_usable), bool(row.is_woven)
         rows.append(Kernel(computes, needs, is_usable, is_woven, why_not))
@@ -87,10 +87,9 @@ class Kernels(Handle):
     """
     Computes some operations of one context, which keeps it alive.
 
-    Products have the bits of libllama's, but for woven weights, whose sums have other last
-    digits. Flash attention has other last digits; it reads
-    only the cells that a token sees, while one pool for all slots has many others. What it
-    computes of a token does not depend on the tokens that are computed beside it.
+    Sums of products of woven weights and flash attention have other last digits than libllama's.
+    Attention reads only the cells that a token sees, while one pool for all slots has many others.
+    What they compute of a token does not depend on the tokens that are computed beside it.
 
     Thread:
         That of the context.

@@ -1,13 +1,36 @@
 // Makes custom operations of nodes of a graph, and keeps their state.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 #include <cstring>
 #include <new>
 
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#include <sched.h>
+#endif
+
 #include "ggml.h"
 #include "simd.h"
-#include "waiting.h"
+
+#if defined(__linux__)
+// Sleeps until *number* is not *seen*, or wakes without a reason.
+inline void sleep_while(int32_t * number, int32_t seen) {
+    syscall(SYS_futex, number, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+}
+
+inline void wake_all(int32_t * number) {
+    syscall(SYS_futex, number, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+#else
+inline void sleep_while(int32_t *, int32_t) { sched_yield(); }
+
+inline void wake_all(int32_t *) {}
+#endif
 
 // The state of an operation while threads compute it. It stands at the end of op_params, which
 // ggml does not use, so it lives as long as the node.

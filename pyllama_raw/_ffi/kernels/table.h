@@ -7,10 +7,8 @@
 
 #include "attention.h"
 #include "column_product.h"
+#include "elementwise.h"
 #include "float_product.h"
-#include "gelu.h"
-#include "halves.h"
-#include "norm.h"
 #include "short_tile.h"
 #include "text_attention.h"
 #include "woven_product.h"

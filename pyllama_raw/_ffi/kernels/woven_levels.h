@@ -10,13 +10,13 @@
 // namespace of its own, and PLR_WOVEN is the target.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#include <utility>
 
 #include "ggml.h"
 #include "simd.h"

@@ -34,7 +34,7 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
     }
     for (int i = 0; i < columns.n_blocks; ++i) {
         const uint8_t * from = rows + size_t(i / W::kBlocks) * W::kBytes;
-        if (C == 1) {  // reads each weight once, so memory is the limit
+        if (first == 0) {  // later columns have the weights in the cache
             constexpr int kOne = W::kBytes / W::kBlocks;
             for (int at = 0; at < kOne; at += 64) {
                 __builtin_prefetch(from + i % W::kBlocks * kOne + 2048 + at);
@@ -75,22 +75,20 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
     }
 }
 
-using Tile = void (*)(const uint8_t *, const Columns &, int, float *, size_t, int);
-
-template <class W, int... n>
-constexpr std::array<Tile, kMaxColumns> widths_of(std::integer_sequence<int, n...>) {
-    return {{tile<W, n + 1>...}};
-}
-
-// Columns first to last, in tiles of nearly equal width.
+// Columns first to last, in tiles of the most columns, then in one of a few, or two nearly equal
+// ones. Other widths gain nothing, and each is compiled for each type.
 template <class W>
 inline void tiles(const uint8_t * rows, const Columns & columns, int first, int last, float * out,
                   size_t stride, int n_rows) {
-    static constexpr auto kWidths = widths_of<W>(std::make_integer_sequence<int, kMaxColumns>());
-    for (int n_tiles = (last - first + kMaxColumns - 1) / kMaxColumns; n_tiles > 0; --n_tiles) {
-        const int width = (last - first + n_tiles - 1) / n_tiles;
-        kWidths[width - 1](rows, columns, first, out + first * stride, stride, n_rows);
-        first += width;
+    constexpr int kFew = std::min(4, kMaxColumns);
+    constexpr void (*kTiles[])(const uint8_t *, const Columns &, int, float *, size_t, int) = {
+        tile<W, 1>, tile<W, std::min(2, kFew)>, tile<W, std::min(3, kFew)>, tile<W, kFew>,
+        tile<W, kMaxColumns>};
+    for (int width; first < last; first += width) {
+        const int n = last - first;
+        width       = n >= kMaxColumns ? kMaxColumns : n <= kFew ? n : (n + 1) / 2;
+        kTiles[width <= kFew ? width - 1 : 4](rows, columns, first, out + first * stride, stride,
+                                              n_rows);
     }
 }
 

@@ -48,17 +48,12 @@ struct Floats {
 #define _mm512_madd_epi16(a, b) PLR_BY_SIMDE(__m512i, madd_epi16, PLR_512(a), PLR_512(b))
 #define _mm512_shuffle_epi8(a, b) PLR_BY_SIMDE(__m512i, shuffle_epi8, PLR_512(a), PLR_512(b))
 #define _mm512_broadcast_i32x4(a) PLR_BY_SIMDE(__m512i, broadcast_i32x4, emulated::as<simde__m128i>(a))
-#define _mm512_cvtepi8_epi16(a) PLR_BY_SIMDE(__m512i, cvtepi8_epi16, emulated::as<simde__m256i>(a))
 #define _mm512_set1_epi32(a) PLR_BY_SIMDE(__m512i, set1_epi32, a)
 #define _mm512_fmadd_ps(a, b, c) \
     PLR_BY_SIMDE(__m512, fmadd_ps, emulated::as<simde__m512>(a), emulated::as<simde__m512>(b), \
                  emulated::as<simde__m512>(c))
 
 // SIMDe lacks these.
-#define _mm512_cvtepi32_ps(a)                                                        \
-    emulated::as<__m512>(emulated::Floats{                                      \
-        _mm256_cvtepi32_ps(emulated::as<emulated::Ints>(a).low),                     \
-        _mm256_cvtepi32_ps(emulated::as<emulated::Ints>(a).high)})
 #define _mm512_cvtepu8_epi32(a)                                                      \
     emulated::as<__m512i>(emulated::Ints{_mm256_cvtepu8_epi32(a),                    \
                                          _mm256_cvtepu8_epi32(_mm_srli_si128(a, 8))})

@@ -1,13 +1,16 @@
-// Norms of floats, with the weights and the bias that follow them.
+// What graphs that make vectors of texts have between products: norms of floats, with the weights
+// and the bias that follow them, GELU, and half floats for attention.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "attention.h"
 #include "custom_node.h"
 #include "ggml.h"
 #include "joined.h"
+#include "simd.h"
 
 class Norm {
   public:
@@ -96,5 +99,64 @@ class Norm {
         __m128 sum = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
         sum        = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
         return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+    }
+};
+
+// GELU of floats, in 32 bits; libllama looks the results up in a table of 16 bits.
+class Gelu {
+  public:
+    static bool takes(const ggml_tensor * node) {
+        return node->op == GGML_OP_UNARY && ggml_get_unary_op(node) == GGML_UNARY_OP_GELU &&
+               node->type == GGML_TYPE_F32 && node->src[0]->type == GGML_TYPE_F32 &&
+               ggml_is_contiguous(node) && ggml_is_contiguous(node->src[0]);
+    }
+
+    // Every thread of libllama calls this for every operation, and takes one part at a time.
+    static void compute(ggml_tensor * node, int, int, void *) {
+        const int64_t n_values = ggml_nelements(node);
+        const auto *  from     = static_cast<const float *>(node->src[0]->data);
+        auto *        to       = static_cast<float *>(node->data);
+        NodeState &   state    = NodeState::of(node);
+        for (int64_t at = state.take() * kPart; at < n_values; at = state.take() * kPart) {
+            Attention::unit()->gelu(to + at, from + at, std::min(kPart, n_values - at));
+        }
+    }
+
+  private:
+    static constexpr int64_t kPart = 8192;
+};
+
+// Floats to half floats, as an encoder makes them of keys and values for attention.
+class Halves {
+  public:
+    static bool takes(const ggml_tensor * node) {
+        const ggml_tensor * from = node->src[0];
+        return node->op == GGML_OP_CPY && node->type == GGML_TYPE_F16 &&
+               from->type == GGML_TYPE_F32 && from->nb[0] == sizeof(float) &&
+               from->ne[0] % 8 == 0 && ggml_is_contiguous(node) && ggml_are_same_shape(node, from);
+    }
+
+    // Every thread of libllama calls this for every operation, and does its rows.
+    static void compute(ggml_tensor * node, int ith, int n_threads, void *) {
+        const int64_t n_rows = ggml_nrows(node);
+        copy(node, n_rows * ith / n_threads, n_rows * (ith + 1) / n_threads);
+    }
+
+  private:
+    PLR_AVX2 PLR_CALLED static void copy(ggml_tensor * node, int64_t first, int64_t last) {
+        const ggml_tensor & from = *node->src[0];
+        for (int64_t row = first; row < last; ++row) {
+            const int64_t i1 = row % from.ne[1], i2 = row / from.ne[1] % from.ne[2];
+            const int64_t i3   = row / from.ne[1] / from.ne[2];
+            const auto *  data = reinterpret_cast<const float *>(
+                static_cast<const char *>(from.data) + i1 * from.nb[1] + i2 * from.nb[2] +
+                i3 * from.nb[3]);
+            auto * to = static_cast<char *>(node->data) + row * node->nb[1];
+            for (int64_t i = 0; i < from.ne[0]; i += 8) {
+                const __m128i halves =
+                    _mm256_cvtps_ph(_mm256_loadu_ps(data + i), _MM_FROUND_TO_NEAREST_INT);
+                _mm_storeu_si128(reinterpret_cast<__m128i *>(to + i * 2), halves);
+            }
+        }
     }
 };
