@@ -21,18 +21,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.opening import build
-from pyllama_raw.errors import PyllamaError
-from pyllama_raw.options.config import (
+from pyllama_raw import (
     CacheConfig,
     ContextConfig,
     EngineConfig,
     ModelConfig,
+    PyllamaError,
+    SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.engine.driver import Driver
+from pyllama_raw.engine.opening import build
 from scripts.tiny_models.recipes import RECIPES
 
 PLACEMENTS = ("auto", "backend", "host")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pyllama_raw import Message
 from pyllama_raw.media import Audio, Image
-from pyllama_raw.prompts.messages import Message
 
 HELP = """\
 /system TEXT  tell the model how to behave from here on; without TEXT: tell it nothing

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pyllama_raw import __version__
 from pyllama_raw.cli.engine_options import engine_config, model_spec
 from pyllama_raw.engine.build import (
     SequenceLayout,
@@ -36,6 +35,7 @@ from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.declared import declared, with_declared
 from pyllama_raw.options.models import resolve_model, with_projector
 from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.options.version import __version__
 
 MODEL_FACTS = (
     "desc",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 
+from pyllama_raw import SamplingParams
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import SOURCES, Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.stats import StepTimes
@@ -26,7 +27,6 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.errors import DecodeFailed, SamplingFailed
-from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.testing.memory import FakeMemory
 
 NextToken = Callable[[Sequence[int]], int]
