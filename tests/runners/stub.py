@@ -6,8 +6,13 @@ from typing import Any
 
 import httpx2
 
+from pyllama_raw import Result
+from pyllama_raw.runners import Backoff, RemoteRunner
+
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 DONE = b"data: [DONE]\n\n"
+AT_ONCE = Backoff(first_s=0.0)
+CHAT = [{"role": "user", "content": "a"}]
 Reply = Callable[[httpx2.Request], httpx2.Response]
 
 
@@ -113,3 +118,20 @@ def _of_chat(frame: bytes) -> bytes:
     for choice in fields["choices"]:
         choice["delta"] = {"content": choice.pop("text")}
     return event(fields)
+
+
+def runner_of(*replies, **options) -> RemoteRunner:
+    """A runner of a service that answers with *replies*, one after the other."""
+    options = {"backoff": AT_ONCE} | options
+    return RemoteRunner("http://a", "m", transport=Stub(*replies), **options)
+
+
+def stub_of(runner: RemoteRunner) -> Stub:
+    """What stands for the service of *runner*."""
+    return runner._client._transport
+
+
+async def answer_of(runner: RemoteRunner, prompt="a", params=None, **options) -> Result:
+    """The whole answer to one request; *runner* is closed then."""
+    async with runner:
+        return await runner.generate(prompt, params, **options).collect()
