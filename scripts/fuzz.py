@@ -5,7 +5,7 @@ Try what reads bytes from outside on bytes that nobody has written.
     python -m scripts.fuzz regex gguf --seconds 20 --seed 2
     python -m scripts.fuzz regex --replay AAEC           # what a report has as base64
 
-Each target of scripts/fuzz_targets.py runs in a process of its own, with a limit of memory and one
+Each target of scripts/fuzz_targets/ runs in a process of its own, with a limit of memory and one
 of CPU time for each case. A finding is an error that the reader does not promise, a signal, or a
 limit that was passed; one of each kind is printed, and makes the exit status 1.
 
@@ -38,7 +38,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scripts.fuzz_targets import Target, Try
+    from scripts.fuzz_targets.target import Target, Try
 
 MAX_TEXT = 6000  # characters of what a process has said
 MAX_DEATHS = 10  # of processes of one target
