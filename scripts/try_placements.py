@@ -7,7 +7,8 @@ model is refused with a reason.
 Every model runs with each placement of samplers, with one slot and several, and with each cache.
 More requests than slots come in two rounds, so that slots change hands and what was computed is
 used again. The reference is computed by the CPU, alone, with its margins: the distance of the best
-two logits. An output may part from it where that margin is less than TIE.
+two logits. An output may part from it where that margin is less than TIE. On a device a mixture of
+experts may also part where two experts of a token nearly tie: tiny qwen3moe does.
 """
 
 from __future__ import annotations
