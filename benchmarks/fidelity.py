@@ -170,8 +170,8 @@ def judge(report: Report, name: str, runs: Sequence[Live]) -> None:
             for key, misses in own.items():
                 misses.append(abs(simulated[key] / was[key] - 1))
             continue
-        for key, found in ratios.items():
-            found.append(simulated[key] / was[key])
+        for key, values in ratios.items():
+            values.append(simulated[key] / was[key])
             predictions[key].append(simulated[key])
         orders.append(same_order(live.requests, log))
     for key, limit in LIMITS.items():
