@@ -68,17 +68,17 @@ class Stub(httpx2.AsyncBaseTransport):
 
     def __init__(self, *replies: Any) -> None:
         self._replies = [*replies]
-        self.asked: list[tuple[str, Any, httpx2.Headers]] = []
+        self.requests: list[tuple[str, Any, httpx2.Headers]] = []
 
     @property
     def bodies(self) -> list[Any]:
-        return [body for _, body, _ in self.asked]
+        return [body for _, body, _ in self.requests]
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("/health"):
             return httpx2.Response(200, json={"status": "ok"})
         body = json.loads(await request.aread())
-        self.asked.append((request.url.path, body, request.headers))
+        self.requests.append((request.url.path, body, request.headers))
         has_many = len(self._replies) > 1
         reply = self._replies.pop(0) if has_many else self._replies[0]
         answer = reply(body) if callable(reply) else reply

@@ -95,11 +95,11 @@ async def test_open_requests_spread_by_weight():
         runs = [pool.generate("a prompt", FEW) for _ in range(4)]
         for run in runs:
             await run.__aenter__()
-        found = counts(a, b)
+        n_requests = counts(a, b)
         for run in runs:
             await run.__aexit__()
 
-    assert found == [1, 3]
+    assert n_requests == [1, 3]
 
 
 async def test_prompts_with_one_beginning_stay_together():
@@ -201,10 +201,10 @@ async def test_a_runner_that_has_rested_gets_one_probe():
                 for _ in range(4):
                     group.start_soon(ask, pool)
                 await anyio.wait_all_tasks_blocked()
-                found = counts(bad, good)
+                n_requests = counts(bad, good)
                 goes_on.set()
 
-    assert found == [2, 4]
+    assert n_requests == [2, 4]
 
 
 async def test_all_that_rest_are_better_than_none():
@@ -256,21 +256,21 @@ async def test_a_runner_that_is_well_is_not_restarted():
     """
     One of the same specification stays, unless it is sick.
     """
-    made = []
+    runners = []
 
     def make(spec):
-        made.append(Sick(name=spec))
-        made[-1].is_well = True
-        return made[-1]
+        runners.append(Sick(name=spec))
+        runners[-1].is_well = True
+        return runners[-1]
 
     manager = RunnerManager(make)
     first = await manager.swap("m", "a.gguf")
     same = await manager.swap("m", "a.gguf")
-    made[0].is_well = False
+    runners[0].is_well = False
     third = await manager.swap("m", "a.gguf")
 
-    assert first is same is made[0]
-    assert third is made[1] is manager.get("m")
+    assert first is same is runners[0]
+    assert third is runners[1] is manager.get("m")
 
 
 async def test_requests_end_on_the_runner_that_gives_way():
@@ -335,7 +335,10 @@ async def test_removing_and_closing_close():
     await manager.remove("m")
     await manager.aclose()
 
-    assert [(await each.health()).ready for each in runners.values()] == [False, False]
+    assert [(await runner.health()).ready for runner in runners.values()] == [
+        False,
+        False,
+    ]
     assert manager.state("n") is None
 
 
@@ -357,12 +360,12 @@ async def test_a_runner_that_starts_while_its_name_goes_is_closed(verb, ends):
     Each swap that runs or waits raises ClosedError; no runner stays open, whether its start
     can be broken off or not.
     """
-    made, errors, starts = [], [], {name: anyio.Event() for name in "abc"}
+    runners, errors, starts = [], [], {name: anyio.Event() for name in "abc"}
     starts["a"].set()
 
     def make(spec):
-        made.append((Slow if ends == "at once" else Stubborn)(spec, starts[spec]))
-        return made[-1]
+        runners.append((Slow if ends == "at once" else Stubborn)(spec, starts[spec]))
+        return runners[-1]
 
     async def let_start():
         await (
@@ -388,7 +391,10 @@ async def test_a_runner_that_starts_while_its_name_goes_is_closed(verb, ends):
             await (manager.remove("n") if verb == "remove" else manager.aclose())
 
     assert len(errors) == 2
-    assert [(one.name, one._closed) for one in made] == [("a", True), ("b", True)]
+    assert [(runner.name, runner._closed) for runner in runners] == [
+        ("a", True),
+        ("b", True),
+    ]
     with pytest.raises(ConfigError):
         manager.get("n")
 
@@ -445,16 +451,16 @@ async def test_the_longest_unused_gives_way():
     1, 2, both used, then 3: 1 is gone, and was closed.
     """
     gone, runners = [], {key: MockRunner() for key in (1, 2, 3)}
-    kept = KeptRunners[int](2, evicted=gone.append, clock=Clock())
-    none = kept.hit_rate
-    await kept.put(1, runners[1])
-    await kept.put(2, runners[2])
-    got = [await kept.get(1), await kept.get(2)]
-    await kept.put(3, runners[3])
+    cache = KeptRunners[int](2, evicted=gone.append, clock=Clock())
+    none = cache.hit_rate
+    await cache.put(1, runners[1])
+    await cache.put(2, runners[2])
+    got = [await cache.get(1), await cache.get(2)]
+    await cache.put(3, runners[3])
 
     assert got == [runners[1], runners[2]]
-    assert (await kept.get(1), gone, len(kept)) == (None, [1], 2)
-    assert (none, kept.hit_rate) == (None, 2 / 3)
+    assert (await cache.get(1), gone, len(cache)) == (None, [1], 2)
+    assert (none, cache.hit_rate) == (None, 2 / 3)
     assert not (await runners[1].health()).ready
 
 
@@ -463,20 +469,20 @@ async def test_what_is_sick_or_unused_is_given_up():
     Health is asked every 10 s, and 60 s without use are too many.
     """
     clock, sick, other = Clock(), Sick(), MockRunner()
-    kept = KeptRunners[str](clock=clock)
-    await kept.put("sick", sick)
-    await kept.put("other", other)
-    young = await kept.get("sick")
+    cache = KeptRunners[str](clock=clock)
+    await cache.put("sick", sick)
+    await cache.put("other", other)
+    young = await cache.get("sick")
     clock.now += 10
-    found = [await kept.get("sick"), await kept.get("other")]
+    runners_then = [await cache.get("sick"), await cache.get("other")]
     clock.now += 61
-    expired = await kept.get("other")
-    await kept.aclose()
+    expired = await cache.get("other")
+    await cache.aclose()
 
     assert young is sick
-    assert found == [None, other]
+    assert runners_then == [None, other]
     assert expired is None
-    assert len(kept) == 0
+    assert len(cache) == 0
 
 
 async def test_a_runner_that_is_given_up_serves_its_calls_to_their_end():
@@ -487,21 +493,21 @@ async def test_a_runner_that_is_given_up_serves_its_calls_to_their_end():
     for give_up in ("number", "health"):
         goes_on = anyio.Event()
         serving = sick if give_up == "health" else MockRunner(before=sick._before)
-        kept = KeptRunners[str](1, clock=clock)
-        await kept.put("a", serving)
+        cache = KeptRunners[str](1, clock=clock)
+        await cache.put("a", serving)
         with anyio.fail_after(LIMIT_S):
             async with serving.generate("x") as run:
                 if give_up == "number":
-                    await kept.put("b", MockRunner())
+                    await cache.put("b", MockRunner())
                 else:
                     clock.now += 10
-                    await kept.get("a")
+                    await cache.get("a")
                 was_open = not serving._closed
                 goes_on.set()
                 result = await run.collect()
 
         assert (was_open, result.text) == (True, "hello world")
-        assert (serving._closed, await kept.get("a")) == (True, None)
+        assert (serving._closed, await cache.get("a")) == (True, None)
 
 
 async def test_closing_kept_runners_ends_what_serves_still():
@@ -510,27 +516,27 @@ async def test_closing_kept_runners_ends_what_serves_still():
     """
     holds = anyio.Event()
     serving = MockRunner(before=lambda _: holds.wait())
-    kept = KeptRunners[str](1, evicted=lambda _: 1 / 0)
-    await kept.put("a", serving)
+    cache = KeptRunners[str](1, evicted=lambda _: 1 / 0)
+    await cache.put("a", serving)
     with anyio.fail_after(LIMIT_S):
         async with serving.generate("x"):
-            await kept.put("b", MockRunner())
-            await kept.aclose()
+            await cache.put("b", MockRunner())
+            await cache.aclose()
             is_closed = serving._closed
 
-    assert (is_closed, len(kept)) == (True, 0)
+    assert (is_closed, len(cache)) == (True, 0)
 
 
 async def test_nothing_is_kept_once_all_is_closed():
     """
     A runner that is put then, or meanwhile, is closed.
     """
-    kept, late = KeptRunners[str](), MockRunner()
-    await kept.aclose()
+    cache, late = KeptRunners[str](), MockRunner()
+    await cache.aclose()
     with pytest.raises(ClosedError):
-        await kept.put("a", late)
+        await cache.put("a", late)
 
-    assert (late._closed, len(kept)) == (True, 0)
+    assert (late._closed, len(cache)) == (True, 0)
 
 
 async def test_a_pool_that_cannot_start_closes_what_has_started():

@@ -106,7 +106,7 @@ async def test_what_a_dialect_has_no_word_for_is_not_sent():
     llama = runner_of(honest, dialect=LLAMA_SERVER)
     await answer_of(llama, params=SamplingParams(top_k=5))
 
-    assert stub_of(runner).asked == []
+    assert stub_of(runner).requests == []
     assert stub_of(llama).bodies[0]["top_k"] == 5
 
 
@@ -119,7 +119,7 @@ async def test_an_address_is_one_of_http():
     for url in ("http://a", "http://a/", "http://a/v1", "http://a/v1/"):
         runner = RemoteRunner(url, "m", api_key="secret", transport=Stub(honest))
         await answer_of(runner)
-        [(path, _, headers)] = stub_of(runner).asked
+        [(path, _, headers)] = stub_of(runner).requests
         assert path == "/v1/completions"
         assert headers["authorization"] == "Bearer secret"
         assert "secret" not in repr(runner)
@@ -215,7 +215,7 @@ async def test_a_stream_that_breaks_off_is_no_whole_answer(frames):
             await anext(run)
 
     assert first.text == "a"
-    assert len(stub_of(runner).asked) == 1
+    assert len(stub_of(runner).requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -237,25 +237,25 @@ async def test_what_no_api_has_is_named_so(frame):
     with pytest.raises(UnexpectedAnswer):
         await answer_of(runner)
 
-    assert len(stub_of(runner).asked) == 1
+    assert len(stub_of(runner).requests) == 1
 
 
 async def test_a_service_without_health_is_asked_for_its_models():
     """
     As OpenAI's own has none.
     """
-    asked = []
+    paths = []
 
     def answer(request):
-        asked.append(request.url.path)
-        return httpx2.Response(404 if "health" in asked[-1] else 200)
+        paths.append(request.url.path)
+        return httpx2.Response(404 if "health" in paths[-1] else 200)
 
     async with RemoteRunner(
         "http://a", "m", transport=httpx2.MockTransport(answer)
     ) as r:
         health = await r.health()
 
-    assert (health.ready, asked) == (True, ["/health", "/v1/models"])
+    assert (health.ready, paths) == (True, ["/health", "/v1/models"])
 
 
 async def test_ranks_come_best_first():
@@ -268,11 +268,11 @@ async def test_ranks_come_best_first():
     ]
     answer = httpx2.Response(200, json={"results": results})
     async with runner_of(answer, dialect=PYLLAMA) as runner:
-        found = await runner.rank("a", ["b", "c"])
+        ranks = await runner.rank("a", ["b", "c"])
 
-    [(path, body, _)] = stub_of(runner).asked
+    [(path, body, _)] = stub_of(runner).requests
     assert (path, body["documents"]) == ("/v1/rerank", ["b", "c"])
-    assert [(one.index, one.score) for one in found] == [(1, 2.0), (0, -1.0)]
+    assert [(rank.index, rank.score) for rank in ranks] == [(1, 2.0), (0, -1.0)]
 
 
 async def test_prices_make_a_cost():
@@ -294,12 +294,12 @@ async def test_a_seed_that_nobody_sent_is_not_told():
     """
     Who asks again with it would get another text; a seed that was sent counts the outputs.
     """
-    drawn = await answer_of(runner_of(honest))
-    given = runner_of(honest)
-    async with given:
-        results = await given.generate("a", SamplingParams(seed=5, n=2)).collect_all()
+    unsent = await answer_of(runner_of(honest))
+    runner = runner_of(honest)
+    async with runner:
+        results = await runner.generate("a", SamplingParams(seed=5, n=2)).collect_all()
 
-    assert drawn.seed is None
+    assert unsent.seed is None
     assert [result.seed for result in results] == [5, 6]
 
 

@@ -77,7 +77,7 @@ async def test_a_status_is_an_error_of_ours(reply, kind, n_tries):
     with pytest.raises(kind):
         await answer_of(runner)
 
-    assert len(stub_of(runner).asked) == n_tries
+    assert len(stub_of(runner).requests) == n_tries
 
 
 async def test_an_error_within_a_stream_has_the_status_of_its_type():
@@ -89,7 +89,7 @@ async def test_an_error_within_a_stream_has_the_status_of_its_type():
     with pytest.raises(RateLimited):
         await answer_of(runner)
 
-    assert len(stub_of(runner).asked) == 1
+    assert len(stub_of(runner).requests) == 1
 
 
 async def test_withheld_text_is_an_error_that_is_final():
@@ -100,7 +100,7 @@ async def test_withheld_text_is_an_error_that_is_final():
     with pytest.raises(ContentFiltered):
         await answer_of(runner)
 
-    assert len(stub_of(runner).asked) == 1
+    assert len(stub_of(runner).requests) == 1
 
 
 async def test_a_try_after_a_failure_gives_one_text():
@@ -112,7 +112,7 @@ async def test_a_try_after_a_failure_gives_one_text():
     )
     result = await answer_of(runner)
 
-    assert (result.text, len(stub_of(runner).asked)) == ("ab", 4)
+    assert (result.text, len(stub_of(runner).requests)) == ("ab", 4)
 
 
 async def test_two_faults_open_the_breaker():
@@ -130,7 +130,7 @@ async def test_two_faults_open_the_breaker():
         health = await runner.health()
 
     assert kinds == [ServerError, ServerError, CircuitOpen]
-    assert len(stub_of(runner).asked) == 2
+    assert len(stub_of(runner).requests) == 2
     assert (health.live, health.ready) == (True, False)
 
 
@@ -139,8 +139,8 @@ async def test_another_key_is_for_new_requests():
     Those under way keep the old one.
     """
     goes_on = anyio.Event()
-    held = stream(chunk("a"), goes_on.wait, *said("b"))
-    runner = runner_of(held, stream(*said("c")), api_key="old")
+    reply = stream(chunk("a"), goes_on.wait, *said("b"))
+    runner = runner_of(reply, stream(*said("c")), api_key="old")
     async with runner, runner.generate("a") as run:
         await anext(run)
         await runner.rebuild("new")
@@ -148,7 +148,7 @@ async def test_another_key_is_for_new_requests():
         goes_on.set()
         result = await run.collect()
 
-    keys = [headers["authorization"] for _, _, headers in stub_of(runner).asked]
+    keys = [headers["authorization"] for _, _, headers in stub_of(runner).requests]
     assert keys == ["Bearer old", "Bearer new"]
     assert (result.text, new.text) == ("ab", "c")
 
@@ -168,7 +168,7 @@ async def test_a_service_that_hangs_has_a_limit():
         with pytest.raises(RunnerTimeout) as caught:
             await answer_of(runner)
 
-        assert (caught.value.what, len(stub_of(runner).asked)) == (what, n_tries)
+        assert (caught.value.what, len(stub_of(runner).requests)) == (what, n_tries)
 
 
 async def test_health_has_a_short_limit_of_its_own():
@@ -223,7 +223,7 @@ async def test_beginning_anew_closes_the_breaker():
             await runner.rebuild(cause=RebuildCause.DEVICE_POISONED)
 
     assert result.text == "hello world"
-    assert stub_of(runner).asked[-1][2]["authorization"] == "Bearer k"
+    assert stub_of(runner).requests[-1][2]["authorization"] == "Bearer k"
     assert runner.counts == RunnerCounts(n_requests=2, n_failed=1)
 
 

@@ -210,7 +210,7 @@ async def test_what_json_cannot_hold_is_refused_by_name(prompt, options, name):
         await answer_of(runner, prompt, **options)
 
     assert caught.value.name == name
-    assert stub_of(runner).asked == []
+    assert stub_of(runner).requests == []
 
 
 @pytest.mark.parametrize("url", ["http://[", "http://a:b", "http://a..b", 5, "http://"])
