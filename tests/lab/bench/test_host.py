@@ -33,13 +33,13 @@ def test_others_are_what_is_busy_and_not_our_own(steps, cpus):
     Seconds of others by seconds of the wall, over all that was watched.
     """
     counters = Counters(*steps)
-    others = counters.others()
+    load = counters.others()
 
     while counters.steps:
-        with others.watched():
+        with load.watched():
             counters.step()
 
-    assert others.cpus == cpus
+    assert load.cpus == cpus
 
 
 def test_a_machine_that_does_not_tell_is_not_called_quiet(monkeypatch, tmp_path):
@@ -47,12 +47,12 @@ def test_a_machine_that_does_not_tell_is_not_called_quiet(monkeypatch, tmp_path)
     Without its counters there is no figure.
     """
     monkeypatch.setattr(host, "STAT", tmp_path / "none")
-    others = Others()
+    load = Others()
 
-    with others.watched():
+    with load.watched():
         pass
 
-    assert (busy_s(), others.cpus) == (None, None)
+    assert (busy_s(), load.cpus) == (None, None)
 
 
 def test_idle_waiting_and_guests_are_not_busy(monkeypatch, tmp_path):
