@@ -23,8 +23,7 @@ import anyio
 from benchmarks.load.client import fixed_length, open_engine
 from benchmarks.load.measure import Report, arguments, parse, percentile
 from benchmarks.load.workloads import generator, token_prompts
-from pyllama_raw import AsyncEngine
-from pyllama_raw.api.results import Result
+from pyllama_raw import AsyncEngine, Result
 from scripts.tiny_models.adapters import Lora, write
 
 WEIGHTS = {"base": 8, "a": 6, "b": 4, "c": 3, "rare": 2}  # how often each set is chosen

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
+import build_lib
 from benchmarks.load.client import fixed_length
 from benchmarks.load.limits import Limits, Weights, limits
 from benchmarks.load.measure import Report, arguments, run_script, say
@@ -43,7 +44,6 @@ from pyllama_raw import (
     EngineConfig,
     SchedulerConfig,
 )
-from pyllama_raw._ffi.cpu_level import VARIABLE, level_of_environment
 from pyllama_raw.engine.kernels_used import kernels_used
 from pyllama_raw.engine.watcher import StepRecord, Watcher
 from pyllama_raw.lab.bench.machine import machine
@@ -103,10 +103,10 @@ class Steps(Watcher):
 
 async def measure(options: Namespace, report: Report) -> None:
     """Trials of all settings, then rounds; in each all cells and systems have their turn."""
-    level = level_of_environment()
+    level = build_lib.chosen_cpu()
     if cpu_level() != level:
         raise SystemExit(
-            f"our library is built for the CPU level {cpu_level()}, and {VARIABLE} says "
+            f"our library is built for the CPU level {cpu_level()}, and {build_lib.cpu_level.VARIABLE} says "
             f"{level}, for which peers are built: build ours for it, too (scripts/bootstrap)"
         )
     systems, cells = [OURS, *settings_of(options)], list(cells_of(options))

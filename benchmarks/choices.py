@@ -48,8 +48,8 @@ async def measure(options: Namespace, report: Report) -> None:
                 run = await complete(engine, next(prompts), params)
                 if turn:
                     runs.setdefault(name, []).append(run)
-    for name, found in runs.items():
-        wall_s, n_computed, sample_s = map(median, zip(*found, strict=True))
+    for name, values in runs.items():
+        wall_s, n_computed, sample_s = map(median, zip(*values, strict=True))
         report.add(run=name, wall_s=wall_s, computed=n_computed, sample_s=sample_s)
     n_rows = N_OUTPUTS * N_STREAMED
     extra_s = median(r[2] for r in runs["logprobs"]) - median(

@@ -24,10 +24,16 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 
-from pyllama_raw import Engine, EngineConfig, SamplingParams
+from pyllama_raw import (
+    CacheConfig,
+    ContextConfig,
+    Engine,
+    EngineConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.span_keys import SpanKeys
-from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
 
 N_TOKENS = 400
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)

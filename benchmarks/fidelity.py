@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import anyio
 from load.client import fixed_length
-from load.measure import Report, arguments, parse, percentile, say
+from load.measure import Report, arguments, percentile, run_script, say
 from load.workloads import generator, token_prompts
 
 from pyllama_raw import (
@@ -170,8 +170,8 @@ def judge(report: Report, name: str, runs: Sequence[Live]) -> None:
             for key, misses in own.items():
                 misses.append(abs(simulated[key] / was[key] - 1))
             continue
-        for key, found in ratios.items():
-            found.append(simulated[key] / was[key])
+        for key, values in ratios.items():
+            values.append(simulated[key] / was[key])
             predictions[key].append(simulated[key])
         orders.append(same_order(live.requests, log))
     for key, limit in LIMITS.items():
@@ -204,10 +204,7 @@ def main() -> int:
     """Run the script."""
     parser, names = arguments(__doc__), tuple(loads(0))
     parser.add_argument("--loads", nargs="+", choices=names, default=names)
-    options = parse(parser)
-    report = Report("fidelity", options)
-    anyio.run(measure, options, report)
-    return report.finish()
+    return run_script("fidelity", measure, parser)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -19,9 +19,9 @@ from time import perf_counter
 
 import anyio
 from load.client import Call, Record, Target, ask, engine_target
-from load.measure import Report, arguments, median_ratio, parse, percentile, say
+from load.measure import Report, arguments, median_ratio, percentile, run_script, say
 from load.workloads import token_prompts
-from peers.llama_server import llama_server
+from peers.llama_server import optional_server
 from peers.raw_client import http_target
 
 N_STREAMS, N_SLOTS, N_CTX = 6, 8, 8192
@@ -72,25 +72,26 @@ async def workload(target: Target, prompts: list[list[int]]) -> Outcome:
     return Outcome(gaps, late.ttft_s, n_tokens / wall_s)
 
 
-async def measure(options: Namespace, report: Report, url: str | None) -> None:
+async def measure(options: Namespace, report: Report) -> None:
     """Interleaved rounds of all systems; each begins with a run that does not count."""
     ours = partial(engine_target, options, n_slots=N_SLOTS, n_ctx=N_CTX)
     targets: dict[str, Callable[[], AbstractAsyncContextManager[Target]]] = {
         "ours": ours,
         "ours, unbounded": partial(ours, token_budget=N_BATCH),
     }
-    if url is not None:
-        targets["llama-server"] = partial(http_target, url)
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in targets}
-    lengths = [N_PROMPT] * N_STREAMS + [N_LONG]
-    for index in range(options.rounds):
-        say(f"round {index + 1} of {options.rounds}")
-        warm_up = token_prompts(options.model, -1 - index, lengths)
-        prompts = token_prompts(options.model, index, lengths)
-        for name, engine in targets.items():
-            async with engine() as target:
-                await workload(target, warm_up)
-                outcomes[name].append(await workload(target, prompts))
+    with optional_server(options, n_slots=N_SLOTS, n_ctx=N_CTX) as url:
+        if url is not None:
+            targets["llama-server"] = partial(http_target, url)
+        outcomes: dict[str, list[Outcome]] = {name: [] for name in targets}
+        lengths = [N_PROMPT] * N_STREAMS + [N_LONG]
+        for index in range(options.rounds):
+            say(f"round {index + 1} of {options.rounds}")
+            warm_up = token_prompts(options.model, -1 - index, lengths)
+            prompts = token_prompts(options.model, index, lengths)
+            for name, engine in targets.items():
+                async with engine() as target:
+                    await workload(target, warm_up)
+                    outcomes[name].append(await workload(target, prompts))
     conclude(report, outcomes)
 
 
@@ -121,13 +122,7 @@ def conclude(report: Report, outcomes: Mapping[str, list[Outcome]]) -> None:
 
 def main() -> int:
     """Run the script."""
-    options = parse(arguments(__doc__))
-    report = Report("interference", options)
-    sizes = {"n_slots": N_SLOTS, "n_ctx": N_CTX, "threads": options.threads}
-    peer = llama_server(options.model, **sizes)
-    with nullcontext(None) if options.no_peers else peer as url:
-        anyio.run(measure, options, report, url)
-    return report.finish()
+    return run_script("interference", measure, arguments(__doc__))
 
 
 if __name__ == "__main__":

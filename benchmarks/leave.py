@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from statistics import median
 
 import anyio
 from load.client import Call, EngineTarget, Target, ask, open_engine
-from load.measure import Report, arguments, parse, percentile, say
+from load.measure import Report, arguments, percentile, run_script, say
 from load.workloads import texts
-from peers.llama_server import llama_server
+from peers.llama_server import optional_server
 from peers.raw_client import http_target
 
 N_SLOTS, N_CTX = 1, 2048
@@ -34,9 +34,11 @@ async def next_ttft_s(target: Target, seed: int) -> float:
     return (await ask(target, Call(short, 8))).ttft_s
 
 
-async def measure(options: Namespace, report: Report, url: str | None) -> None:
+async def measure(options: Namespace, report: Report) -> None:
     """Interleaved rounds, after one that does not count."""
     async with AsyncExitStack() as stack:
+        server = optional_server(options, n_slots=N_SLOTS, n_ctx=N_CTX)
+        url = stack.enter_context(server)
         opening = open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX)
         engine = await stack.enter_async_context(opening)
         targets: dict[str, Target] = {"ours": EngineTarget(engine)}
@@ -59,13 +61,7 @@ async def measure(options: Namespace, report: Report, url: str | None) -> None:
 
 def main() -> int:
     """Run the script."""
-    options = parse(arguments(__doc__))
-    report = Report("leave", options)
-    sizes = {"n_slots": N_SLOTS, "n_ctx": N_CTX, "threads": options.threads}
-    peer = llama_server(options.model, **sizes)
-    with nullcontext(None) if options.no_peers else peer as url:
-        anyio.run(measure, options, report, url)
-    return report.finish()
+    return run_script("leave", measure, arguments(__doc__))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 from fakes import limits, request
-from load.measure import Report, arguments, parse, say
+from load.measure import Report, arguments, run_script, say
 
 from pyllama_raw import (
     AsyncEngine,
@@ -255,10 +255,7 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--part", choices=("fake", "model"), help="only that one")
     parser.set_defaults(rounds=10)
-    options = parse(parser)
-    report = Report("observing", options)
-    anyio.run(measure, options, report)
-    return report.finish()
+    return run_script("observing", measure, parser)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from load.client import fixed_length, open_engine
 from load.machine import settled_rss_bytes
 from load.measure import Report, arguments, percentile, run_script
 
-from pyllama_raw import AsyncEngine
-from pyllama_raw.errors import PyllamaError
+from pyllama_raw import AsyncEngine, PyllamaError
 
 N_SLOTS, N_CTX, N_TOKENS = 8, 4096, 2
 PROMPT = [1, 2, 3, 4]

@@ -14,7 +14,7 @@ from argparse import ArgumentParser, Namespace
 
 from peers.openers import PEERS, SERVERS, peer_opener
 
-from pyllama_raw.errors import ConfigError
+from pyllama_raw import ConfigError
 from pyllama_raw.lab.bench.rounds import Opener
 from pyllama_raw.lab.bench.targets import opener
 from pyllama_raw.lab.cli import bench

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.api.model import Model
 from pyllama_raw.errors import ConfigError, PyllamaError, QueueFull, RequestError
+from pyllama_raw.options.version import __version__ as __version__
 from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from pyllama_raw.options.profile import Profile
     from pyllama_raw.options.requests import ChatOptions, RequestOptions
     from pyllama_raw.options.sampling import SamplingParams
-
-__version__ = "0.1.0"  # pyproject.toml reads it here
 
 __all__ = [
     "AsyncEngine",

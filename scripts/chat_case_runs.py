@@ -94,14 +94,14 @@ def expected(case: Case) -> Found:
     )
 
 
-def comparable(found: Found, wanted: Found) -> Found:
-    """*found* as llama.cpp's tests compare it: without spaces of JSON and around texts."""
-    ids = [id_ for *_, id_ in wanted.calls] + [""] * len(found.calls)
+def comparable(reading: Found, expected: Found) -> Found:
+    """*reading* as llama.cpp's tests compare it: without spaces of JSON and around texts."""
+    ids = [id_ for *_, id_ in expected.calls] + [""] * len(reading.calls)
     calls = (
         (name, _normal(arguments), id_ if expected_id else "")
-        for (name, arguments, id_), expected_id in zip(found.calls, ids, strict=False)
+        for (name, arguments, id_), expected_id in zip(reading.calls, ids, strict=False)
     )
-    return Found(found.content.strip(), found.reasoning.strip(), tuple(calls))
+    return Found(reading.content.strip(), reading.reasoning.strip(), tuple(calls))
 
 
 def _normal(arguments: str) -> str:

@@ -1,7 +1,9 @@
 """
 Look for control tokens that messages forge, in every chat template of a folder.
 
-    python scripts/chat_injection.py FOLDER [--rounds N] [--seed N]
+    python -m scripts.chat_injection [FOLDER] [--rounds N] [--seed N]
+
+Without a folder the templates are those of llama.cpp's source.
 
 Each template gets chats whose texts are pieces of its own markers, as are names, descriptions
 and schemas of tools, and ids, names, arguments and results of calls. What a tokenizer finds
@@ -20,15 +22,16 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.prompts.markers import Markers
 from pyllama_raw.prompts.messages import plain_messages
 from pyllama_raw.prompts.rendering.template import CompiledTemplate
+from scripts.llama_source import unpack
 
+TEMPLATES = "models/templates"  # of the source
 MARKER = re.compile(
     r"<\|[^|<>\s{}]{1,40}\|>|<\uff5c[^\uff5c\n]{1,40}\uff5c>|</?[a-z_]{1,30}>|\[/?[A-Z_]{3,30}\]"
 )
@@ -197,21 +200,23 @@ def try_template(source: str, rng: random.Random, n_rounds: int) -> Counter[str]
 
 
 def main() -> int:
-    """The number of templates of which a message forged a marker."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    """1 if a message forged a marker, or nothing was tried."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    total: Counter[str] = Counter()
-    for path in sorted(options.folder.glob("*.jinja")):
-        rng = random.Random(f"{options.seed} {path.name}")  # noqa: S311 - no secret
-        outcomes = try_template(path.read_text(), rng, options.rounds)
-        total += outcomes
-        if set(outcomes) & {"forged", "refused", "unlike twin"}:
-            print(path.name, dict(outcomes))
+    with TemporaryDirectory() as scratch:
+        folder = options.folder or unpack(Path(scratch), (TEMPLATES,)) / TEMPLATES
+        total: Counter[str] = Counter()
+        for path in sorted(folder.glob("*.jinja")):
+            rng = random.Random(f"{options.seed} {path.name}")  # noqa: S311 - no secret
+            outcomes = try_template(path.read_text(), rng, options.rounds)
+            total += outcomes
+            if set(outcomes) & {"forged", "refused", "unlike twin"}:
+                print(path.name, dict(outcomes))
     print("all", dict(total))
-    return total["forged"]
+    return int(not total["prompts"] or total["forged"] > 0)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Try what reads bytes from outside on bytes that nobody has written.
     python -m scripts.fuzz regex gguf --seconds 20 --seed 2
     python -m scripts.fuzz regex --replay AAEC           # what a report has as base64
 
-Each target of scripts/fuzz_targets.py runs in a process of its own, with a limit of memory and one
+Each target of scripts/fuzz_targets/ runs in a process of its own, with a limit of memory and one
 of CPU time for each case. A finding is an error that the reader does not promise, a signal, or a
 limit that was passed; one of each kind is printed, and makes the exit status 1.
 
@@ -38,7 +38,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scripts.fuzz_targets import Target, Try
+    from scripts.fuzz_targets.target import Target, Try
 
 MAX_TEXT = 6000  # characters of what a process has said
 MAX_DEATHS = 10  # of processes of one target
@@ -161,15 +161,15 @@ class _Work:
     def run(self, report: Report) -> bool:
         """Add to *report* what came; whether the process ended before it was done."""
         shared = mmap.mmap(-1, _HEAD.size + self.target.max_bytes)
-        found, said, done = (
+        findings, output, done = (
             self.folder / name for name in ("findings", "stderr", "done")
         )
-        for path in (found, done):
+        for path in (findings, done):
             path.unlink(missing_ok=True)
         pid = os.fork()
         if not pid:
             try:
-                self._try_all(shared, found, said)
+                self._try_all(shared, findings, output)
                 done.touch()
             except BaseException:  # noqa: BLE001 - told by its text
                 traceback.print_exc()
@@ -178,7 +178,7 @@ class _Work:
         status, is_silent = self._wait(pid, shared)
         n_cases, n_bytes = _HEAD.unpack_from(shared)
         report.n_cases += n_cases
-        for line in found.read_text().splitlines() if found.exists() else ():
+        for line in findings.read_text().splitlines() if findings.exists() else ():
             kind, text, case = json.loads(line)
             report.findings.setdefault(kind, (text, base64.b64decode(case)))
         if done.exists():
@@ -189,7 +189,7 @@ class _Work:
             and os.WTERMSIG(status) == signal.SIGPROF
         ):
             kind = _end_of(status, is_silent, self.target)
-            text = said.read_text(errors="replace") if said.exists() else ""
+            text = output.read_text(errors="replace") if output.exists() else ""
             if len(text) > MAX_TEXT:
                 text = f"{text[: MAX_TEXT // 2]}\n...\n{text[-MAX_TEXT // 2 :]}"
             report.findings.setdefault(
@@ -215,9 +215,9 @@ class _Work:
 
     # -- in the process of the target ---------------------------------------------------
 
-    def _try_all(self, shared: mmap.mmap, found: Path, said: Path) -> None:
+    def _try_all(self, shared: mmap.mmap, findings: Path, log: Path) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(self.folder)
-        output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)
         sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)
@@ -228,7 +228,7 @@ class _Work:
         ):  # readers that are imported when they are made
             attempt = self.target.make()
             seeds = self.target.seeds()
-        attempt = _limited(self.target, attempt, shared, found)
+        attempt = _limited(self.target, attempt, shared, findings)
         for seed in seeds:
             assert len(seed) <= self.target.max_bytes, f"a seed of {len(seed)} bytes"
         if self.atheris is not None:
@@ -287,7 +287,7 @@ class _Work:
         atheris.Fuzz()
 
 
-def _limited(target: Target, attempt: Try, shared: mmap.mmap, found: Path) -> Try:
+def _limited(target: Target, attempt: Try, shared: mmap.mmap, findings: Path) -> Try:
     """*attempt* within limits, which writes down its case before, and its findings behind."""
     pages = (
         int(Path("/proc/self/statm").read_text().split()[0])
@@ -326,7 +326,7 @@ def _limited(target: Target, attempt: Try, shared: mmap.mmap, found: Path) -> Tr
         if kind not in kinds:
             kinds.add(kind)
             text = "".join(traceback.format_exception(error))[-3000:]
-            with found.open("a") as lines:
+            with findings.open("a") as lines:
                 lines.write(
                     json.dumps([kind, text, base64.b64encode(data).decode()]) + "\n"
                 )

@@ -59,12 +59,12 @@ class Case(NamedTuple):
 
 def endpoints(app: FastAPI) -> dict[str, type[BaseModel]]:
     """The models of bodies by path."""
-    found = {}
+    models = {}
     for route in app.routes:
         params = getattr(getattr(route, "dependant", None), "body_params", ())
         if params and "{" not in route.path and route.path != "/lora-adapters":
-            found[route.path] = params[0].field_info.annotation
-    return found
+            models[route.path] = params[0].field_info.annotation
+    return models
 
 
 def cases(models: dict[str, type[BaseModel]], seed: int, count: int) -> Iterator[Case]:
@@ -177,11 +177,13 @@ async def send(app: FastAPI, url: str, seed: int, count: int) -> Report:
                     case.path, content=case.body, headers=headers
                 )
                 statuses[answer.status_code] += 1
-                what = f"seed {number} {case.path} {len(case.body)} bytes"
+                place = f"seed {number} {case.path} {len(case.body)} bytes"
                 if answer.status_code in (500, 503):
-                    failures.append(f"{what}: {answer.status_code} {answer.text[:300]}")
+                    failures.append(
+                        f"{place}: {answer.status_code} {answer.text[:300]}"
+                    )
                 if late[0] > LATE_S:
-                    failures.append(f"{what}: the event loop was {late[0]:.2f} s late")
+                    failures.append(f"{place}: the event loop was {late[0]:.2f} s late")
             await client.get("/livez")
         await anyio.sleep(SETTLE_S)
         group.cancel_scope.cancel()
@@ -223,16 +225,16 @@ async def fuzz(
         engines = {
             name: AsyncEngine.open(path, config) for name, path in models.items()
         }
-        opened = {name: await engine.__aenter__() for name, engine in engines.items()}
+        services = {name: await engine.__aenter__() for name, engine in engines.items()}
         try:
-            app = make_app(opened, ServeConfig(any_model=True, deadline_s=20))
+            app = make_app(services, ServeConfig(any_model=True, deadline_s=20))
             async with running(app) as url:
                 before = await send(app, url, seed + count, n_warm)
                 report = await send(app, url, seed, count)
-                kept = report.n_bytes - before.n_bytes
-                return report._replace(kept_bytes=kept)
+                growth = report.n_bytes - before.n_bytes
+                return report._replace(kept_bytes=growth)
         finally:
-            for engine in opened.values():
+            for engine in services.values():
                 await engine.aclose()
 
 

@@ -22,11 +22,16 @@ from unittest.mock import patch
 import anyio
 import numpy as np
 
-from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams
+from pyllama_raw import (
+    AsyncEngine,
+    ContextConfig,
+    EngineConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
+from pyllama_raw.engine.capabilities import Operation
 from pyllama_raw.native import gguf_check
 from pyllama_raw.native.gguf_check import NEEDS, NOT_ZERO
-from pyllama_raw.options.config import ContextConfig, SchedulerConfig
-from pyllama_raw.results import Operation
 from scripts.mutations import gguf_file, trial
 from scripts.mutations.trial import DEFECT, REFUSED, WORKS, Outcome
 from scripts.tiny_models import gguf, learning

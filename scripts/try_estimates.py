@@ -20,6 +20,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pyllama_raw import (
+    CacheConfig,
+    ContextConfig,
+    EmbeddingConfig,
+    EngineConfig,
+    MediaConfig,
+    SchedulerConfig,
+)
 from pyllama_raw.engine.build import context_fields, layout_of
 from pyllama_raw.engine.build_embedder import step_fields
 from pyllama_raw.engine.capabilities import Operation, probe
@@ -28,14 +36,6 @@ from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Bitmap, Projector, RowRun
-from pyllama_raw.options.config import (
-    CacheConfig,
-    ContextConfig,
-    EmbeddingConfig,
-    EngineConfig,
-    MediaConfig,
-    SchedulerConfig,
-)
 from pyllama_raw.options.models import default_model
 from scripts.large_models import LARGE, large_model, large_projector
 from tests.tiny import tiny_model, tiny_projector

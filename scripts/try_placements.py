@@ -7,7 +7,8 @@ model is refused with a reason.
 Every model runs with each placement of samplers, with one slot and several, and with each cache.
 More requests than slots come in two rounds, so that slots change hands and what was computed is
 used again. The reference is computed by the CPU, alone, with its margins: the distance of the best
-two logits. An output may part from it where that margin is less than TIE.
+two logits. An output may part from it where that margin is less than TIE. On a device a mixture of
+experts may also part where two experts of a token nearly tie: tiny qwen3moe does.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.opening import build
-from pyllama_raw.errors import PyllamaError
-from pyllama_raw.options.config import (
+from pyllama_raw import (
     CacheConfig,
     ContextConfig,
     EngineConfig,
     ModelConfig,
+    PyllamaError,
+    SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.engine.driver import Driver
+from pyllama_raw.engine.opening import build
 from scripts.tiny_models.recipes import RECIPES
 
 PLACEMENTS = ("auto", "backend", "host")

@@ -89,11 +89,11 @@ class Case(NamedTuple):
 
 def schemas() -> Iterator[dict[str, Any]]:
     """Schemas of objects without an end: of one value, then of two."""
-    found = [schema for _, schema in SCHEMAS if "$defs" not in schema]
-    yield from (record(value=schema) for schema in found)
-    for step in cycle(range(1, len(found))):
-        for at, schema in enumerate(found):
-            other = found[(at + step) % len(found)]
+    schemas = [schema for _, schema in SCHEMAS if "$defs" not in schema]
+    yield from (record(value=schema) for schema in schemas)
+    for step in cycle(range(1, len(schemas))):
+        for at, schema in enumerate(schemas):
+            other = schemas[(at + step) % len(schemas)]
             yield record("a", a=schema, b=other)
 
 
@@ -112,7 +112,7 @@ def cases(n_schemas: int, family: str | None) -> Iterator[Case]:
             form, pattern = next(forms)
         calls = spec.reasoning is not None and spec.reasoning.calls
         reasoning = ReasoningSpec(start=(START,), end=(END,), calls=calls)
-        known = spec.model_copy(update={"reasoning": reasoning})
+        shape = spec.model_copy(update={"reasoning": reasoning})
         for thoughts in ("none", ("begun", "free")[at % 2]):
             for has_tools, choice in (
                 (False, "auto"),
@@ -120,7 +120,7 @@ def cases(n_schemas: int, family: str | None) -> Iterator[Case]:
                 (True, "required"),
             ):
                 yield Case(
-                    name, known, schema, form, pattern, thoughts, has_tools, choice
+                    name, shape, schema, form, pattern, thoughts, has_tools, choice
                 )
 
 
@@ -145,12 +145,12 @@ def mistake(case: Case, result: Result) -> str:
 def _mistake_of_calls(case: Case, result: Result) -> str:
     if not case.has_tools or not result.calls_tools or result.text.strip():
         return f"calls {result.tool_calls}, text {result.text!r}"
-    known = {"look_up": case.schema, OTHER["name"]: OTHER["parameters"]}
+    schemas = {"look_up": case.schema, OTHER["name"]: OTHER["parameters"]}
     for call in result.tool_calls:
-        if call.name not in known:
+        if call.name not in schemas:
             return f"the name {call.name!r}"
         try:
-            jsonschema.validate(json.loads(call.arguments), known[call.name])
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
         except jsonschema.ValidationError as error:
             return f"{call.arguments}: {str(error).partition(chr(10))[0]}"
     return ""
@@ -244,13 +244,13 @@ async def main() -> int:
     parser.add_argument("--family", help="only this one")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--last", type=int, help="number of the last case")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     trial = await tried(
-        asked.schemas,
-        asked.seeds,
-        asked.family,
-        first=asked.first,
-        last=asked.last,
+        options.schemas,
+        options.seeds,
+        options.family,
+        first=options.first,
+        last=options.last,
     )
     print(*trial.wrong, dict(trial.counts), sep="\n")
     return bool(trial.wrong)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -214,6 +215,19 @@ def test_figures_of_our_server_have_a_line_a_load():
     ]
 
 
+def test_the_readme_lists_each_script():
+    """
+    And none that is not there.
+    """
+    folder = ROOT / "benchmarks"
+    table = (folder / "README.md").read_text().partition("| --- | --- |")[2]
+
+    scripts = {path.stem for path in folder.glob("*.py")} - {"fakes", "figures"}
+    assert (
+        set(re.findall(r"`(\w+)`", table.partition("\n\n")[0])) - {"bench"} == scripts
+    )
+
+
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("script", "arguments"),
@@ -227,7 +241,6 @@ def test_figures_of_our_server_have_a_line_a_load():
             "neighbour.py",
             ["--streams", "1", "--busy", "0", "1", "--seconds", "0.1"],
         ),
-        pytest.param("step_length.py", ["--words", "20"], marks=pytest.mark.nightly),
         ("offline.py", ["--no-peers", "--slots", "2"]),
         (
             "over_http.py",
@@ -253,9 +266,7 @@ def test_figures_of_our_server_have_a_line_a_load():
             "overload.py",
             ["--requests", "200", "--streams", "1", "--step-ms", "1"],
         ),
-        ("pauses.py", ["--heap", "10"]),
         ("placement.py", ["--prompts", "3", "--n-timed", "4"]),
-        ("two_engines.py", ["--requests", "4"]),
     ],
 )
 def test_script_runs(script, arguments, tmp_path):

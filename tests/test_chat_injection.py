@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
@@ -10,6 +11,7 @@ from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.prompts.messages import plain_messages
 from pyllama_raw.prompts.prompt import PromptEncoder
 from pyllama_raw.prompts.rendering.template import CompiledTemplate
+from scripts import chat_injection
 from tests.markers import MarkerVocab, texts
 
 N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "75"))
@@ -120,3 +122,13 @@ def test_messages_and_tools_forge_no_marker(expression, values):
     own = ["<|im_start|>", "[INST]", "</s>", "<|im_end|>"]
     assert [m.strip() for m in vocab.markers(tokens)] == ["<s>", *own, *own]
     assert vocab.text(tokens) == f"<s>{text}"
+
+
+@pytest.mark.nightly
+def test_no_template_of_llama_cpp_lets_a_message_forge_a_marker(monkeypatch, capsys):
+    """
+    Texts, names, tools and ids of drawn chats are pieces of each template's own markers.
+    """
+    monkeypatch.setattr("sys.argv", ["chat_injection", "--rounds", "10"])
+
+    assert chat_injection.main() == 0, capsys.readouterr().out

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from scripts.fuzz import Report, fuzz
-from scripts.fuzz_targets import TARGETS, Target
+from scripts.fuzz_targets import TARGETS
+from scripts.fuzz_targets.target import Target
 from tests.limits import LIMIT_S
 
 pytestmark = pytest.mark.native

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,14 @@ def completed(url: str, body: Mapping[str, Any]) -> list[int]:
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
         tokens: list[int] = json.load(answer)["tokens"]
     return tokens
+
+
+def optional_server(
+    options: Namespace, *, n_slots: int, n_ctx: int
+) -> AbstractContextManager[Url | None]:
+    """The address of one beside our engine; None with --no-peers."""
+    if options.no_peers:
+        return nullcontext()
+    return llama_server(
+        options.model, n_slots=n_slots, n_ctx=n_ctx, threads=options.threads
+    )

@@ -97,10 +97,10 @@ def graph(source: Path) -> bytes:
         nodes.append(helper.make_node(kind, inputs, outputs, domain=domain, **fields))
         return out
 
-    def add_and_norm(x: str, given: str, at: str) -> str:
-        out = node("MatMul", [given, matrix(f"{at}.dense.weight")], f"{at}.product")
-        more = ("LayerNorm.weight", "LayerNorm.bias", "dense.bias")
-        inputs = [out, x, *(weight(f"{at}.{part}") for part in more)]
+    def add_and_norm(x: str, name: str, at: str) -> str:
+        out = node("MatMul", [name, matrix(f"{at}.dense.weight")], f"{at}.product")
+        parts = ("LayerNorm.weight", "LayerNorm.bias", "dense.bias")
+        inputs = [out, x, *(weight(f"{at}.{part}") for part in parts)]
         return node("SkipLayerNormalization", inputs, f"{at}.normed", epsilon=EPSILON)
 
     at = "embeddings"
@@ -119,10 +119,10 @@ def graph(source: Path) -> bytes:
         joined = np.concatenate([weights[f"{part}.weight"].T for part in own], axis=1)
         biases = np.concatenate([weights[f"{part}.bias"] for part in own])
         qkv = [keep(f"{at}.qkv", joined), keep(f"{at}.qkv.bias", biases)]
-        seen = node(
+        attention = node(
             "Attention", [x, *qkv, "embedded.mask"], f"{at}.seen", num_heads=N_HEADS
         )
-        x = add_and_norm(x, seen, f"{at}.attention.output")
+        x = add_and_norm(x, attention, f"{at}.attention.output")
         up = matrix(f"{at}.intermediate.dense.weight")
         wide = node("MatMul", [x, up], f"{at}.up")
         bias = weight(f"{at}.intermediate.dense.bias")

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pyllama_raw import __version__
 from pyllama_raw.cli.options import engine_config, model_spec
 from pyllama_raw.engine.build import (
     SequenceLayout,
@@ -35,6 +34,7 @@ from pyllama_raw.options.chat_templates import model_template
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.models import resolve_model, with_projector
 from pyllama_raw.options.sampling import SamplingParams, declared, with_declared
+from pyllama_raw.options.version import __version__
 
 MODEL_FACTS = (
     "desc",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from logging import getLogger
 
 from pyllama_raw.core.memory.slots import ContextLimits
@@ -14,6 +13,7 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.chat_templates import ChatTemplate
 from pyllama_raw.options.config import ContextConfig, EngineConfig
+from pyllama_raw.options.version import __version__
 
 _REASONS = {
     "n_ctx": "libllama rounds cells up to multiples of 256, or of 256 a slot",
@@ -61,12 +61,11 @@ def describer(
 
     def describe() -> EngineInfo:
         # Not the metadata of the distribution: a copied folder or a frozen program has none.
-        ours = import_module("pyllama_raw").__version__
         theirs = libllama.llama_version()
         devices = config.model.devices or [d.name for d in libllama.devices()]
         return known(
             devices=tuple(devices),
-            versions={"pyllama_raw": ours, "llama_cpp": theirs},
+            versions={"pyllama_raw": __version__, "llama_cpp": theirs},
         )
 
     return describe

@@ -8,8 +8,7 @@ from typing import Any
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from pyllama_raw import EngineConfig
-from pyllama_raw.errors import ConfigError
+from pyllama_raw import ConfigError, EngineConfig
 from pyllama_raw.replicas.engine import EngineReplica
 from pyllama_raw.replicas.front import Front
 from pyllama_raw.replicas.router import RuleRouter

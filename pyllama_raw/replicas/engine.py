@@ -12,7 +12,6 @@ from starlette.types import Message, Scope
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.replicas.relay import Outbox
-from pyllama_raw.results import HealthState
 from pyllama_raw.routing import RoutedRequest
 from pyllama_raw.serve.app import make_app
 from pyllama_raw.serve.deployment import Deployment
@@ -66,7 +65,7 @@ class EngineReplica:
         """Ray replaces a replica that raises here thrice."""
         for name, engine in self._engines.items():
             state = engine.health(self._stall_s).state
-            if state in (HealthState.STALLED, HealthState.DEAD):
+            if state in ("stalled", "dead"):
                 raise RuntimeError(f"the engine of {name} is {state}: {engine.error}")
 
     def record_routing_stats(self) -> dict[str, int]:

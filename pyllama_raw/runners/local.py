@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from pyllama_raw import AsyncEngine, Model
+from pyllama_raw import AsyncEngine, Model, Prompt, SamplingParams
 from pyllama_raw.errors import Unsupported
-from pyllama_raw.runners.capabilities import VERBS, RunnerCapabilities
+from pyllama_raw.runners.capabilities import VERBS, RunnerCapabilities, Verb
 from pyllama_raw.runners.prices import Prices
+from pyllama_raw.runners.run import Source
 from pyllama_raw.runners.runner import (
     ModelRunner,
     RebuildCause,
     RunnerHealth,
     RunnerKind,
+    Serving,
+    lent_source,
 )
 
 if TYPE_CHECKING:
-    from pyllama_raw import EngineConfig
+    from pyllama_raw import EngineConfig, RequestOptions
 
+T = TypeVar("T")
 POOLINGS = ("mean", "cls", "last")  # that make one vector of a text
 UNKNOWN = RunnerCapabilities(  # of a model that is not loaded: the engine says what it cannot do
     verbs=VERBS,
@@ -107,13 +111,7 @@ class LocalRunner(ModelRunner):
         """As the engine tells it; one that is not loaded is not ready."""
         engine = self._engine
         if engine is None or self._closed:
-            detail = "closed" if self._closed else "not loaded"
-            return RunnerHealth(
-                live=not self._closed,
-                ready=False,
-                detail=detail,
-                is_idle=not self._closed,
-            )
+            return self._health_before("not loaded")
         health, stats = engine.health(), engine.stats()
         return RunnerHealth(
             live=health.state not in ("stalled", "dead"),
@@ -152,6 +150,14 @@ class LocalRunner(ModelRunner):
         async with self._loading:
             if self._engine is not None:
                 await self._engine.aclose()
+
+    def _source(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
+    ) -> Source:
+        return lent_source(self._lent, prompt, params, options)
+
+    async def _called(self, verb: Verb, call: Callable[[Serving], Awaitable[T]]) -> T:
+        return await self._called_on(self._lent, verb, call)
 
     @asynccontextmanager
     async def _lent(self) -> AsyncIterator[AsyncEngine]:

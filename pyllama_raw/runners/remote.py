@@ -73,7 +73,8 @@ if TYPE_CHECKING:
     import httpx2
 
     from pyllama_raw.api.embedding import TextPooling
-    from pyllama_raw.results import Ranked, Vectors
+    from pyllama_raw.api.ranking import Ranked
+    from pyllama_raw.api.vectors import Vectors
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -240,7 +241,7 @@ class RemoteRunner(ModelRunner):
         self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
     ) -> list[Ranked]:
         """*documents*, the best first."""
-        from pyllama_raw.results import Ranked
+        from pyllama_raw.api.ranking import Ranked
 
         texts = list(documents)
         fields = {"query": query, "documents": texts, **options}

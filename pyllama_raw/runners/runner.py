@@ -48,6 +48,8 @@ T = TypeVar("T")
 CHARACTERS_A_TOKEN = 4  # of a prompt whose tokens nobody has counted
 GENERATES = RunnerCapabilities()
 Serving: TypeAlias = "AsyncEngine | ModelRunner"
+# Makes a block with what serves the requests of a runner.
+Lend: TypeAlias = Callable[[], AbstractAsyncContextManager[Serving]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class ModelRunner(ABC):
     """
     Everything that a program needs of a runner.
 
-    Inherit it to make one of your own: give `_lent`, or `_source` and the verbs that it has.
+    Inherit it to make one of your own: give `_source`, `health` and the verbs that it has.
     """
 
     limits: Limits | None = None
@@ -298,29 +300,34 @@ class ModelRunner(ABC):
         if self._closed:
             raise ClosedError(f"{self!r}: it takes no more requests, make another one")
 
-    def _lent(self) -> AbstractAsyncContextManager[Serving]:
-        """A block with what serves the requests of this runner."""
-        raise NotImplementedError(f"{type(self).__name__} has no _lent()")
+    def _health_before(self, detail: str) -> RunnerHealth:
+        """The health while nothing serves yet, which *detail* says, or not any more."""
+        is_open = not self._closed
+        return RunnerHealth(
+            live=is_open,
+            ready=False,
+            detail=detail if is_open else "closed",
+            is_idle=is_open,
+        )
 
-    async def _source(
+    @abstractmethod
+    def _source(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> Source:
         """The source of a run; see run.py."""
-        async with (
-            self._lent() as serving,
-            serving.generate(prompt, params, **options) as run,
-        ):
-            yield None
-            async for delta in run:
-                yield delta
-            for result in run.results:
-                yield result
 
     async def _called(self, verb: Verb, call: Callable[[Serving], Awaitable[T]]) -> T:
-        """The answer at once to *call*, which asks for *verb*."""
+        """The answer at once to *call*, which asks for *verb*; this one has no verbs."""
+        self.capabilities.check_verb(verb)
+        raise Unsupported(verb, f"{self!r} says that it can, and has no {verb}()")
+
+    async def _called_on(
+        self, lend: Lend, verb: Verb, call: Callable[[Serving], Awaitable[T]]
+    ) -> T:
+        """The answer to *call* of what *lend* gives, counted as an open call."""
         self.capabilities.check_verb(verb)
         self._check_open()
-        async with self._counting(), self._lent() as serving:
+        async with self._counting(), lend() as serving:
             return await call(serving)
 
     async def _counted(
@@ -354,6 +361,21 @@ class ModelRunner(ABC):
                 if self._retires:
                     with anyio.CancelScope(shield=True):
                         await self.aclose()
+
+
+async def lent_source(
+    lend: Lend, prompt: Prompt, params: SamplingParams, options: RequestOptions
+) -> Source:
+    """The source of a run on what *lend* gives."""
+    async with (
+        lend() as serving,
+        serving.generate(prompt, params, **options) as run,
+    ):
+        yield None
+        async for delta in run:
+            yield delta
+        for result in run.results:
+            yield result
 
 
 def prompt_bytes(prompt: Prompt) -> bytes:

@@ -24,6 +24,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from secrets import token_urlsafe
@@ -53,6 +54,7 @@ from pyllama_raw.runners.runner import (
     RunnerKind,
     RunnerMetadata,
     Serving,
+    lent_source,
 )
 
 T = TypeVar("T")
@@ -226,13 +228,7 @@ class SpawnedRunner(ModelRunner):
         """The child's answer within `Timeouts.health_s`; it starts none."""
         child, remote = self._child, self._remote
         if self._closed or child is None:
-            detail = "closed" if self._closed else "Runtime not initialized"
-            return RunnerHealth(
-                live=not self._closed,
-                ready=False,
-                detail=detail,
-                is_idle=not self._closed,
-            )
+            return self._health_before("Runtime not initialized")
         if child.has_ended:
             detail = f"Health check failed: {child.death}"
             return RunnerHealth(live=False, ready=False, detail=detail)
@@ -292,14 +288,12 @@ class SpawnedRunner(ModelRunner):
     def _source(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> Source:
-        served = super()._source
-        return retried(lambda: served(prompt, params, options), self._wait_s)
+        served = partial(lent_source, self._lent, prompt, params, options)
+        return retried(served, self._wait_s)
 
     async def _called(self, verb: Verb, call: Callable[[Serving], Awaitable[T]]) -> T:
-        served = super()._called
-
         async def once() -> AsyncGenerator[T, None]:
-            yield await served(verb, call)
+            yield await self._called_on(self._lent, verb, call)
 
         [answer] = [item async for item in retried(once, self._wait_s)]
         return answer

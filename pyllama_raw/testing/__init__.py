@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from pyllama_raw.api.engine import AsyncEngine
+from pyllama_raw import AsyncEngine, EngineConfig, SchedulerConfig
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
@@ -24,7 +24,6 @@ from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo
 from pyllama_raw.engine.notices import PolicyLog
 from pyllama_raw.engine.parts import EngineParts
-from pyllama_raw.options.config import EngineConfig, SchedulerConfig
 from pyllama_raw.testing.executor import (
     FakeExecutor,
     FakeFlag,

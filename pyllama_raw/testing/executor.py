@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 
+from pyllama_raw import SamplingParams
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import SOURCES, Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.stats import StepTimes
@@ -26,7 +27,6 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.errors import DecodeFailed, SamplingFailed
-from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.testing.memory import FakeMemory
 
 NextToken = Callable[[Sequence[int]], int]
@@ -123,8 +123,8 @@ class FakeExecutor:
 
     def close(self, request_id: int) -> SamplerUse | None:
         """Tells that the tokens came from the host, for known ids."""
-        known = self._requests.pop(request_id, None)
-        return SamplerUse("host", "it is a fake") if known is not None else None
+        sampler = self._requests.pop(request_id, None)
+        return SamplerUse("host", "it is a fake") if sampler is not None else None
 
     def stop(self, request_id: int | None = None) -> None:
         """Set the flag if nobody wants the running step."""
@@ -196,12 +196,12 @@ class FakeExecutor:
     def _abort(self, plan: StepPlan) -> StepResult:
         """Half of the works are computed; a last token without its row is dropped."""
         n_done = len(plan.works) // 2
-        held = [len(work.tokens) - work.samples for work in plan.works[:n_done]]
-        for work, n_held in zip(plan.works, held, strict=False):
+        lengths = [len(work.tokens) - work.samples for work in plan.works[:n_done]]
+        for work, n_held in zip(plan.works, lengths, strict=False):
             if plan.lot != SOURCES:
                 self._write(work, n_held)
-        held += [0] * (len(plan.works) - n_done)
-        return StepResult(DecodeStatus.ABORTED, tuple(map(Held, held)))
+        lengths += [0] * (len(plan.works) - n_done)
+        return StepResult(DecodeStatus.ABORTED, tuple(map(Held, lengths)))
 
     def _compute(self, step: int, plan: StepPlan) -> StepResult:
         if plan.lot == SOURCES:
@@ -216,11 +216,11 @@ class FakeExecutor:
         before = len(self.memory.tokens(work.slot))
         self._write(work, len(work.tokens))
         params = self._requests[work.request_id].sampling
-        asked = params if isinstance(params, SamplingParams) else SamplingParams()
-        output = self._sample(step, work, asked.logprobs)
+        sampling = params if isinstance(params, SamplingParams) else SamplingParams()
+        output = self._sample(step, work, sampling.logprobs)
         if type(work) is not ScoredPrefill:
             return output
-        n_top = asked.prompt_logprobs or 0
+        n_top = sampling.prompt_logprobs or 0
         scores = (
             fake_logprobs(before + i + 1, token, n_top)
             for i, token in enumerate(work.targets)
@@ -238,10 +238,10 @@ class FakeExecutor:
             return Computed()
         if (step, work.request_id) in self._failing_rows:
             return RowFailed(SamplingFailed("fake", None, "as told"))
-        seen = self.memory.tokens(work.slot)
-        n_before, tokens = len(seen), tuple[int, ...]()
+        history = self.memory.tokens(work.slot)
+        n_before, tokens = len(history), tuple[int, ...]()
         for left in range(self._n_more(work), -1, -1):
-            tokens += (self._next_token([*self._source_of(work), *seen]),)
+            tokens += (self._next_token([*self._source_of(work), *history]),)
             if not left or not self._has_room(work.slot):
                 break
             self.memory.write(work.slot, tokens[-1:])
@@ -303,9 +303,9 @@ def _count_rows(work: Work) -> int:
 def row_position(request: Request, index: int) -> int:
     """By counting: rows of text, and spans, take positions one after the other."""
     spans = request.spans
-    taken = sum(span.n_pos for span in spans if span.stop <= index)
+    n_positions = sum(span.n_pos for span in spans if span.stop <= index)
     in_spans = sum(min(index, s.stop) - s.start for s in spans if s.start < index)
-    return index - in_spans + taken
+    return index - in_spans + n_positions
 
 
 def assert_one_kind(request: Request, start: int, work: Work) -> None:

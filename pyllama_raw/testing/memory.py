@@ -125,15 +125,15 @@ class FakeMemory:
         self._fill(slot, rows)
 
     def _fill(self, slot: int, rows: Iterable[tuple[int, int]]) -> None:
-        held = self.slots[slot]
+        columns = self.slots[slot]
         for pos, token in rows:
-            assert held.end_at(pos) or (token < 0 and pos == held.positions[-1])
+            assert columns.end_at(pos) or (token < 0 and pos == columns.positions[-1])
             number = next(self._numbers)
-            held.cells.append(number)
-            held.tokens.append(token)
-            held.positions.append(pos)
+            columns.cells.append(number)
+            columns.tokens.append(token)
+            columns.positions.append(pos)
             self._n_users[number] = 1
-        assert len(held.cells) <= self.limits.n_ctx_slot
+        assert len(columns.cells) <= self.limits.n_ctx_slot
 
     def _put(self, slot: int, rows: Columns) -> None:
         """Have a slot hold *rows* instead of what it holds."""
@@ -194,15 +194,15 @@ class FakeMemory:
 
     def _trim(self, trim: Trim) -> None:
         slot, n_pos = trim
-        held = self.slots[slot]
-        kept = held.part(0, n_pos)
-        assert kept.end_at(n_pos) or slot in self._lost
-        self._check_cut(slot, kept)
-        if 0 < len(kept.cells) < len(held.cells) and self._fails(trim):
-            kept = Columns([], [], [])
+        columns = self.slots[slot]
+        head = columns.part(0, n_pos)
+        assert head.end_at(n_pos) or slot in self._lost
+        self._check_cut(slot, head)
+        if 0 < len(head.cells) < len(columns.cells) and self._fails(trim):
+            head = Columns([], [], [])
             self._lost.add(slot)
             self.refuses_cuts = True
-        self._put(slot, kept)
+        self._put(slot, head)
 
     def end_write(self, *, fails: bool = False) -> Written:
         """Complete the oldest file, or fail; what the scheduler is to be told."""
@@ -219,21 +219,21 @@ class FakeMemory:
             return Fetched(fetch_id, None, 0.0)
         return Fetched(fetch_id, file.rows, 0.0)
 
-    def _check_cut(self, slot: int, kept: Columns) -> None:
+    def _check_cut(self, slot: int, head: Columns) -> None:
         if self._must_not_cut:
-            assert not kept.cells or kept == self.slots[slot], (
+            assert not head.cells or head == self.slots[slot], (
                 "this memory cannot be cut"
             )
 
     def _shift(self, shift: Shift) -> None:
         assert self.limits.can_shift
-        held = self.slots[shift.slot]
-        is_own = all(self._n_users[number] == 1 for number in held.cells)
+        columns = self.slots[shift.slot]
+        is_own = all(self._n_users[number] == 1 for number in columns.cells)
         assert is_own, "shared cells keep their position"
-        assert held.positions == list(range(len(held.cells)))
+        assert columns.positions == list(range(len(columns.cells)))
         end = shift.n_keep + shift.n_discard
-        assert end <= len(held.cells)
-        cells, tokens, _ = (c[: shift.n_keep] + c[end:] for c in held)
+        assert end <= len(columns.cells)
+        cells, tokens, _ = (c[: shift.n_keep] + c[end:] for c in columns)
         self._put(shift.slot, Columns(cells, tokens, list(range(len(cells)))))
         self.shifted.add(shift.slot)
 
@@ -275,14 +275,16 @@ class FakeMemory:
             return source.payload
         if source in self._lost or self._fails(save):
             return None
-        held = self.slots[source]
-        rows = held.part(save.start, save.stop)
+        columns = self.slots[source]
+        rows = columns.part(save.start, save.stop)
         assert rows.positions[0] == save.start
         assert rows.end_at(save.stop)
         if is_on_disk or self.limits.kind is SnapshotKind.EXACT:
-            assert rows == held, "all of the slot"
+            assert rows == columns, "all of the slot"
         elif not self.limits.kind.can_cut:
-            assert rows.cells[-1] == held.cells[-1], "what holds at the end of the slot"
+            assert rows.cells[-1] == columns.cells[-1], (
+                "what holds at the end of the slot"
+            )
         return rows.payload
 
     def _load(self, load: Load) -> None:

@@ -14,6 +14,7 @@ the values of what fails.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager, aclosing
 from math import isfinite
 from typing import Any, ClassVar
@@ -21,11 +22,9 @@ from typing import Any, ClassVar
 import anyio
 import pytest
 
-from pyllama_raw import Prompt
-from pyllama_raw.api.results import Result
+from pyllama_raw import Prompt, Result, SamplingParams
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import ClosedError, PyllamaError, Unsupported, WrongUse
-from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners import ModelRunner, RunnerHealth
 
 LIMIT_S = 60.0  # after which something hangs
@@ -65,7 +64,7 @@ async def settled(runner: ModelRunner) -> RunnerHealth:
             await anyio.sleep(0.005)
 
 
-class RunnerContract:
+class RunnerContract(ABC):
     """Inherit it and give made(), and the others where the runner has what they ask for."""
 
     pytestmark: ClassVar[Any] = pytest.mark.anyio
@@ -73,9 +72,9 @@ class RunnerContract:
     follows_schemas: ClassVar[bool] = True  # fakes take one and do not
     chat: ClassVar[Prompt] = [{"role": "user", "content": "Say hello"}]
 
+    @abstractmethod
     def made(self) -> AbstractAsyncContextManager[ModelRunner]:
         """A runner that serves, closed at the end."""
-        raise NotImplementedError
 
     def failing(self) -> AbstractAsyncContextManager[ModelRunner]:
         """A runner whose outputs fail after a token or several."""

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyllama_raw import AsyncEngine, EngineConfig, Image, SamplingParams
-from pyllama_raw.options.config import (
+from pyllama_raw import (
+    AsyncEngine,
     CacheConfig,
     ContextConfig,
+    EngineConfig,
+    Image,
     MediaConfig,
+    SamplingParams,
     SchedulerConfig,
 )
 from tests.last_digits import steady_attention

@@ -24,11 +24,17 @@ import anyio
 # Imported here, so that no trial has to: what an engine needs.
 import anyio._backends._asyncio
 
-from pyllama_raw import AsyncEngine, EngineConfig, PyllamaError, SamplingParams
+from pyllama_raw import (
+    AsyncEngine,
+    ContextConfig,
+    EngineConfig,
+    PyllamaError,
+    SamplingParams,
+    SchedulerConfig,
+)
 from pyllama_raw.errors import EngineStopped
 from pyllama_raw.native import libllama
 from pyllama_raw.native.model import Model
-from pyllama_raw.options.config import ContextConfig, SchedulerConfig
 
 LOOK_S = 0.001  # between two looks at what runs
 # Of a trial, 20 s: looks, because who stops this process for a while stops the trials, too.

@@ -35,7 +35,7 @@ def with_segments(*segments: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("others", "behind"),
+    ("chunks", "behind"),
     [
         ([(b"zTXt", b"a\0\0" + MEGABYTE)] * 200, ()),
         ([(b"iCCP", b"a\0\0" + MEGABYTE)] * 200, ()),
@@ -51,11 +51,11 @@ def with_segments(*segments: bytes) -> bytes:
         "empty pixels behind",
     ],
 )
-def test_what_is_no_pixels_of_a_png_is_not_read(others, behind):
+def test_what_is_no_pixels_of_a_png_is_not_read(chunks, behind):
     """
     Texts and profiles that unpack to megabytes, and more than the pixels need.
     """
-    image = Image(png_of(4, 4, PACKED, *others, behind=tuple(behind)))
+    image = Image(png_of(4, 4, PACKED, *chunks, behind=tuple(behind)))
 
     assert image.pixels() == BLACK
 

@@ -19,7 +19,7 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("options", "reason"),
     [
         ({}, "config is missing"),
         ({"replicas": "2"}, "'replicas' is unknown"),
@@ -27,14 +27,14 @@ def file(tmp_path):
         ({"router": "random"}, "give one of 'round_robin'"),
     ],
 )
-def test_mistakes_are_named(given, told, file):
+def test_mistakes_are_named(options, reason, file):
     """
     Before anything is started.
     """
-    config = {"config": file} if given else {}
+    config = {"config": file} if options else {}
 
-    with pytest.raises(ConfigError, match=told):
-        application(config | given)
+    with pytest.raises(ConfigError, match=reason):
+        application(config | options)
 
 
 def test_words_of_a_command_line_will_do(file):

@@ -88,7 +88,7 @@ def engine_processes() -> list[psutil.Process]:
     ]
 
 
-async def stream(http, prompt, ends, begun):
+async def stream(http, prompt, ends, beginnings):
     """Append to *ends* how the stream of *prompt* ended: "done", or the code of its error."""
     is_first = True
     body = LONG | {"prompt": prompt}
@@ -97,7 +97,7 @@ async def stream(http, prompt, ends, begun):
         async for line in response.aiter_lines():
             if is_first:
                 is_first = False
-                begun.release()
+                beginnings.release()
             if line == "data: [DONE]":
                 end = "done"
             elif '"error"' in line:
@@ -119,17 +119,17 @@ async def test_the_application_answers_as_it_does_alone(cluster, tmp_path):
     await anyio.to_thread.run_sync(partial(serve.run, app, route_prefix="/"))
     async with httpx.AsyncClient(base_url=cluster, timeout=120) as http:
         body = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
-        whole = await http.post("/v1/completions", json=body)
+        answer = await http.post("/v1/completions", json=body)
         wrong = await http.post("/v1/completions", json={"prompt": "a", "nobody": 1})
         lines = (await http.post("/v1/completions", json=body | {"stream": True})).text
         metrics = await http.get("/metrics")
 
     parts = [json.loads(line[6:]) for line in lines.split("\n\n") if "{" in line]
     text = "".join(part["choices"][0]["text"] for part in parts)
-    assert (whole.status_code, wrong.status_code) == (200, 400)
-    assert "x-cached-tokens" in whole.headers
+    assert (answer.status_code, wrong.status_code) == (200, 400)
+    assert "x-cached-tokens" in answer.headers
     assert wrong.json()["error"]["param"] == "nobody"
-    assert text == whole.json()["choices"][0]["text"]
+    assert text == answer.json()["choices"][0]["text"]
     assert "vllm:num_requests_running" in metrics.text
 
 
@@ -139,12 +139,12 @@ async def test_a_replica_that_is_killed_takes_along_only_what_it_has_begun(clust
     """
     ends = []
     async with replicas(cluster, 2, n_slots=1) as http:
-        begun = anyio.Semaphore(0)
+        beginnings = anyio.Semaphore(0)
         async with anyio.create_task_group() as group:
             for number in range(12):
-                group.start_soon(stream, http, f"{number:04} of them", ends, begun)
+                group.start_soon(stream, http, f"{number:04} of them", ends, beginnings)
             for _ in range(2):  # a slot each: so both have told tokens
-                await begun.acquire()
+                await beginnings.acquire()
             os.kill(engine_processes()[0].pid, signal.SIGKILL)
 
     assert sorted(ends) == ["done"] * 11 + ["replica_ended"]

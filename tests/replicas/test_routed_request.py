@@ -19,8 +19,8 @@ def chat(*texts: str, **fields) -> RoutedRequest:
     return routed_request({}, body(messages=messages, **fields))
 
 
-def n_common(one: RoutedRequest, other: RoutedRequest) -> int:
-    return len({*one.blocks} & {*other.blocks})
+def n_common(request: RoutedRequest, other: RoutedRequest) -> int:
+    return len({*request.blocks} & {*other.blocks})
 
 
 def test_a_chat_that_goes_on_has_its_blocks():
@@ -47,7 +47,7 @@ def test_prompts_are_texts_or_tokens():
     """
     Either goes on as a chat does.
     """
-    texts = [routed_request({}, body(prompt=LONG + more)) for more in ("", LONG)]
+    texts = [routed_request({}, body(prompt=LONG + end)) for end in ("", LONG)]
     tokens = [routed_request({}, body(prompt=[7] * n)) for n in (4 * BLOCK_BYTES, 5000)]
 
     assert n_common(*texts) == len(texts[0].blocks) > 1
@@ -68,17 +68,17 @@ def test_a_session_is_named_by_the_header_or_the_body():
     """
     The header wins, as routers of others set it.
     """
-    named = body(prompt="a", prompt_cache_key="mine")
+    content = body(prompt="a", prompt_cache_key="mine")
 
-    assert routed_request({"x-session-id": "yours"}, named).session == "yours"
-    assert routed_request({}, named).session == "mine"
+    assert routed_request({"x-session-id": "yours"}, content).session == "yours"
+    assert routed_request({}, content).session == "mine"
 
 
 @pytest.mark.parametrize(
-    "given", [b"", b"{", b"[1]", b'{"prompt": 3, "max_tokens": "x", "messages": {}}']
+    "content", [b"", b"{", b"[1]", b'{"prompt": 3, "max_tokens": "x", "messages": {}}']
 )
-def test_any_body_can_be_routed(given):
+def test_any_body_can_be_routed(content):
     """
     What is wrong with it is the replica's to say.
     """
-    assert routed_request({}, given).session is None
+    assert routed_request({}, content).session is None

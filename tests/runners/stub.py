@@ -6,8 +6,13 @@ from typing import Any
 
 import httpx2
 
+from pyllama_raw import Result
+from pyllama_raw.runners import Backoff, RemoteRunner
+
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 DONE = b"data: [DONE]\n\n"
+AT_ONCE = Backoff(first_s=0.0)
+CHAT = [{"role": "user", "content": "a"}]
 Reply = Callable[[httpx2.Request], httpx2.Response]
 
 
@@ -63,17 +68,17 @@ class Stub(httpx2.AsyncBaseTransport):
 
     def __init__(self, *replies: Any) -> None:
         self._replies = [*replies]
-        self.asked: list[tuple[str, Any, httpx2.Headers]] = []
+        self.requests: list[tuple[str, Any, httpx2.Headers]] = []
 
     @property
     def bodies(self) -> list[Any]:
-        return [body for _, body, _ in self.asked]
+        return [body for _, body, _ in self.requests]
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("/health"):
             return httpx2.Response(200, json={"status": "ok"})
         body = json.loads(await request.aread())
-        self.asked.append((request.url.path, body, request.headers))
+        self.requests.append((request.url.path, body, request.headers))
         has_many = len(self._replies) > 1
         reply = self._replies.pop(0) if has_many else self._replies[0]
         answer = reply(body) if callable(reply) else reply
@@ -113,3 +118,20 @@ def _of_chat(frame: bytes) -> bytes:
     for choice in fields["choices"]:
         choice["delta"] = {"content": choice.pop("text")}
     return event(fields)
+
+
+def runner_of(*replies, **options) -> RemoteRunner:
+    """A runner of a service that answers with *replies*, one after the other."""
+    options = {"backoff": AT_ONCE} | options
+    return RemoteRunner("http://a", "m", transport=Stub(*replies), **options)
+
+
+def stub_of(runner: RemoteRunner) -> Stub:
+    """What stands for the service of *runner*."""
+    return runner._client._transport
+
+
+async def answer_of(runner: RemoteRunner, prompt="a", params=None, **options) -> Result:
+    """The whole answer to one request; *runner* is closed then."""
+    async with runner:
+        return await runner.generate(prompt, params, **options).collect()

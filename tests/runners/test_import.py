@@ -17,10 +17,10 @@ print(json.dumps([sorted(first), sorted(set(sys.modules) - first)]))
 
 @pytest.fixture(scope="module")
 def modules() -> tuple[list[str], list[str]]:
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True
     )
-    first, then = json.loads(found.stdout)
+    first, then = json.loads(process.stdout)
     return first, then
 
 

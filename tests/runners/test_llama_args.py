@@ -76,18 +76,18 @@ def test_a_micro_batch_is_no_larger_than_a_batch():
     """
     The server would refuse it.
     """
-    told = arguments("M", LlamaOptions(n_batch=128, n_ubatch=512), NEW)
+    words = arguments("M", LlamaOptions(n_batch=128, n_ubatch=512), NEW)
 
-    assert told[-4:] == ["--batch-size", "128", "--ubatch-size", "128"]
+    assert words[-4:] == ["--batch-size", "128", "--ubatch-size", "128"]
 
 
 def test_a_model_on_other_machines_has_no_saved_states():
     """
     The server aborts where it saves one.
     """
-    told = arguments("M", LlamaOptions(rpc=("a:1", "b:2"), extra=("--jinja",)), NEW)
+    words = arguments("M", LlamaOptions(rpc=("a:1", "b:2"), extra=("--jinja",)), NEW)
 
-    assert told[-5:] == ["--rpc", "a:1,b:2", "--cache-ram", "0", "--jinja"]
+    assert words[-5:] == ["--rpc", "a:1,b:2", "--cache-ram", "0", "--jinja"]
 
 
 def test_the_dialect_is_read_from_the_help():
@@ -114,7 +114,7 @@ def test_what_lacks_is_told_in_this_order(tmp_path):
     is not there made a mistake, and is not served slowly without one.
     """
     model, binary = tmp_path / "a.gguf", tmp_path / "llama-server"
-    found = []
+    messages = []
     drafted = LlamaServer(model, binary, LlamaOptions(draft=Draft(tmp_path / "d.gguf")))
     steps = [
         lambda: LlamaServer(tmp_path / "a.onnx", None).check(),
@@ -126,10 +126,10 @@ def test_what_lacks_is_told_in_this_order(tmp_path):
     for step in steps:
         with pytest.raises(ConfigError) as caught:
             step()
-        found.append(str(caught.value))
+        messages.append(str(caught.value))
     LlamaServer(model, binary).check()
 
-    assert found == [
+    assert messages == [
         "GGUF runtime received wrong format: .onnx: give a file .gguf",
         "GGUF runtime requires runtime_binary path: give binary= the llama-server that "
         "you have built",
@@ -198,10 +198,10 @@ def test_a_key_is_told_by_the_environment():
     """
     And that nothing is downloaded.
     """
-    found = LlamaServer("a.gguf", "/a/llama-server").environment("secret")
+    variables = LlamaServer("a.gguf", "/a/llama-server").environment("secret")
 
-    assert found["LLAMA_API_KEY"] == "secret"
-    assert found["LLAMA_ARG_OFFLINE"] == "1"
+    assert variables["LLAMA_API_KEY"] == "secret"
+    assert variables["LLAMA_ARG_OFFLINE"] == "1"
 
 
 def test_a_schema_of_a_completion_has_a_field_of_its_own():

@@ -15,7 +15,7 @@ from tests.loops import anyio_backend  # noqa: F401
 
 
 @pytest.mark.parametrize(
-    ("told", "data"),
+    ("value", "data"),
     [
         ({"shape": [1, 2], "dtype": "uint8", "data": [1, 2]}, b"\1\2"),
         ({"shape": [1, 4], "dtype": "uint8", "data_base64": "AQIDBA=="}, b"\1\2\3\4"),
@@ -24,18 +24,18 @@ from tests.loops import anyio_backend  # noqa: F401
         ({"shape": [2], "dtype": "utf8", "data": [104, 105]}, b"hi"),
     ],
 )
-def test_a_packet_is_read(told, data):
+def test_a_packet_is_read(value, data):
     """
     Bytes as a list or in base64; what is told of it is read again.
     """
-    packet = TensorPacket.read(told)
+    packet = TensorPacket.read(value)
 
     assert packet.data == data
     assert TensorPacket.read(packet.told()) == packet
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("value", "reason"),
     [
         (
             {"shape": [1, 1], "data": [1], "data_base64": "AQ=="},
@@ -54,12 +54,12 @@ def test_a_packet_is_read(told, data):
         ({"data": [1]}, "a shape"),
     ],
 )
-def test_a_packet_that_does_not_fit_is_refused(told, said):
+def test_a_packet_that_does_not_fit_is_refused(value, reason):
     """
     In the words that clients of packets know.
     """
-    with pytest.raises(InvalidRequest, match=said):
-        TensorPacket.read(told)
+    with pytest.raises(InvalidRequest, match=reason):
+        TensorPacket.read(value)
 
 
 def test_sizes_of_values():
@@ -115,9 +115,9 @@ async def test_every_piece_is_a_packet():
     In their order; pieces without text are none.
     """
     async with MockRunner(["hello ", "", "world"]) as runner:
-        found = await outputs(runner)
+        packets = await outputs(runner)
 
-    assert [packet.text for packet in found] == ["hello ", "world"]
+    assert [packet.text for packet in packets] == ["hello ", "world"]
 
 
 @pytest.mark.anyio
@@ -147,10 +147,10 @@ async def test_a_model_is_told_of_once_it_is_loaded():
     """
     tensor = {"name": "text", "shape": [-1], "dtype": "uint8"}
     async with LocalRunner(fake_engine()) as runner:
-        told = model_info(runner)
+        info = model_info(runner)
 
     assert model_info(LocalRunner("a.gguf")) is None
-    assert told == {
+    assert info == {
         "name": "engine",
         "framework": "gguf",
         "version": None,

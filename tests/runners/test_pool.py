@@ -1,4 +1,4 @@
-"""Several runners: who gets a request, who rests, and how one is exchanged."""
+"""Several runners behind one: who gets a request, who rests, and who served it."""
 
 import anyio
 import anyio.lowlevel
@@ -6,16 +6,13 @@ import pytest
 
 from pyllama_raw import SamplingParams, Usage
 from pyllama_raw.errors import (
-    ClosedError,
     ConfigError,
     EngineFault,
     EngineStopped,
     Unsupported,
 )
 from pyllama_raw.runners import (
-    KeptRunners,
     LocalRunner,
-    ManagedState,
     MockRunner,
     OwnServer,
     Pool,
@@ -25,54 +22,14 @@ from pyllama_raw.runners import (
     RunnerCapabilities,
     RunnerCounts,
     RunnerHealth,
-    RunnerManager,
     SpawnedRunner,
 )
 from pyllama_raw.runners.errors import Backpressure, NetworkError
-from pyllama_raw.runners.manager import runner_for
 from tests.limits import LIMIT_S
 from tests.loops import anyio_backend  # noqa: F401
+from tests.runners.pooled import FEW, Clock, Sick, Stillborn, ask, counts
 
 pytestmark = pytest.mark.anyio
-
-FEW = SamplingParams(max_tokens=2)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Sick(MockRunner):
-    """A runner that is not well."""
-
-    is_well = False
-
-    async def health(self) -> RunnerHealth:
-        return RunnerHealth(self.is_well, self.is_well)
-
-
-class Stillborn(MockRunner):
-    """A runner that cannot start."""
-
-    async def start(self) -> None:
-        raise NetworkError("nobody is there")
-
-
-def counts(*runners: MockRunner) -> list[int]:
-    return [len(runner.requests) for runner in runners]
-
-
-async def ask(runner, prompt="a prompt", n=1, **options):
-    for _ in range(n):
-        result = await runner.generate(prompt, FEW, **options).collect()
-    return result
-
-
-# -- pools --------------------------------------------------------------------
 
 
 async def test_round_robin_takes_turns():
@@ -95,11 +52,11 @@ async def test_open_requests_spread_by_weight():
         runs = [pool.generate("a prompt", FEW) for _ in range(4)]
         for run in runs:
             await run.__aenter__()
-        found = counts(a, b)
+        n_requests = counts(a, b)
         for run in runs:
             await run.__aexit__()
 
-    assert found == [1, 3]
+    assert n_requests == [1, 3]
 
 
 async def test_prompts_with_one_beginning_stay_together():
@@ -201,10 +158,10 @@ async def test_a_runner_that_has_rested_gets_one_probe():
                 for _ in range(4):
                     group.start_soon(ask, pool)
                 await anyio.wait_all_tasks_blocked()
-                found = counts(bad, good)
+                n_requests = counts(bad, good)
                 goes_on.set()
 
-    assert found == [2, 4]
+    assert n_requests == [2, 4]
 
 
 async def test_all_that_rest_are_better_than_none():
@@ -249,290 +206,6 @@ async def test_a_pool_can_what_all_can():
             Pool(runners, weights=weights)
 
 
-# -- managers -----------------------------------------------------------------
-
-
-async def test_a_runner_that_is_well_is_not_restarted():
-    """
-    One of the same specification stays, unless it is sick.
-    """
-    made = []
-
-    def make(spec):
-        made.append(Sick(name=spec))
-        made[-1].is_well = True
-        return made[-1]
-
-    manager = RunnerManager(make)
-    first = await manager.swap("m", "a.gguf")
-    same = await manager.swap("m", "a.gguf")
-    made[0].is_well = False
-    third = await manager.swap("m", "a.gguf")
-
-    assert first is same is made[0]
-    assert third is made[1] is manager.get("m")
-
-
-async def test_requests_end_on_the_runner_that_gives_way():
-    """
-    New ones go to the new runner meanwhile; then the old one is closed.
-    """
-    goes_on = anyio.Event()
-
-    async def hold(index):
-        if index:
-            await goes_on.wait()
-
-    runners = {"a": MockRunner(before=hold), "b": MockRunner(["new"])}
-    manager = RunnerManager(runners.__getitem__)
-    await manager.swap("m", "a")
-    with anyio.fail_after(LIMIT_S):
-        async with manager.get("m").generate("a", FEW) as run:
-            await anext(run)
-            async with anyio.create_task_group() as group:
-                group.start_soon(manager.swap, "m", "b")
-                await anyio.wait_all_tasks_blocked()
-                new = await ask(manager.get("m"))
-                was_open = (await runners["a"].health()).ready
-                goes_on.set()
-                old = await run.collect()
-
-    assert (old.text, new.text) == ("hello world", "new")
-    assert was_open
-    assert not (await runners["a"].health()).ready
-
-
-async def test_a_start_that_fails_is_a_state():
-    """
-    The old runner goes on; a name that never had one tells why.
-    """
-    runners = {"a": MockRunner(), "b": Stillborn()}
-    manager = RunnerManager(runners.__getitem__)
-    await manager.swap("m", "a")
-    for name in ("m", "n"):
-        with pytest.raises(NetworkError):
-            await manager.swap(name, "b")
-
-    state = manager.state("m")
-    assert (state.state, state.spec, state.serves) == (ManagedState.FAILED, "b", "a")
-    assert manager.get("m") is runners["a"]
-    assert not (await runners["b"].health()).ready  # it was closed
-    with pytest.raises(NetworkError):
-        manager.get("n")
-    with pytest.raises(ConfigError, match="there are m, n"):
-        manager.get("other")
-
-
-async def test_removing_and_closing_close():
-    """
-    Once each.
-    """
-    runners = {"a": MockRunner(), "b": MockRunner()}
-    manager = RunnerManager(runners.__getitem__)
-    await manager.swap("m", "a")
-    await manager.swap("n", "b")
-    await manager.remove("m")
-    await manager.remove("m")
-    await manager.aclose()
-
-    assert [(await each.health()).ready for each in runners.values()] == [False, False]
-    assert manager.state("n") is None
-
-
-class Slow(MockRunner):
-    """A runner that starts when it may, or is stopped before."""
-
-    def __init__(self, spec: str, may_start: anyio.Event) -> None:
-        super().__init__(name=spec)
-        self._may_start = may_start
-
-    async def start(self) -> None:
-        await self._may_start.wait()
-
-
-@pytest.mark.parametrize("verb", ["remove", "aclose"])
-@pytest.mark.parametrize("ends", ["at once", "by itself"])
-async def test_a_runner_that_starts_while_its_name_goes_is_closed(verb, ends):
-    """
-    Each swap that runs or waits raises ClosedError; no runner stays open, whether its start
-    can be broken off or not.
-    """
-    made, errors, starts = [], [], {name: anyio.Event() for name in "abc"}
-    starts["a"].set()
-
-    def make(spec):
-        made.append((Slow if ends == "at once" else Stubborn)(spec, starts[spec]))
-        return made[-1]
-
-    async def let_start():
-        await (
-            anyio.wait_all_tasks_blocked()
-        )  # the manager waits for the end of the start
-        if ends == "by itself":
-            starts["b"].set()
-
-    async def swap(spec):
-        try:
-            await manager.swap("n", spec)
-        except ClosedError as error:
-            errors.append(error)
-
-    manager = RunnerManager(make, drain_s=0.0)
-    with anyio.fail_after(LIMIT_S):
-        await manager.swap("n", "a")
-        async with anyio.create_task_group() as group:
-            for spec in ("b", "c"):
-                group.start_soon(swap, spec)
-                await anyio.wait_all_tasks_blocked()
-            group.start_soon(let_start)
-            await (manager.remove("n") if verb == "remove" else manager.aclose())
-
-    assert len(errors) == 2
-    assert [(one.name, one._closed) for one in made] == [("a", True), ("b", True)]
-    with pytest.raises(ConfigError):
-        manager.get("n")
-
-
-class Stubborn(Slow):
-    """A runner whose start goes on, as one in a thread does."""
-
-    async def start(self) -> None:
-        with anyio.CancelScope(shield=True):
-            await self._may_start.wait()
-
-
-async def test_a_manager_that_closes_waits_for_no_request():
-    """
-    A runner that gives way serves its requests until then; no other one is made afterwards.
-    """
-    holds = anyio.Event()
-    runners = {"a": MockRunner(before=lambda _: holds.wait()), "b": MockRunner()}
-    manager = RunnerManager(runners.__getitem__)
-    with anyio.fail_after(LIMIT_S):
-        await manager.swap("m", "a")
-        async with anyio.create_task_group() as group, runners["a"].generate("x"):
-            group.start_soon(manager.swap, "m", "b")
-            await anyio.wait_all_tasks_blocked()
-            is_open = not runners["a"]._closed
-            await manager.aclose()
-            closed = [runner._closed for runner in runners.values()]
-
-    assert (is_open, closed) == (True, [True, True])
-    with pytest.raises(ClosedError):
-        await manager.swap("m", "b")
-
-
-async def test_a_runner_is_known_by_its_specification():
-    """
-    Files and addresses; for others the message says what there is.
-    """
-    kinds = [
-        type(runner_for(spec))
-        for spec in ("a.gguf", "hf:a/b/c.GGUF", "http://a:80/v1#m")
-    ]
-
-    assert kinds == [LocalRunner, LocalRunner, RemoteRunner]
-    for spec in ("a.bin", "http://a:80/v1", ""):
-        with pytest.raises(ConfigError, match="FILE"):
-            runner_for(spec)
-
-
-# -- kept runners -------------------------------------------------------------
-
-
-async def test_the_longest_unused_gives_way():
-    """
-    1, 2, both used, then 3: 1 is gone, and was closed.
-    """
-    gone, runners = [], {key: MockRunner() for key in (1, 2, 3)}
-    kept = KeptRunners[int](2, evicted=gone.append, clock=Clock())
-    none = kept.hit_rate
-    await kept.put(1, runners[1])
-    await kept.put(2, runners[2])
-    got = [await kept.get(1), await kept.get(2)]
-    await kept.put(3, runners[3])
-
-    assert got == [runners[1], runners[2]]
-    assert (await kept.get(1), gone, len(kept)) == (None, [1], 2)
-    assert (none, kept.hit_rate) == (None, 2 / 3)
-    assert not (await runners[1].health()).ready
-
-
-async def test_what_is_sick_or_unused_is_given_up():
-    """
-    Health is asked every 10 s, and 60 s without use are too many.
-    """
-    clock, sick, other = Clock(), Sick(), MockRunner()
-    kept = KeptRunners[str](clock=clock)
-    await kept.put("sick", sick)
-    await kept.put("other", other)
-    young = await kept.get("sick")
-    clock.now += 10
-    found = [await kept.get("sick"), await kept.get("other")]
-    clock.now += 61
-    expired = await kept.get("other")
-    await kept.aclose()
-
-    assert young is sick
-    assert found == [None, other]
-    assert expired is None
-    assert len(kept) == 0
-
-
-async def test_a_runner_that_is_given_up_serves_its_calls_to_their_end():
-    """
-    By number, and by its health: the stream goes on, and the runner is closed with its end.
-    """
-    clock, sick = Clock(), Sick(before=lambda _: goes_on.wait())
-    for give_up in ("number", "health"):
-        goes_on = anyio.Event()
-        serving = sick if give_up == "health" else MockRunner(before=sick._before)
-        kept = KeptRunners[str](1, clock=clock)
-        await kept.put("a", serving)
-        with anyio.fail_after(LIMIT_S):
-            async with serving.generate("x") as run:
-                if give_up == "number":
-                    await kept.put("b", MockRunner())
-                else:
-                    clock.now += 10
-                    await kept.get("a")
-                was_open = not serving._closed
-                goes_on.set()
-                result = await run.collect()
-
-        assert (was_open, result.text) == (True, "hello world")
-        assert (serving._closed, await kept.get("a")) == (True, None)
-
-
-async def test_closing_kept_runners_ends_what_serves_still():
-    """
-    Also those that were given up before; what evicted() raises ends nothing.
-    """
-    holds = anyio.Event()
-    serving = MockRunner(before=lambda _: holds.wait())
-    kept = KeptRunners[str](1, evicted=lambda _: 1 / 0)
-    await kept.put("a", serving)
-    with anyio.fail_after(LIMIT_S):
-        async with serving.generate("x"):
-            await kept.put("b", MockRunner())
-            await kept.aclose()
-            is_closed = serving._closed
-
-    assert (is_closed, len(kept)) == (True, 0)
-
-
-async def test_nothing_is_kept_once_all_is_closed():
-    """
-    A runner that is put then, or meanwhile, is closed.
-    """
-    kept, late = KeptRunners[str](), MockRunner()
-    await kept.aclose()
-    with pytest.raises(ClosedError):
-        await kept.put("a", late)
-
-    assert (late._closed, len(kept)) == (True, 0)
-
-
 async def test_a_pool_that_cannot_start_closes_what_has_started():
     """
     Nobody has got it, so nobody could; the error is that of the member.
@@ -543,9 +216,6 @@ async def test_a_pool_that_cannot_start_closes_what_has_started():
             pass
 
     assert (well._closed, bad._closed) == (True, True)
-
-
-# -- who serves, and how often ------------------------------------------------
 
 
 async def test_a_result_says_who_served_it(caplog):

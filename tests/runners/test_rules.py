@@ -90,11 +90,11 @@ def test_an_error_comes_back_from_json(error):
     """
     With its class, its message and its attributes; the kind is in snake case.
     """
-    told = as_json(error)
-    found = from_json(told)
+    fields = as_json(error)
+    copy = from_json(fields)
 
-    assert told["kind"] == error.code == error.code.lower()
-    assert (type(found), str(found), vars(found)) == (
+    assert fields["kind"] == error.code == error.code.lower()
+    assert (type(copy), str(copy), vars(copy)) == (
         type(error),
         str(error),
         vars(error),
@@ -105,9 +105,9 @@ def test_an_error_of_an_unknown_kind_keeps_its_message():
     """
     A newer program may have told it.
     """
-    found = from_json({"kind": "newer", "message": "a message"})
+    error = from_json({"kind": "newer", "message": "a message"})
 
-    assert (type(found), str(found)) == (PyllamaError, "a message")
+    assert (type(error), str(error)) == (PyllamaError, "a message")
 
 
 # -- retries ------------------------------------------------------------------
@@ -126,11 +126,11 @@ def test_jitter_is_between_the_half_and_all():
     """
     So those that failed together do not come back together.
     """
-    drawn = []
-    backoff = Backoff(jitter=lambda low, high: drawn.append((low, high)) or low)
+    ranges = []
+    backoff = Backoff(jitter=lambda low, high: ranges.append((low, high)) or low)
 
     assert backoff.wait_s(1, BUSY) == 0.1
-    assert drawn == [(0.1, 0.2)]
+    assert ranges == [(0.1, 0.2)]
 
 
 def test_three_tries_more_are_made():
@@ -251,7 +251,7 @@ def test_a_breaker_opens_and_lets_one_probe_pass():
         breaker.failed(BUSY)
     with pytest.raises(CircuitOpen) as caught:
         breaker.check()
-    told = caught.value.opened_at, caught.value.retry_at
+    times = caught.value.opened_at, caught.value.retry_at
     clock.now += 30
     half = breaker.state
     breaker.check()
@@ -260,7 +260,7 @@ def test_a_breaker_opens_and_lets_one_probe_pass():
     breaker.succeeded()
     breaker.check()
 
-    assert told == (100.0, 130.0)
+    assert times == (100.0, 130.0)
     assert (half, breaker.state) == ("half_open", "closed")
 
 
@@ -445,8 +445,8 @@ def test_prices_of_known_models():
     The package genai-prices knows them; None of others.
     """
     pytest.importorskip("genai_prices")
-    found = prices.Prices.known("gpt-4o-mini", "openai")
+    price = prices.Prices.known("gpt-4o-mini", "openai")
 
-    assert found is not None
-    assert 0 < found.prompt < found.completion
+    assert price is not None
+    assert 0 < price.prompt < price.completion
     assert prices.Prices.known("no-such-model-at-all") is None

@@ -114,16 +114,16 @@ async def test_the_key_is_not_on_the_command_line():
     """
     async with SpawnedRunner(Stub()) as runner:
         await runner.generate("a").collect()  # refused without the key
-        told = command_of(runner.pid)
+        command = command_of(runner.pid)
 
-    assert told[1:-1] == [b"-S", str(STUB).encode(), b"well"]
+    assert command[1:-1] == [b"-S", str(STUB).encode(), b"well"]
 
 
 async def test_kill_of_a_child_ends_its_calls_and_the_next_one_is_served():
     """
     Each call under way raises RunnerDied with the code, after what it had read.
     """
-    found: list[tuple[str, int | None]] = []
+    ends: list[tuple[str, int | None]] = []
     n_begun = 0
 
     async def ask() -> None:
@@ -135,7 +135,7 @@ async def test_kill_of_a_child_ends_its_calls_and_the_next_one_is_served():
                     text += delta.text
                     n_begun += 1
         except RunnerDied as error:
-            found.append((text, error.returned))
+            ends.append((text, error.returned))
 
     with anyio.fail_after(LIMIT_S):
         async with SpawnedRunner(Stub()) as runner:
@@ -149,7 +149,7 @@ async def test_kill_of_a_child_ends_its_calls_and_the_next_one_is_served():
             after = await runner.generate("a").collect()
             second = runner.pid
 
-    assert found == [("well", -signal.SIGKILL)] * 3
+    assert ends == [("well", -signal.SIGKILL)] * 3
     assert (dead.live, dead.ready) == (False, False)
     assert dead.detail.startswith("Health check failed: ")
     assert after.text == "well"

@@ -39,10 +39,10 @@ def anyio_backend() -> str:
 def llama_server() -> str:
     """The program LLAMA_SERVER, or the one that benchmarks/peers/setup has built."""
     built = sorted((cache_dir() / "peers").glob("llama.cpp-*/llama-server"))
-    found = os.environ.get("LLAMA_SERVER") or (built and str(built[-1]))
-    if not found:
+    program = os.environ.get("LLAMA_SERVER") or (built and str(built[-1]))
+    if not program:
         pytest.skip("no llama-server: benchmarks/peers/setup builds one")
-    return found
+    return program
 
 
 class TestOwn(RunnerContract):

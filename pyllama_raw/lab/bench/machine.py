@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from pyllama_raw import __version__
 from pyllama_raw.errors import LibraryNotBuilt
 from pyllama_raw.options.machine import OtherLoad, cpu_name
+from pyllama_raw.options.version import __version__
 
 PACKAGE = Path(__file__).resolve().parent
 LOOK_S = 0.1  # between two looks at the memory of a process

@@ -21,10 +21,10 @@ class Asked(NamedTuple):
 
 
 class RawServer:
-    """Says the same to all, in pieces of *piece* bytes; keeps what it was asked."""
+    """Says the same to all, in pieces of *piece* bytes; keeps the requests."""
 
     def __init__(self, answer: bytes, piece: int = 7) -> None:
-        self.asked: list[Asked] = []
+        self.requests: list[Asked] = []
         self.url = ""
         self.n_left = 0  # clients that did not hear all
         self._answer, self._piece = answer, piece
@@ -32,7 +32,7 @@ class RawServer:
     async def serve(self, stream: SocketStream) -> None:
         """One connection."""
         async with stream:
-            self.asked.append(await _read(stream))
+            self.requests.append(await _read(stream))
             try:
                 await self._say(stream)
             except (anyio.EndOfStream, anyio.BrokenResourceError):

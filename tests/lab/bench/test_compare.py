@@ -17,10 +17,10 @@ from pyllama_raw.lab.bench.compare import (
 FEW = st.lists(st.integers(0, 30), min_size=1, max_size=5, unique=True)
 
 
-def make_results(values, figure="output_throughput", **more):
+def make_results(values, figure="output_throughput", **fields):
     point = {"max_concurrency": 8, "request_rate": "inf", "burstiness": 1.0}
     return [
-        {"target": "engine", "round": index, figure: value, **point, **more}
+        {"target": "engine", "round": index, figure: value, **point, **fields}
         for index, value in enumerate(values)
     ]
 
@@ -29,13 +29,13 @@ def by_hand(a, b):
     """The share of all ways to choose a's ranks that are as far apart."""
     values = sorted([*a, *b])
 
-    def won(chosen):
-        complement = [x for x in range(len(values)) if x not in chosen]
-        return sum(x > y for x in chosen for y in complement)
+    def won(ranks):
+        complement = [x for x in range(len(values)) if x not in ranks]
+        return sum(x > y for x in ranks for y in complement)
 
     ours = won([values.index(x) for x in a])
     least = min(ours, len(a) * len(b) - ours)
-    ways = [won(chosen) for chosen in combinations(range(len(values)), len(a))]
+    ways = [won(ranks) for ranks in combinations(range(len(values)), len(a))]
     return min(2 * sum(way <= least for way in ways) / len(ways), 1.0)
 
 
@@ -119,7 +119,7 @@ def test_one_value_everywhere_is_equal_whatever_the_number_of_rounds():
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "found"),
+    ("before", "after", "expected"),
     [
         ({}, {}, []),
         ({"others_cpus": None}, {"others_cpus": 0.05}, []),
@@ -133,13 +133,13 @@ def test_one_value_everywhere_is_equal_whatever_the_number_of_rounds():
         ),
     ],
 )
-def test_what_proves_nothing_is_said(before, after, found):
+def test_what_proves_nothing_is_said(before, after, expected):
     """
     A busy round in one of the files, another model, another workload.
     """
-    files = [make_results([1] * 5, **more) for more in (before, after)]
+    files = [make_results([1] * 5, **fields) for fields in (before, after)]
 
-    assert doubts(*files) == found
+    assert doubts(*files) == expected
 
 
 def test_other_points_are_not_compared():

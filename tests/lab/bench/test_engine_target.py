@@ -28,19 +28,19 @@ async def test_an_engine_gets_all_that_a_call_asks_for():
     """
     The request log has the client, the priority, the deadline and the data of its policy.
     """
-    asked = {
+    options = {
         "priority": 3,
         "deadline_s": 90.0,
         "client": "ann",
         "policy_data": {"tier": "gold"},
     }
     async with fake_engine(logs=open_logs(LOGS)) as engine:
-        done = await attempt(EngineTarget(engine), Call([5, 6, 7], 4, **asked))
+        done = await attempt(EngineTarget(engine), Call([5, 6, 7], 4, **options))
 
     (record,) = engine.request_log()
-    values = {name: getattr(record, name) for name in asked}
+    values = {name: getattr(record, name) for name in options}
     assert done.error is None
-    assert values == asked | {"deadline_s": pytest.approx(90.0, abs=60)}
+    assert values == options | {"deadline_s": pytest.approx(90.0, abs=60)}
 
 
 async def test_a_deadline_that_was_over_is_told():
@@ -73,8 +73,8 @@ async def test_logs_mark_what_warms_up():
     (engine,) = engines
     requests, steps = engine.request_log(), engine.step_log()
     warming = {record.request_id for record in requests if record.warms_up}
-    asked = [(r.warms_up, r.client, r.deadline_s is None) for r in requests]
-    assert asked == [(True, None, True)] * 3 + [(False, "ann", False)] * 5
+    rows = [(r.warms_up, r.client, r.deadline_s is None) for r in requests]
+    assert rows == [(True, None, True)] * 3 + [(False, "ann", False)] * 5
     for step in steps:
         ids = {work[0] for work in (*step.decodes, *step.chunks)}
         assert step.warms_up == bool(ids & warming)

@@ -17,11 +17,11 @@ def test_percentile_is_the_smallest_value_not_exceeded(values, percent):
     """
     It occurred; so many per cent are at most it, and of no smaller value.
     """
-    found = percentile(values, percent)
+    value_at = percentile(values, percent)
 
-    share = sum(value <= found for value in values) / len(values)
-    below = sum(value < found for value in values) / len(values)
-    assert found in values
+    share = sum(value <= value_at for value in values) / len(values)
+    below = sum(value < value_at for value in values) / len(values)
+    assert value_at in values
     assert share * 100 >= percent - 1e-9
     assert below * 100 <= percent + 1e-9
 

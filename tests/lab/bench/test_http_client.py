@@ -83,12 +83,12 @@ async def test_what_is_sent(connect):
             await client.post("/v1/x", {"prompt": "zwölf"}, pytest.fail)
             await client.get("/v1/models", pytest.fail)
 
-    post, get = server.asked
+    post, get = server.requests
     assert (post.path, post.body) == ("/api/v1/x", {"prompt": "zwölf"})
     assert post.headers["content-type"] == "application/json"
     assert post.headers["host"] == server.url.removeprefix("http://")
     assert (get.path, get.body) == ("/api/v1/models", None)
-    assert {a.headers["authorization"] for a in server.asked} == {"bearer key"}
+    assert {a.headers["authorization"] for a in server.requests} == {"bearer key"}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ async def test_who_leaves_closes_the_connection(connect):
     async with serving(b"") as server:
         async with anyio.create_task_group() as group:
             group.start_soon(post, connect, server.url, pytest.fail)
-            while not server.asked:  # noqa: ASYNC110 - set by a callback
+            while not server.requests:  # noqa: ASYNC110 - set by a callback
                 await anyio.sleep(0.01)
             group.cancel_scope.cancel()
         with anyio.fail_after(LIMIT_S):
@@ -172,4 +172,4 @@ async def test_each_request_has_a_connection_of_its_own(connect):
             for _ in range(150):
                 group.start_soon(client.post, "/x", {}, str)
 
-    assert len(server.asked) == 150
+    assert len(server.requests) == 150

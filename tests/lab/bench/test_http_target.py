@@ -35,8 +35,8 @@ async def ask(call, answer, protocol="openai", forbidden=(), piece=7):
         return await attempt(target, call), server
 
 
-def chunk(text, **more):
-    return {"choices": [{"index": 0, "text": text, **more}]}
+def chunk(text, **fields):
+    return {"choices": [{"index": 0, "text": text, **fields}]}
 
 
 async def test_the_key_of_the_environment_is_sent(monkeypatch):
@@ -48,7 +48,7 @@ async def test_the_key_of_the_environment_is_sent(monkeypatch):
         async with http_target(server.url, "openai") as target:
             await attempt(target, Call("x", 1))
 
-    assert [a.headers["authorization"] for a in server.asked] == ["bearer key"] * 2
+    assert [a.headers["authorization"] for a in server.requests] == ["bearer key"] * 2
 
 
 async def test_openai_counts_what_the_usage_says():
@@ -63,11 +63,11 @@ async def test_openai_counts_what_the_usage_says():
     assert record.error is None
     assert (record.text, len(record.times), record.n_output) == ("ab c", 2, 3)
     assert (record.n_prompt, record.n_cached, record.queue_s) == (9, 4, None)
-    path, _, asked = server.asked[-1]
+    path, _, body = server.requests[-1]
     assert path == "/v1/completions"
-    assert asked["prompt"] == [1, 2]
-    assert (asked["max_tokens"], asked["ignore_eos"]) == (3, True)
-    assert asked["logit_bias"] == {"2": -100}
+    assert body["prompt"] == [1, 2]
+    assert (body["max_tokens"], body["ignore_eos"]) == (3, True)
+    assert body["logit_bias"] == {"2": -100}
 
 
 async def test_openai_without_usage_counts_chunks():
@@ -94,8 +94,8 @@ async def test_llama_server_names_its_tokens():
 
     assert (record.error, record.tokens, record.text) == (None, [5, 6, 7], "abc")
     assert (record.n_cached, record.n_prompt) == (2, 5)
-    (asked,) = server.asked
-    assert (asked.path, asked.body["n_predict"]) == ("/completion", 3)
+    (request,) = server.requests
+    assert (request.path, request.body["n_predict"]) == ("/completion", 3)
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ async def test_the_first_model_of_a_server_is_asked_for(body, status, name):
         async with open_client(server.url, {}) as client:
             assert await first_model(client) == name
 
-    assert [asked.path for asked in server.asked] == ["/v1/models"]
+    assert [request.path for request in server.requests] == ["/v1/models"]

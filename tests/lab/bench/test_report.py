@@ -196,7 +196,7 @@ async def test_how_calls_were_sent_is_a_column_only_if_it_varies():
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "text"),
     [
         (0.0, "0"),
         (0.012345, "0.0123"),
@@ -209,11 +209,11 @@ async def test_how_calls_were_sent_is_a_column_only_if_it_varies():
         (float("inf"), "inf"),
     ],
 )
-def test_a_number_has_three_digits_and_no_exponent(value, shown):
+def test_a_number_has_three_digits_and_no_exponent(value, text):
     """
     Whatever its size; nothing is not measured to three digits.
     """
-    assert digits(value) == shown
+    assert digits(value) == text
 
 
 def test_the_headline_says_what_where_and_how():

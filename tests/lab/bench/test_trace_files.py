@@ -140,11 +140,11 @@ def test_calls_ask_for_what_was_recorded(tmp_path, row):
     Priority, deadline, client and policy_data, of a request log and of our own trace; what
     was not asked for is no option.
     """
-    rows = "\n".join(json.dumps(each) for each in (row | ASKED, row))
+    rows = "\n".join(json.dumps(fields) for fields in (row | ASKED, row))
     arrivals = read(write(tmp_path, rows))
-    asked, plain = calls_of(arrivals, make_writer(), 1, length_scale=2.0)
+    call, plain = calls_of(arrivals, make_writer(), 1, length_scale=2.0)
 
-    assert (asked.options, plain.options) == (ASKED, {})
+    assert (call.options, plain.options) == (ASKED, {})
     assert [arrival.fields_of_call.get("client") for arrival in arrivals] == ["a", None]
 
 
@@ -211,4 +211,4 @@ def test_a_request_log_is_sent_again_in_the_order_of_arrival(tmp_path):
     assert [call.max_tokens for call in (first, second)] == [4, 3]
     assert first.prompt[:16] == second.prompt[:16]
     assert first.prompt[16:20] != second.prompt[16:20]
-    assert [each.n_prompt for each in read(path, 1)] == [32]
+    assert [arrival.n_prompt for arrival in read(path, 1)] == [32]

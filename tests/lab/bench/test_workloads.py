@@ -148,7 +148,7 @@ def test_a_share_is_at_most_one():
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (
             lambda: replace(WORKLOADS["bursts"], rate=inf),
@@ -162,11 +162,11 @@ def test_a_share_is_at_most_one():
         (lambda: Point(rate=inf), "Point.rate=inf: give a finite number"),
     ],
 )
-def test_how_calls_are_sent_is_checked(make, told):
+def test_how_calls_are_sent_is_checked(make, message):
     """
     The error has the field, what was given and what is allowed.
     """
     with pytest.raises(ConfigError) as caught:
         make()
 
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)

@@ -65,7 +65,7 @@ def test_results_of_bench_become_pictures(tmp_path):
     pictures(path).save(tmp_path / "plots")
 
     names = ("itl-timeline", "latency-by-rate", "latency-cdf", "throughput-by-clients")
-    assert sorted(each.name for each in (tmp_path / "plots").iterdir()) == sorted(
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(
         f"{name}.{end}" for name in names for end in ("png", "svg")
     )
 

@@ -31,7 +31,7 @@ def registry(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("hook", "answer", "told"),
+    ("hook", "answer", "reason"),
     [
         ("order_key", lambda *_: "soon", "order_key returned 'soon': return a number"),
         ("order_key", boom, "order_key raised KeyError('weight')"),
@@ -41,7 +41,7 @@ def registry(monkeypatch):
         ("on_finished", boom, "on_finished raised KeyError('weight')"),
     ],
 )
-def test_a_broken_hook_ends_a_simulation(hook, answer, told):
+def test_a_broken_hook_ends_a_simulation(hook, answer, reason):
     """
     The error names the policy, the hook and what that did; its cause is what was raised.
     """
@@ -51,7 +51,7 @@ def test_a_broken_hook_ends_a_simulation(hook, answer, told):
         simulate(BUSY, machine)
 
     error = caught.value
-    assert str(error).startswith(f"policy broken: {told}")
+    assert str(error).startswith(f"policy broken: {reason}")
     assert (error.policy, error.hook) == ("broken", hook)
     assert error.__cause__ is not None
 

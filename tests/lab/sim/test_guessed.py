@@ -58,12 +58,12 @@ def test_guesses_change_no_request():
     Who comes when with which prompt and output is the same; guesses depend on their seed.
     """
     plain = [(at_s, r.tokens, r.sampling) for at_s, r in LOAD.requests(512)]
-    one, two = Guessed(LOAD, 1.0), Guessed(LOAD, 1.0, seed=2)
-    requests = [(at_s, r.tokens, r.sampling) for at_s, r in one.requests(512)]
+    first, second = Guessed(LOAD, 1.0), Guessed(LOAD, 1.0, seed=2)
+    requests = [(at_s, r.tokens, r.sampling) for at_s, r in first.requests(512)]
 
     assert requests == plain
-    assert seen(one) == seen(Guessed(LOAD, 1.0)) != seen(two)
-    assert simulate(one, MACHINE).n_output == simulate(LOAD, MACHINE).n_output
+    assert seen(first) == seen(Guessed(LOAD, 1.0)) != seen(second)
+    assert simulate(first, MACHINE).n_output == simulate(LOAD, MACHINE).n_output
 
 
 def test_a_limit_ends_longer_outputs():

@@ -18,14 +18,14 @@ def test_all_requests_end_on_some_machine(router):
     Each ends once, with its tokens, sooner than on a single machine.
     """
     ends = []
-    one = simulate(BUSY, MACHINE)
+    alone = simulate(BUSY, MACHINE)
     three = simulate(
         BUSY, MACHINE, n_replicas=3, router=router, on_end=lambda r, _: ends.append(r)
     )
 
     assert sorted(request.request_id for request in ends) == list(range(400))
-    assert three.n_output == one.n_output
-    assert three.row()["e2e p99"] < one.row()["e2e p99"] / 2
+    assert three.n_output == alone.n_output
+    assert three.row()["e2e p99"] < alone.row()["e2e p99"] / 2
 
 
 def test_least_load_beats_round_robin_for_unequal_requests():

@@ -70,7 +70,8 @@ def test_time_is_what_the_steps_cost():
         [MACHINE.cost.seconds(size) for size in sizes]
     )
     assert all(
-        one.at_s + one.seconds <= two.at_s + 1e-9 for one, two in pairwise(records)
+        step.at_s + step.seconds <= later.at_s + 1e-9
+        for step, later in pairwise(records)
     )
     assert figures.end_s == pytest.approx(records[-1].at_s + records[-1].seconds)
 
@@ -337,7 +338,7 @@ def test_lengths_have_their_mean(text):
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Workload(0), "Workload.n_requests=0: give at least 1"),
         (lambda: Workload("5"), "Workload.n_requests='5': give a valid integer"),
@@ -361,14 +362,14 @@ def test_lengths_have_their_mean(text):
         (lambda: simulate(BUSY, MACHINE, router="x"), "router='x': give 'round_robin'"),
     ],
 )
-def test_what_is_not_allowed_is_told_with_its_value(make, told):
+def test_what_is_not_allowed_is_told_with_its_value(make, message):
     """
     One error that names the field, what was given and what is allowed.
     """
     with pytest.raises(ConfigError) as caught:
         make()
 
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)
 
 
 def test_numbers_of_numpy_are_numbers():

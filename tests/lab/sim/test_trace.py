@@ -70,7 +70,7 @@ def test_a_request_log_is_replayed(tmp_path, speed):
     )  # fmt: skip
     log = RequestLog()
     figures = simulate(workload, MACHINE, watchers=[log])
-    kept = Trace.of_log(log)
+    in_memory = Trace.of_log(log)
     path = write(tmp_path, [record._asdict() for record in log])
     trace = Trace.read(path, speed=speed)
     again = [request for _, request in trace.requests(512)]
@@ -84,7 +84,7 @@ def test_a_request_log_is_replayed(tmp_path, speed):
         (r.n_prompt, r.max_tokens, r.client) for r in recorded
     ]
     assert all(r.deadline for r in again)
-    assert kept.arrivals == Trace.read(path).arrivals
+    assert in_memory.arrivals == Trace.read(path).arrivals
     assert simulate(trace, MACHINE).n_output == figures.n_output
     if speed == 1:
         assert simulate(trace, MACHINE).n_cached == pytest.approx(

@@ -145,16 +145,16 @@ def test_of_several_times_the_fastest_counts():
     """
     A neighbour can only slow things down.
     """
-    asked, speeds = [], [SLOW, FAST, SLOW]
+    trials, speeds = [], [SLOW, FAST, SLOW]
 
     def speed(settings):
-        asked.append(settings)
+        trials.append(settings)
         return speeds.pop(0)
 
     space = Space((), Work(n_slots=1, n_prompt=100, n_output=100), speed)
 
     assert [space.cost(()) for _ in range(3)] == [2, 1, 1]
-    assert asked == [Settings()] * 3
+    assert trials == [Settings()] * 3
 
 
 def test_a_budget_that_stalls_streams_too_long_does_not_go():

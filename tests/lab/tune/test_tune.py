@@ -104,11 +104,11 @@ def test_a_requantised_file_is_kept_where_it_was_asked_for(tmp_path: Path, monke
         tuning, "descend", lambda sizes, *_: (0, 0) if len(sizes) > 1 else (1,)
     )
 
-    found = tune(tiny_model("llama"), _only(monkeypatch), keep=keep)
+    result = tune(tiny_model("llama"), _only(monkeypatch), keep=keep)
 
-    assert found.profile.path == keep
+    assert result.profile.path == keep
     assert [p.name for p in tmp_path.iterdir()] == ["new.gguf"]
-    assert found.requantised["q4_0"].perplexity == found.profile.after.perplexity
+    assert result.requantised["q4_0"].perplexity == result.profile.after.perplexity
 
 
 def _only(monkeypatch) -> Work:
