@@ -249,13 +249,13 @@ class Generation(Owner):
             await checkpoint()
             self._take_events(MANY_EVENTS)
 
-    def _take_events(self, most: int | None = None) -> None:
-        """Take in what has arrived, or the first *most* events of it."""
+    def _take_events(self, limit: int | None = None) -> None:
+        """Take in what has arrived, or the first *limit* events of it."""
         if self._stream is None:
             return
         events = self._stream.events
         n_events = len(events)
-        for _ in range(n_events if most is None else min(most, n_events)):
+        for _ in range(n_events if limit is None else min(limit, n_events)):
             event = events.popleft()
             if isinstance(event, Refused):
                 for choice in self._by_id.values():

@@ -171,10 +171,10 @@ class OutputText:
         """Take in the next tokens, of which the last one may end the output."""
         if self._reader is None:
             # All of it is content. A token that ends the output has no text.
-            shown = tokens[:-1] if tokens[-1] in self._ends else tokens
-            pieces = [self._pieces[token] for token in shown]
+            tokens_shown = tokens[:-1] if tokens[-1] in self._ends else tokens
+            pieces = [self._pieces[token] for token in tokens_shown]
             if self._names:
-                pairs = zip(pieces, shown, strict=True)
+                pairs = zip(pieces, tokens_shown, strict=True)
                 pieces = [piece or self._names.get(t, b"") for piece, t in pairs]
             if text := self._detokenizer.push(b"".join(pieces)):
                 self.parts.append(Content(text))
@@ -215,12 +215,12 @@ class OutputText:
 def merged(parts: Iterable[Part]) -> Iterator[Part]:
     """*parts* with one in the place of neighbours of a kind, or of a call."""
     for _, neighbours in groupby(parts, _kind):
-        first, *others = neighbours
+        first, *following = neighbours
         if isinstance(first, CallDelta):
-            arguments = "".join(map(_text, others))
+            arguments = "".join(map(_text, following))
             yield replace(first, arguments=first.arguments + arguments)
         else:
-            yield replace(first, text=first.text + "".join(map(_text, others)))
+            yield replace(first, text=first.text + "".join(map(_text, following)))
 
 
 def _kind(part: Part) -> tuple[type, int | None]:

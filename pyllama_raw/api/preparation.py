@@ -351,13 +351,13 @@ def _needs_names(params: SamplingParams) -> bool:
 
 def _check_tokens(params: SamplingParams, n_vocab: int) -> None:
     """Raise InvalidRequest if *params* name a token that the model does not have."""
-    named: dict[str, Iterable[object]] = {
+    fields: dict[str, Iterable[object]] = {
         "stop_token_ids": params.stop_token_ids,
         "suppress_tokens": params.suppress_tokens,
         "logit_bias": params.logit_bias,
         "grammar_triggers": params.grammar_triggers,
     }
-    for name, tokens in named.items():
+    for name, tokens in fields.items():
         for token in tokens:
             if isinstance(token, int) and token >= n_vocab:
                 raise InvalidRequest(name, token, f"token ids below {n_vocab}")

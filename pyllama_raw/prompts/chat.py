@@ -125,13 +125,13 @@ class ChatTemplates:
         """
         if settings.chat_template is None:
             return self._rendered(self._own, self._source, messages, settings)
-        given = settings.chat_template
-        runner = self._started(given)
+        source = settings.chat_template
+        runner = self._started(source)
         try:
-            return self._rendered(runner, given, messages, settings)
+            return self._rendered(runner, source, messages, settings)
         except Unsupported as error:
             allowed = f"a template that can be used ({error.reason})"
-            raise InvalidRequest("chat_template", given, allowed) from error
+            raise InvalidRequest("chat_template", source, allowed) from error
         finally:
             runner.close()
             with self._lock:
@@ -172,13 +172,13 @@ class ChatTemplates:
         if source is None or runner is None:
             raise Unsupported(*NO_TEMPLATE)
         check_roles(plain, source)
-        begun = _begun(plain)
+        start = _begun(plain)
         try:
             # A template that prints no tools, or nothing of any message, would answer
             # something else in silence.
             if tools and not prints_tools(source, self._is_apart):
                 raise Unsupported(*NO_TOOLS)
-            asks = kwargs.pop("add_generation_prompt", begun is None)
+            asks = kwargs.pop("add_generation_prompt", start is None)
             chat = {"tools": tools, "kwargs": kwargs, "asks": bool(asks)}
             rendered = Rendered(*runner.render(plain, chat))
             if plain and not runner.reads_messages:
@@ -203,7 +203,7 @@ class ChatTemplates:
             reason = f"their template needs a process, which cannot start: {error}"
             advice = "or give ModelConfig(template_process=False), if you trust it"
             raise Unsupported("chat messages", reason, advice) from error
-        return rendered if begun is None else _cut_after(rendered, begun)
+        return rendered if start is None else _cut_after(rendered, start)
 
 
 def _is_system(message: Mapping[str, Any]) -> bool:
@@ -222,19 +222,19 @@ def _begun(messages: list[Any]) -> str | None:
     return content if isinstance(content, str) and content.strip() else None
 
 
-def _cut_after(rendered: Rendered, begun: str) -> Rendered:
-    """*rendered* up to where it has *begun* last, which a template may have stripped."""
+def _cut_after(rendered: Rendered, start: str) -> Rendered:
+    """*rendered* up to where it has *start* last, which a template may have stripped."""
     text, origins = rendered
-    for wanted in (begun, begun.rstrip(), begun.strip()):
-        at = text.rfind(wanted)
+    for spelling in (start, start.rstrip(), start.strip()):
+        at = text.rfind(spelling)
         while at >= 0:
-            end = at + len(wanted)
+            end = at + len(spelling)
             if "t" not in origins[at:end]:  # the template's words may be the same
                 return Rendered(text[:end], origins[:end])
-            at = text.rfind(wanted, 0, end - 1)
+            at = text.rfind(spelling, 0, end - 1)
     raise InvalidRequest(
         "messages",
-        begun,
+        start,
         "a last assistant message that the chat template prints as it is, or one of "
         "another role",
     )

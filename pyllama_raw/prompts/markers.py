@@ -57,28 +57,28 @@ class Markers:
         Raises:
             InvalidRequest: the writer of a marker is in doubt.
         """
-        found = list(self._occurrences(text))
+        spans = list(self._occurrences(text))
         # No marker: the tokenizer may search all of it, and finds nothing.
-        if not found:
+        if not spans:
             yield from [(text, True)] if text else ()
             return
-        forged = self._forged(found, text, origins)
+        forged = self._forged(spans, text, origins)
         # A marker that a message has a hand in is cut in two. One of a single character cannot
         # be cut, so it is a piece that is not searched.
         alone = {start for start, stop in forged if stop - start == 1}
-        cuts = {*_cuts(forged, origins), *_seams(found, origins)}
+        cuts = {*_cuts(forged, origins), *_seams(spans, origins)}
         bounds = [0, *sorted(cuts), len(text)]
         for start, stop in pairwise(bounds):
             if start < stop:
                 yield text[start:stop], start not in alone
 
-    def _forged(self, found: list[Span], text: str, origins: str) -> list[Span]:
-        """Spans of *found* in which a message wrote a part of a marker; by their ends."""
+    def _forged(self, spans: list[Span], text: str, origins: str) -> list[Span]:
+        """The ones of *spans* in which a message wrote a part of a marker; by their ends."""
         certain = self._certain.union(
-            text[start:stop] for start, stop in found if _is_own(origins[start:stop])
+            text[start:stop] for start, stop in spans if _is_own(origins[start:stop])
         )
         forged = []
-        for start, stop in found:
+        for start, stop in spans:
             writers = origins[start:stop]
             # Written by the template, or no marker at all: both are left as they are.
             if _is_own(writers) or text[start:stop] not in certain:
@@ -116,7 +116,7 @@ def _any_of(texts: Iterable[str]) -> str:
         if not text:
             return ""
         following.setdefault(text[0], []).append(text[1:])
-    ways = (re.escape(first) + _any_of(rest) for first, rest in following.items())
+    ways = (re.escape(first) + _any_of(endings) for first, endings in following.items())
     return f"(?:{'|'.join(ways)})" if following else "(?!)"
 
 
@@ -139,14 +139,14 @@ def _cuts(forged: Iterable[Span], origins: str) -> list[int]:
     return sorted(cuts)
 
 
-def _seams(found: list[Span], origins: str) -> Iterator[int]:
+def _seams(spans: list[Span], origins: str) -> Iterator[int]:
     """
     Starts of markers that the template wrote, PIECE characters or more apart.
 
     Not of those that lie in others: which of them the tokenizer takes is its business.
     """
     reached = latest = 0
-    for (start, stop), (following, _) in pairwise([*found, (len(origins), 0)]):
+    for (start, stop), (following, _) in pairwise([*spans, (len(origins), 0)]):
         is_apart = reached <= start and stop <= following
         if is_apart and start - latest >= PIECE and _is_own(origins[start:stop]):
             latest = start

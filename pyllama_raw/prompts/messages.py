@@ -81,7 +81,7 @@ class _History:
         # Calls without a result, in order: their names by id, and their ids by name. Both are
         # indices, because a history may have many of them.
         self._open: dict[str, str] = {}
-        self._named: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        self._ids: defaultdict[str, dict[str, None]] = defaultdict(dict)
 
     def mended(self, message: Any, place: str) -> Any:
         """*message*, in a dict of its own if it is changed."""
@@ -91,9 +91,9 @@ class _History:
             return self._result(message, place)
         calls = message.get("tool_calls")
         if not calls and (function := message.get("function_call")) is not None:
-            others = {k: v for k, v in message.items() if k != "function_call"}
+            fields = {k: v for k, v in message.items() if k != "function_call"}
             function = _function(function, f"{place}.function_call")
-            return {**others, "tool_calls": [self._with_id({}, function, place)]}
+            return {**fields, "tool_calls": [self._with_id({}, function, place)]}
         if calls is None:
             return message
         place = f"{place}.tool_calls"
@@ -124,7 +124,7 @@ class _History:
         # Some templates take ids of nine letters and digits only.
         call_id = call_id or f"call{self._n_calls:05}"
         self._open[call_id] = name = function["name"]
-        self._named[name][call_id] = None
+        self._ids[name][call_id] = None
         return {"type": "function", **call, "id": call_id, "function": function}
 
     def _result(self, message: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -142,13 +142,13 @@ class _History:
                         "the name of the function, or a message of the role 'tool'"
                     )
                     raise InvalidRequest(f"{place}.name", name, allowed)
-                waiting = self._named.get(name, {})
+                waiting = self._ids.get(name, {})
             call_id = next(iter(waiting), None)
         if call_id is not None and call_id in self._open:
-            self._named[self._open.pop(call_id)].pop(call_id, None)
-        named = {} if call_id is None else {"tool_call_id": call_id}
+            self._ids[self._open.pop(call_id)].pop(call_id, None)
+        ids = {} if call_id is None else {"tool_call_id": call_id}
         content = "" if content is None else content
-        return {**message, "role": "tool", **named, "content": content}
+        return {**message, "role": "tool", **ids, "content": content}
 
 
 def _function(function: object, place: str) -> dict[str, Any]:
@@ -207,8 +207,8 @@ def plain_messages(messages: Sequence[Message]) -> list[Any]:
             have, or too much of them.
     """
     if len(messages) > MAX_MESSAGES:
-        given = f"{len(messages)} messages"
-        raise InvalidRequest("messages", given, f"at most {MAX_MESSAGES} messages")
+        count = f"{len(messages)} messages"
+        raise InvalidRequest("messages", count, f"at most {MAX_MESSAGES} messages")
     copier = _Copier()
     plain = []
     message: Any
@@ -259,8 +259,8 @@ class _Copier:
             return value
         if isinstance(value, int):
             if value.bit_length() > MAX_INT_BITS:
-                given = f"a number of {value.bit_length()} bits"
-                raise InvalidRequest(self._name, given, f"at most {MAX_INT_BITS} bits")
+                size = f"a number of {value.bit_length()} bits"
+                raise InvalidRequest(self._name, size, f"at most {MAX_INT_BITS} bits")
             return value
         if isinstance(value, Mapping):
             return {
@@ -277,8 +277,8 @@ class _Copier:
 
     def _key(self, key: object, depth: int) -> str:
         if not isinstance(key, str):
-            given = f"a mapping's key of type {type(key).__name__}"
-            raise InvalidRequest(self._name, given, "text as keys of mappings")
+            kind = f"a mapping's key of type {type(key).__name__}"
+            raise InvalidRequest(self._name, kind, "text as keys of mappings")
         self._count(key, depth)
         return key
 
@@ -287,12 +287,12 @@ class _Copier:
         if isinstance(value, str):
             self._n_characters += len(value)
         if depth > MAX_DEPTH:
-            given = "lists or mappings in each other"
-            raise InvalidRequest(self._name, given, f"at most {MAX_DEPTH} levels")
+            excess = "lists or mappings in each other"
+            raise InvalidRequest(self._name, excess, f"at most {MAX_DEPTH} levels")
         if self._n_values > MAX_VALUES or self._n_characters > MAX_CHARACTERS:
-            given = f"{self._n_values} values, {self._n_characters} characters"
+            excess = f"{self._n_values} values, {self._n_characters} characters"
             allowed = f"at most {MAX_VALUES} values and {MAX_CHARACTERS} characters"
-            raise InvalidRequest(self._name, given, allowed)
+            raise InvalidRequest(self._name, excess, allowed)
 
 
 # -- roles -------------------------------------------------------------------------------
@@ -300,10 +300,10 @@ class _Copier:
 
 def check_roles(messages: list[Any], template: str) -> None:
     """Raise InvalidRequest if a role is not standard, and *template* does not name it."""
-    others = [m["role"] for m in messages if m["role"] not in STANDARD]
-    named = quoted_words(template) if others else ()
-    for role in others:
-        if role not in named:
+    roles = [m["role"] for m in messages if m["role"] not in STANDARD]
+    words = quoted_words(template) if roles else ()
+    for role in roles:
+        if role not in words:
             allowed = f"{', '.join(STANDARD)}, or a role that the chat template names"
             raise InvalidRequest("role", role, allowed)
 

@@ -170,8 +170,8 @@ class PromptEncoder:
             raise InvalidRequest("prompt", prompt, "at least one token")
         self._check_fits(len(read.tokens))
         if read.spans and read.spans[-1].stop == len(read.tokens):
-            given = "an image or a sound at the end"
-            raise InvalidRequest("prompt", given, "text behind it, to go on from")
+            end = "an image or a sound at the end"
+            raise InvalidRequest("prompt", end, "text behind it, to go on from")
         return read
 
     def encode_texts(
@@ -248,21 +248,23 @@ class PromptEncoder:
         """The bytes of each token. Raises InvalidRequest, ClosedError."""
         if not is_sequence(token_ids) or len(token_ids) > MAX_IDS:
             raise InvalidRequest("token_ids", token_ids, f"at most {MAX_IDS} token ids")
-        known: dict[int, bytes] = {}
+        by_token: dict[int, bytes] = {}
         pieces: list[bytes] = []
         with self._using_vocab():
             for part in self._parts(token_ids):
-                for token in {*part} - known.keys():
-                    known[token] = self._vocab.piece(token, special)
-                pieces += map(known.__getitem__, part)
+                for token in {*part} - by_token.keys():
+                    by_token[token] = self._vocab.piece(token, special)
+                pieces += map(by_token.__getitem__, part)
         return pieces
 
     def control_names(self) -> dict[int, bytes]:
         """Names of the control tokens, which have no piece; may take a tenth of a second."""
         encode = partial(self._vocab.tokenize, add_special=False, parse_special=True)
         with self._using_vocab():
-            known = self._vocab.special_texts.items()
-            tokens = {name: encode(name) for name, is_control in known if is_control}
+            spellings = self._vocab.special_texts.items()
+            tokens = {
+                name: encode(name) for name, is_control in spellings if is_control
+            }
         return {ids[0]: name.encode() for name, ids in tokens.items() if len(ids) == 1}
 
     def run(self, function: Callable[[], T]) -> T:
@@ -301,12 +303,12 @@ class PromptEncoder:
         pieces, media = self._media.take_list(prompt)
         self._add_pieces(read, self._markers, pieces, media)
 
-    def _ids(self, given: Sequence[int]) -> array[int]:
+    def _ids(self, token_ids: Sequence[int]) -> array[int]:
         """A checked copy of token ids. Raises InvalidRequest, PromptTooLong."""
-        if len(given) > self._n_ctx_slot:  # before a copy: range(10**9) is small
-            raise self._too_long(len(given))
+        if len(token_ids) > self._n_ctx_slot:  # before a copy: range(10**9) is small
+            raise self._too_long(len(token_ids))
         tokens = array("i")
-        for part in self._parts(given):
+        for part in self._parts(token_ids):
             tokens += part
         return tokens
 
@@ -337,9 +339,10 @@ class PromptEncoder:
     def _read_chat(
         self, read: MediaPrompt, messages: Sequence[Message], settings: ChatSettings
     ) -> None:
-        taken = None if self._media is None else self._media.take_chat(messages)
-        given = messages if taken is None else taken.messages
-        text, origins = self._render(given, settings)
+        chat = None if self._media is None else self._media.take_chat(messages)
+        if chat is not None:
+            messages = chat.messages
+        text, origins = self._render(messages, settings)
         bos = self._bos_text
         if self._vocab.add_bos and bos and text.startswith(bos):  # add_special adds it
             n_own = len(bos) if set(origins[: len(bos)]) == {"t"} else 0
@@ -347,9 +350,9 @@ class PromptEncoder:
         markers = self._markers
         if settings.chat_template is not None:
             markers = Markers(self._vocab.special_texts, settings.chat_template)
-        if taken is not None and taken.media:
-            pieces = taken.pieces(text, origins)
-            self._add_pieces(read, markers, pieces, taken.media)
+        if chat is not None and chat.media:
+            pieces = chat.pieces(text, origins)
+            self._add_pieces(read, markers, pieces, chat.media)
         elif list(markers.parts(text, origins)) == [(text, True)]:
             read.tokens = self._tokenize(text, add_special=True, parse_special=True)
         else:

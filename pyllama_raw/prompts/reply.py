@@ -95,8 +95,8 @@ class ReplyForm(NamedTuple):
             stop=stop_strings(plain) if plain else NO_STOPS,
             stop_token_ids=frozenset(texts),
         )
-        others = tuple(string for string in strings if string not in plain)
-        return form, others, token_ids - texts
+        syntax = tuple(string for string in strings if string not in plain)
+        return form, syntax, token_ids - texts
 
 
 class PlannedReply(NamedTuple):

@@ -164,7 +164,7 @@ class Replies:
         is_parsed = reply is not False
         if reply is None:
             is_parsed = bool(tools) or is_constrained
-        # What is neither taken apart nor constraint to anything needs no specification.
+        # What is neither taken apart nor held to anything needs no specification.
         source: ReplySpec | str | None = None
         if is_parsed or not is_parallel or choice not in ("auto", "none"):
             template = options.get("chat_template") or self._parts.chat_template

@@ -79,14 +79,14 @@ class CallRules:
         """One call of any tool, as JSON by a schema."""
         layout = self.calls.layout
         assert isinstance(layout, ObjectCall)
-        found: list[Parts] = []
+        calls: list[Parts] = []
         for tool in self.tools:
             names = {layout.name: {"const": tool.name}} if layout.name else {}
             key = layout.arguments if layout.name else tool.name
             make = partial(self._object, tool, names, key)
             rule = tool.kept("all", tool.schema, make)
-            found += [] if rule is None else [[rule]]
-        return self._lark.one_of(found)
+            calls += [] if rule is None else [[rule]]
+        return self._lark.one_of(calls)
 
     def _object(self, tool: Tool, names: dict[str, Any], key: str, schema: Any) -> Rule:
         entries = {**names, key: {**schema, "type": "object"}}
@@ -140,8 +140,8 @@ class CallRules:
         # The name is the key of the arguments.
         if layout.name is None:
             return [[Spelled(f"{{{name}: "), arguments, Spelled("}"), *end]]
-        given = f"{json.dumps(layout.name)}: {name}, {json.dumps(layout.arguments)}: "
-        begin, close = Spelled("{" + given), [Spelled("}"), *end]
+        fields = f"{json.dumps(layout.name)}: {name}, {json.dumps(layout.arguments)}: "
+        begin, close = Spelled("{" + fields), [Spelled("}"), *end]
         plain: Parts = [begin, arguments, *close]
         if layout.id is None:
             return [plain]
@@ -149,7 +149,7 @@ class CallRules:
         id_: Parts = [Spelled(f'{json.dumps(layout.id)}: "'), self._id, Spelled('"')]
         return [
             plain,
-            [Spelled("{"), *id_, Spelled(f", {given}"), arguments, *close],
+            [Spelled("{"), *id_, Spelled(f", {fields}"), arguments, *close],
             [begin, arguments, Spelled(", "), *id_, *close],
         ]
 
@@ -171,8 +171,8 @@ class CallRules:
             return [*header, tagged(lark, layout, tool, end)]
         if isinstance(layout, LiteralCall):
             values = Literals(lark, layout, tool)
-            given = values.entries(tool.schema, layout.assign, layout.close)
-            return [*header, given, *end]
+            arguments = values.entries(tool.schema, layout.assign, layout.close)
+            return [*header, arguments, *end]
         return [*header, self.arguments(tool), *end]
 
 
@@ -180,10 +180,10 @@ def check_name(lark: Lark, layout: Headed, tool: Tool) -> None:
     """Raise BadSchema if a header has no place for the name of *tool*."""
     fields = {"name": tool.name, "id": "a", "index": "0"}
     header = FIELD.sub(lambda field: fields[field[1]], layout.header[0])
-    found = matched(tables_of(lark.spec).headers, header)
+    read = matched(tables_of(lark.spec).headers, header)
     ends = [*layout.header_end, *lark.spec.special]
     is_cut = any(end.strip() and end.strip() in tool.name for end in ends)
-    if not found or found["name"] != tool.name or len(header) > LIMIT or is_cut:
+    if not read or read["name"] != tool.name or len(header) > LIMIT or is_cut:
         raise tool.bad(
             f"the format of the model has no place for the name {tool.name!r}"
         )
@@ -216,9 +216,9 @@ def _on_a_line(lark: Lark, parts: Parts) -> Rule:
 
 
 def _parameter(
-    lark: Lark, layout: TaggedCall, tool: Tool, key: str, given: object
+    lark: Lark, layout: TaggedCall, tool: Tool, key: str, declaration: object
 ) -> Rule:
-    schema = tool.resolved(given)
+    schema = tool.resolved(declaration)
     types = types_of(schema, tool.schema)
     is_text = types == STRING or (types == OPTIONAL_STRING and _is_free(schema, tool))
     form = layout.key[0]
@@ -282,8 +282,8 @@ class Literals:
         # What reads quotes of JSON reads JSON.
         self._value = self._json if '"' in layout.quotes else self._own
 
-    def _json(self, given: Any, _: int) -> Rule:
-        schema = self._tool.resolved(given)
+    def _json(self, declaration: Any, _: int) -> Rule:
+        schema = self._tool.resolved(declaration)
         if schema.keys() - NOTES == {"type"} and schema["type"] == "boolean":
             words = ("true", "false", "True", "False")
             return self._lark.one_of([Spelled(word)] for word in words)
@@ -296,28 +296,30 @@ class Literals:
         lark = self._lark
         # From the last key to the first: what may follow a key is known then. An optional key
         # may be left out, and its comma with it.
-        first = more = lark.one_of([[Spelled(close)]])
+        first = following = lark.one_of([[Spelled(close)]])
         for key, of_key, is_needed in reversed(self._tool.entries(schema)):
             make = partial(self._pair, key, assign, depth + 1)
             if (entry := self._tool.kept(key, of_key, make)) is None:
                 continue
-            pair = [*entry, more]
+            pair = [*entry, following]
             next_pair = [self._comma, *pair]
             first = lark.one_of([pair] if is_needed else [pair, [first]])
-            more = lark.one_of([next_pair] if is_needed else [next_pair, [more]])
+            following = lark.one_of(
+                [next_pair] if is_needed else [next_pair, [following]]
+            )
         return first
 
     def _pair(self, key: str, assign: str, depth: int, schema: Any) -> Parts:
         return [*self._key(key), Spelled(assign), self._value(schema, depth)]
 
-    def _own(self, given: Any, depth: int) -> Rule:
+    def _own(self, declaration: Any, depth: int) -> Rule:
         """A value whose strings stand between quotes of the model. Raises BadSchema."""
         tool, lark = self._tool, self._lark
         if depth > MAX_DEPTH:
             raise tool.bad(
                 f"values are nested in each other more than {MAX_DEPTH} times"
             )
-        schema = tool.resolved(given)
+        schema = tool.resolved(declaration)
         # Alternatives, then values by name, then values by type.
         for word in ("anyOf", "oneOf"):
             if word in schema:
@@ -336,8 +338,8 @@ class Literals:
             text = lark.until([self._quote], text_pattern(tool, schema))
             return lark.one_of([[*lark.delimiter(self._quote), text]])
         if kind == "object":
-            rest = self.entries(schema, ":", "}", depth)
-            return lark.one_of([[Spelled("{"), rest]])
+            entries = self.entries(schema, ":", "}", depth)
+            return lark.one_of([[Spelled("{"), entries]])
         if kind == "array":
             return self._array(schema, depth)
         # Numbers, booleans and null are written as JSON writes them.
@@ -348,13 +350,13 @@ class Literals:
         lark = self._lark
         self._tool.check(schema, frozenset({"type", "items", "minItems", "maxItems"}))
         item = self._own(schema.get("items", {}), depth + 1)
-        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
-        more = lark.one_of([[self._comma, item]])
-        limit = "" if most is None else max(int(most) - 1, 0)
-        others = f"{more}{{{max(least - 1, 0)},{limit}}}" if limit != 0 else ""
-        some = f'"[" {item} {others} "]"'
-        choices = [some] if most != 0 else []
-        return lark.rule(" | ".join([*choices, *(['"[]"'] if not least else [])]))
+        lower, upper = int(schema.get("minItems", 0)), schema.get("maxItems")
+        next_item = lark.one_of([[self._comma, item]])
+        limit = "" if upper is None else max(int(upper) - 1, 0)
+        items = f"{next_item}{{{max(lower - 1, 0)},{limit}}}" if limit != 0 else ""
+        some = f'"[" {item} {items} "]"'
+        choices = [some] if upper != 0 else []
+        return lark.rule(" | ".join([*choices, *(['"[]"'] if not lower else [])]))
 
     def _constant(self, value: object) -> Parts:
         if isinstance(value, str):

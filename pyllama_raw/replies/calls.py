@@ -112,10 +112,10 @@ class CallReader:
     def _bracket(self, bracket: str) -> Flow[bool]:
         """Take a bracket around calls, in layouts that have them."""
         has_arrays = isinstance(self._layout, ObjectCall | LiteralCall)
-        found = has_arrays and (yield from self._source.next(bracket))
-        if found:
+        has_bracket = has_arrays and (yield from self._source.next(bracket))
+        if has_bracket:
             yield from self._source.space()
-        return found
+        return has_bracket
 
     def _start(self) -> Flow[None]:
         """Take the start of a call, which some formats have."""
@@ -218,8 +218,8 @@ class CallObject:
     ) -> None:
         self._source, self._layout = source, layout
         self._begin, self._write = begin, write
-        self._begun = False
-        self._found: dict[str | None, str] = {}  # values by their keys
+        self._has_begun = False
+        self._values: dict[str | None, str] = {}  # values by their keys
         self._arguments: list[str] = []  # that are held
 
     def read(self) -> Flow[None]:
@@ -234,52 +234,54 @@ class CallObject:
                 yield from source.space()
         except Broken:
             # A reply that ends within an object has a call as far as it goes.
-            if self._begun or not self._is_cut():
+            if self._has_begun or not self._is_cut():
                 raise
             empty = ""
-        if self._begun:
+        if self._has_begun:
             source.drop()
         else:
             self._begin_call()
             self._write(unquoted("".join(self._arguments) or empty))
 
     def _begin_call(self) -> None:
-        layout, found = self._layout, self._found
-        self._begin(found.get(layout.name), layout.id and found.get(layout.id))
-        self._begun = True
+        layout, values = self._layout, self._values
+        self._begin(values.get(layout.name), layout.id and values.get(layout.id))
+        self._has_begun = True
 
     def _entry(self) -> Flow[None]:
         """Read a key and its value. Broken: no call has it, or has it once more."""
-        source, layout, found = self._source, self._layout, self._found
-        if self._begun:
+        source, layout, values = self._source, self._layout, self._values
+        if self._has_begun:
             source.keep()
         yield from source.next(",")
         yield from source.space()
         key = yield from read_short(source)
         # Any other key, or one that comes twice, makes the object no call.
-        known = (layout.name, layout.id, layout.arguments, TYPE)
-        if found if layout.name is None else key in found or key not in known:
+        keys = (layout.name, layout.id, layout.arguments, TYPE)
+        if values if layout.name is None else key in values or key not in keys:
             raise Broken
         yield from source.space()
         yield from source.expect(":")
         yield from source.space()
         if layout.name is None or key == layout.arguments:
-            found[None] = found[key] = key  # the name, where no other key has it
+            values[None] = values[key] = key  # the name, where no other key has it
             yield from self._pass_arguments()
         elif key == layout.id and (yield from source.peek()) != '"':
             # Some models write ids as numbers.
             number: list[str] = []
             yield from read_value(source, number.append)
-            found[key] = "".join(number)
+            values[key] = "".join(number)
         else:
-            found[key] = yield from read_short(source)
-            if found.get(TYPE, "function") != "function":
+            values[key] = yield from read_short(source)
+            if values.get(TYPE, "function") != "function":
                 raise Broken
 
     def _pass_arguments(self) -> Flow[None]:
         """Pass the arguments on if all that belongs before them has come, or hold them."""
-        source, layout, found = self._source, self._layout, self._found
-        has_head = found.get(layout.name) and (layout.id is None or layout.id in found)
+        source, layout, values = self._source, self._layout, self._values
+        has_head = values.get(layout.name) and (
+            layout.id is None or layout.id in values
+        )
         if has_head and (yield from source.peek()) == "{":
             self._begin_call()
             yield from pass_on(source, self._write)
@@ -289,10 +291,10 @@ class CallObject:
     def _is_cut(self) -> bool:
         """Whether the reply ends within an object that is a call so far."""
         source, layout = self._source, self._layout
-        rest = source.text[source.pos :]
+        unread = source.text[source.pos :]
         keys = (layout.arguments, layout.id, layout.name)
         is_cut = source.ended and any(
-            f'"{key}"'.startswith(rest) for key in keys if key
+            f'"{key}"'.startswith(unread) for key in keys if key
         )
         if is_cut:
             source.take(len(source.text))
@@ -371,9 +373,9 @@ def _parameter(
         write('"' if end else "")
     else:
         # The type of any other value is certain only with its end.
-        found: list[str] = []
-        end = yield from source.until(inner, found.append)
-        text = "".join(found).replace(MARK, "")
+        texts: list[str] = []
+        end = yield from source.until(inner, texts.append)
+        text = "".join(texts).replace(MARK, "")
         write(_nested(text, layout, of_key, schema) if end else text)
     if quote:
         yield from source.space()
@@ -394,12 +396,12 @@ def _nested(
         "object" not in types and {key for key, _ in entries} == {"item"}
     )
     items = items_of(schema, root)
-    found: list[str] = []
+    values: list[str] = []
     for key, value in entries:
         of_key = items if is_array else property_of(schema, key, root)
-        given = "" if is_array else f'"{quoted(key)}": '
-        found.append(given + _nested(value, layout, of_key, root, depth + 1))
-    inside = ", ".join(found)
+        label = "" if is_array else f'"{quoted(key)}": '
+        values.append(label + _nested(value, layout, of_key, root, depth + 1))
+    inside = ", ".join(values)
     return f"[{inside}]" if is_array else f"{{{inside}}}"
 
 
@@ -408,19 +410,19 @@ def _entries(text: str, layout: TaggedCall) -> list[tuple[str, str]]:
     begin, middle = layout.start[0], layout.middle[0]
     entries: list[tuple[str, str]] = []
     while text:
-        key, _, rest = text.removeprefix(begin).partition(middle)
+        key, _, tail = text.removeprefix(begin).partition(middle)
         opening, closing = begin + key + middle, layout.end[0].replace("{key}", key)
         if not text.startswith(opening):
             return []
         depth = 1
-        for tag in re.finditer(f"({re.escape(opening)})|{re.escape(closing)}", rest):
+        for tag in re.finditer(f"({re.escape(opening)})|{re.escape(closing)}", tail):
             depth += 1 if tag[1] else -1
             if not depth:
                 break
         else:
             return []
-        entries.append((key, rest[: tag.start()]))
-        text = rest[tag.end() :].lstrip()
+        entries.append((key, tail[: tag.start()]))
+        text = tail[tag.end() :].lstrip()
     return entries
 
 
@@ -500,11 +502,11 @@ def _literal(source: TextSource, tables: Tables, write: Write) -> Flow[None]:
 
 def _word(source: TextSource) -> Flow[str]:
     """A word that has no quotes. Broken: there is none."""
-    found: list[str] = []
-    yield from source.run(WORD, found.append)
-    if not found:
+    texts: list[str] = []
+    yield from source.run(WORD, texts.append)
+    if not texts:
         raise Broken
-    return "".join(found)
+    return "".join(texts)
 
 
 def _string(source: TextSource, quote: str, write: Write) -> Flow[None]:

@@ -132,18 +132,18 @@ def _after_thoughts(
         f"{LINES}? {choice.rule}" if choice.has_lines else choice.rule
         for choice in choices
     )
-    rest = lark.rule(f"{end} ({bodies_after})")
+    after = lark.rule(f"{end} ({bodies_after})")
     # The prompt has begun to think, so the reply ends that.
     if thinks:
-        return rest
+        return after
     # The model may begin to think by its own choice.
-    return f"{lark.row(lark.first_of(reasoning.start))} {rest} | {bodies}"
+    return f"{lark.row(lark.first_of(reasoning.start))} {after} | {bodies}"
 
 
 def _wrapped(lark: Lark, answer: AnswerForm) -> Rule:
     """The *answer*, perhaps after special tokens that mean nothing, as models put there."""
-    found = [lark.delimiter(text) for text in lark.spec.ignored]
-    before = [parts for parts in found if isinstance(parts[0], Rule)]
+    delimiters = [lark.delimiter(text) for text in lark.spec.ignored]
+    before = [parts for parts in delimiters if isinstance(parts[0], Rule)]
     body = lark.rule(answer.rule)
     return lark.rule(f"{lark.one_of(before)}{{0,2}} {body}") if before else body
 
@@ -161,11 +161,11 @@ def _free(lark: Lark, rules: CallRules, prefix: str) -> str:
     # Reasoning that never ends is all of the reply.
     end = _thought(lark, rules.calls, reasoning)
     unended = lark.terminal(lark.without(lark.plain(reasoning.end)))
-    rest = lark.rule(f"{end} {body} | {unended}")
+    after = lark.rule(f"{end} {body} | {unended}")
     if thinks:
-        return rest
+        return after
     begin = lark.until(reasoning.start, r"\s*")
-    return f"{begin} {rest} | {body}"
+    return f"{begin} {after} | {body}"
 
 
 def _thought(lark: Lark, calls: CallsSpec | None, reasoning: ReasoningSpec) -> Rule:
@@ -173,12 +173,12 @@ def _thought(lark: Lark, calls: CallsSpec | None, reasoning: ReasoningSpec) -> R
     openings = [*calls.open, *calls.start] if calls and reasoning.calls else []
     never, ends = lark.plain(openings), lark.plain(reasoning.end)
     end = lark.until(reasoning.end, never=never)
-    taken = {t for text in (*openings, *reasoning.end) for t in lark.tokens_in(text)}
-    others = [token for token in lark.special if token not in taken]
-    if not others:
+    own = {t for text in (*openings, *reasoning.end) for t in lark.tokens_in(text)}
+    tokens = [token for token in lark.special if token not in own]
+    if not tokens:
         return end
     text = lark.terminal(lark.without([*ends, *never], "(?s:.+)"))
-    return lark.rule(f"({' | '.join([text, *others])})* {end}")
+    return lark.rule(f"({' | '.join([text, *tokens])})* {end}")
 
 
 def _thinks(spec: ReplySpec, prefix: str, may_think: bool = True) -> bool | None:
@@ -210,40 +210,44 @@ class FreeText:
         """Text and calls; not parallel: the text after the first call has none."""
         lark, rules = self._lark, self._rules
         text, call = self._text(), lark.one_of([call] for call in self._all_calls())
-        more = f"({text} | {call})*" if rules.parallel else f"{text}* ({call} {text}*)?"
+        pieces = (
+            f"({text} | {call})*" if rules.parallel else f"{text}* ({call} {text}*)?"
+        )
         if not self._calls.bare:
-            return lark.rule(more)
+            return lark.rule(pieces)
         # Calls without a delimiter come first, or text that begins with no bracket.
         bare = rules.section([], is_open=False)
         plain = lark.terminal(lark.without(self._texts, NO_BRACKET))
-        rest = more if rules.parallel else f"{text}*"
-        choices = [f"{bare} {rest}", f"{plain} {more}", f"{call} {rest}", '""']
+        after = pieces if rules.parallel else f"{text}*"
+        choices = [f"{bare} {after}", f"{plain} {pieces}", f"{call} {after}", '""']
         return lark.rule(" | ".join(choices))
 
     def _text(self) -> Rule:
         """A piece of text, or a token that begins no call."""
         lark = self._lark
         plain = Rule(lark.terminal(lark.without(self._texts, "(?s:.+)")))
-        others = ([token] for token in lark.special if token not in self._tokens)
-        return lark.one_of([[plain], *others, *self._known()])
+        tokens = ([token] for token in lark.special if token not in self._tokens)
+        return lark.one_of([[plain], *tokens, *self._known()])
 
     def _known(self) -> list[Parts]:
         """Other delimiters that begin with a token that may begin a call."""
         spec = self._lark.spec
         reasoning = spec.reasoning
         texts = [*reasoning.start, *reasoning.end] if reasoning else []
-        found = [
+        delimiters = [
             self._lark.delimiter(text)
             for text in (*spec.ignored, *texts)
             if text not in self._openings
         ]
-        return [parts for parts in found if parts[0] in self._tokens and len(parts) > 1]
+        return [
+            parts for parts in delimiters if parts[0] in self._tokens and len(parts) > 1
+        ]
 
     def _all_calls(self) -> list[Rule]:
         calls, rules = self._calls, self._rules
         makers = (calls.open, rules.section), (calls.start, rules.started)
-        begun = (self._begun(text, make) for texts, make in makers for text in texts)
-        return list(dict.fromkeys(begun))
+        openings = ((text, make) for texts, make in makers for text in texts)
+        return list(dict.fromkeys(self._begun(*opening) for opening in openings))
 
     def _begun(self, text: str, make: Callable[[Parts], Rule]) -> Rule:
         """Calls that *text* begins, with the text before it."""
@@ -255,8 +259,8 @@ class FreeText:
             first = next(n for n, part in enumerate(parts) if isinstance(part, Rule))
             return make(parts[first:])
         before = lark.first(f"{ANY} {lark.row([Spelled(trigger)])}")
-        rest = lark.delimiter(text.partition(trigger)[2])
-        return lark.rule(f"{before} {make(rest)}")
+        tail = lark.delimiter(text.partition(trigger)[2])
+        return lark.rule(f"{before} {make(tail)}")
 
 
 # -- replies of several messages ---------------------------------------------------------
@@ -286,7 +290,7 @@ class MessageRules:
         between = "".join([*messages.end[:1], messages.start[0]])
         self._between = lark.row(lark.delimiter(between))
         self._until = lark.until([between])
-        self._rest = lark.terminal(lark.without(lark.plain([between])))
+        self._last = lark.terminal(lark.without(lark.plain([between])))
 
     def start(self, prefix: str, *, must: bool, answer: str | None = None) -> str:
         """
@@ -303,7 +307,7 @@ class MessageRules:
             reply = self._free()
             if place != "reasoning":
                 return reply
-            return f"{self._until} {reply} | {self._rest}"
+            return f"{self._until} {reply} | {self._last}"
         # The last messages are calls, or the answer; thoughts may come before.
         last: list[str] = []
         if self._calls:
@@ -328,7 +332,7 @@ class MessageRules:
         free = lark.one_of(self._headers("reasoning", "content"))
         piece = f"{free} {self._until}"
         again = f" | {call} {self._between}" if calls.parallel else ""
-        return lark.rule(f"({piece}{again})* ({free} {self._rest} | {call})")
+        return lark.rule(f"({piece}{again})* ({free} {self._last} | {call})")
 
     def _headers(self, *kinds: str) -> Sequence[Parts]:
         lark, middle = self._lark, self._messages.middle
@@ -340,7 +344,7 @@ class MessageRules:
 
     def _called(self) -> Sequence[Parts]:
         """Messages that are calls."""
-        found: list[Parts] = []
+        messages: list[Parts] = []
         calls = self._calls
         assert calls is not None
         for rule in self._messages.rules:
@@ -350,15 +354,15 @@ class MessageRules:
                 for written in self._spellings(rule, tool):
                     header = self._lark.form(written, {"name": Spelled(tool.name)})
                     middle = self._lark.first_of(self._messages.middle)
-                    found.append([*header, *middle, body])
-        return found
+                    messages.append([*header, *middle, body])
+        return messages
 
     def _spellings(self, rule: MessageRule, tool: Tool) -> Sequence[str]:
         """Headers of a call: its recipient may stand after what it is, where that is read."""
         # The part from the first token on may come first.
-        first, *rest = rule.written.split("<", 1)
-        kind, *more = SPACE.split("<" + rest[0], maxsplit=1) if rest else ("",)
-        moved = kind + first + "".join(more)
+        first, *tail = rule.written.split("<", 1)
+        kind, *behind = SPACE.split("<" + tail[0], maxsplit=1) if tail else ("",)
+        moved = kind + first + "".join(behind)
         written = [
             text
             for text in dict.fromkeys([rule.written, moved])
@@ -371,12 +375,12 @@ class MessageRules:
 
     def _is_read(self, rule: MessageRule, written: str, tool: Tool) -> bool:
         """Whether the first rule for a header is *rule*, with the name of *tool*."""
-        found = self._messages.rule_of(written.replace("{name}", tool.name))
-        if found is None or found[0] is not rule:
+        match = self._messages.rule_of(written.replace("{name}", tool.name))
+        if match is None or match[0] is not rule:
             return False
         delimiters = [*self._messages.middle, *self._lark.spec.special]
         is_whole = not any(text in tool.name for text in delimiters)
-        return is_whole and found[1].groupdict().get("name", tool.name) == tool.name
+        return is_whole and match[1].groupdict().get("name", tool.name) == tool.name
 
     def _place(self, prefix: str) -> Literal["", "reasoning", "content"]:
         """The kind of the message in which the prompt ends, after its header; empty: in none."""

@@ -123,9 +123,9 @@ class RenderedReplies:
     def _replies(self) -> Iterator[tuple[str, _Reply]]:
         """Texts of replies, and what is in them."""
         # Content alone, unless a template opens thoughts in all replies.
-        said = _until(self._samples.reply(CONTENT), CONTENT)
-        if not (self._reasoning and _is_open(said, self._reasoning)):
-            yield said, (CONTENT, "", [])
+        answer = _until(self._samples.reply(CONTENT), CONTENT)
+        if not (self._reasoning and _is_open(answer, self._reasoning)):
+            yield answer, (CONTENT, "", [])
         # Content behind thoughts, if the template prints these.
         thought = self._samples.reply(CONTENT, REASONING)
         if REASONING in thought:
@@ -140,27 +140,27 @@ def _reasoning(samples: Samples) -> ReasoningSpec | None:
     chats = (samples.chat(CONTENT, REASONING), samples.chat("", REASONING, (FIRST,)))
     for text in chats:
         # The last tag before the thoughts begins them, and the first one behind them ends them.
-        before, found, after = text.partition(REASONING)
+        before, thought, after = text.partition(REASONING)
         starts = list(TAG.finditer(before))
         end = TAG.search(after)
-        if found and starts and end and not after[: end.start()].strip():
+        if thought and starts and end and not after[: end.start()].strip():
             start = before[starts[-1].start() :].strip()
             return ReasoningSpec(start=(start,), end=(end[0],))
     # The template prints no thoughts of earlier turns, but its prompt begins some.
-    if begun := _THINKS.search(samples.prompt):
-        return ReasoningSpec(start=(f"<{begun[1]}>",), end=(f"</{begun[1]}>",))
+    if start_tag := _THINKS.search(samples.prompt):
+        return ReasoningSpec(start=(f"<{start_tag[1]}>",), end=(f"</{start_tag[1]}>",))
     return None
 
 
 def _until(text: str, word: str) -> str:
-    before, found, _ = text.partition(word)
-    return before + found
+    before, match, _ = text.partition(word)
+    return before + match
 
 
 def _is_open(text: str, reasoning: ReasoningSpec) -> bool:
     """Whether reasoning begins and does not end, as some templates write all replies."""
-    _, begun, rest = text.rpartition(reasoning.start[0])
-    return bool(begun) and reasoning.end[0] not in rest
+    _, start, tail = text.rpartition(reasoning.start[0])
+    return bool(start) and reasoning.end[0] not in tail
 
 
 def _read(spec: ReplySpec, prompt: str, text: str) -> _Reply | None:
@@ -260,9 +260,9 @@ class Samples:
     def __init__(self, render: Render) -> None:
         self._render = render
         self._chats: dict[tuple[str, str, tuple[Sample, ...]], str] = {}
-        asked = self._rendered([USER], asks=True) or ""
-        self._base = self._rendered([USER]) or asked
-        self.prompt = asked[len(common_start(asked, self._base)) :]
+        prompt = self._rendered([USER], asks=True) or ""
+        self._base = self._rendered([USER]) or prompt
+        self.prompt = prompt[len(common_start(prompt, self._base)) :]
 
     def chat(
         self, content: str = "", reasoning: str = "", calls: tuple[Sample, ...] = ()
@@ -329,12 +329,12 @@ def section_of(
     """
     for calls in ((FIRST, SECOND), (FIRST,)):
         text = samples.reply(calls=calls)
-        found = _found(text, calls)
-        if found:
-            lead = text[len(common_start(text, before)) : found[0].begin]
-            around = _around(text, found, without(reasoning, lead), after)
-            end = found[-1].end + len(around.end + around.closing)
-            spec = _spec(found[0], around)
+        places = _found(text, calls)
+        if places:
+            lead = text[len(common_start(text, before)) : places[0].begin]
+            around = _around(text, places, without(reasoning, lead), after)
+            end = places[-1].end + len(around.end + around.closing)
+            spec = _spec(places[0], around)
             return Section(spec, calls, text[:end], text[end:])
     return None
 
@@ -349,38 +349,38 @@ def without(reasoning: ReasoningSpec | None, text: str) -> str:
 
 def _found(text: str, calls: tuple[Sample, ...]) -> list[FoundCall]:
     """All *calls*, or none."""
-    found: list[FoundCall] = []
+    places: list[FoundCall] = []
     for index, call in enumerate(calls):
-        begin = found[-1].end if found else 0
+        begin = places[-1].end if places else 0
         place = call_in(text[begin:], call, index)
         if place is None:
             return []
-        found.append(FoundCall(begin + place.begin, begin + place.end, place.layout))
-    return found
+        places.append(FoundCall(begin + place.begin, begin + place.end, place.layout))
+    return places
 
 
-def _around(text: str, found: list[FoundCall], lead: str, turn_end: str) -> _Around:
-    rest = text[found[-1].end :].rstrip()
-    rest = rest[: len(rest) - len(common_end(rest, turn_end.rstrip()))]
+def _around(text: str, places: list[FoundCall], lead: str, turn_end: str) -> _Around:
+    tail = text[places[-1].end :].rstrip()
+    tail = tail[: len(tail) - len(common_end(tail, turn_end.rstrip()))]
     # One call does not tell what belongs to the section, and what to the call.
-    if len(found) == 1:
-        return _Around("", lead, rest, "", "")
+    if len(places) == 1:
+        return _Around("", lead, tail, "", "")
     # What stands before both calls is the start of a call, what stands behind both its end;
     # more of it belongs to the section.
-    between = text[found[0].end : found[1].begin]
+    between = text[places[0].end : places[1].begin]
     start = common_end(lead, between)
     start = start if start.strip() else ""
     between = between[: len(between) - len(start)]
-    end = common_start(between, rest)
+    end = common_start(between, tail)
     opening = lead[: len(lead) - len(start)]
-    tags = list(TAG.finditer(rest, len(end)))[: len(TAG.findall(opening))]
-    closing = rest[len(end) : tags[-1].end() if tags else None]
+    tags = list(TAG.finditer(tail, len(end)))[: len(TAG.findall(opening))]
+    closing = tail[len(end) : tags[-1].end() if tags else None]
     closing = closing if opening.strip() else ""
     return _Around(opening, start, end, between[len(end) :], closing)
 
 
-def _spec(found: FoundCall, around: _Around) -> CallsSpec:
-    layout = found.layout
+def _spec(place: FoundCall, around: _Around) -> CallsSpec:
+    layout = place.layout
     # Brackets around objects are those of an array, and no part of a delimiter.
     if isinstance(layout, ObjectCall):
         outer = around
@@ -422,7 +422,12 @@ class FoundCall(NamedTuple):
 
 def spelled(*delimiters: str) -> tuple[str, ...]:
     """*delimiters* as they are and without white space around them; none of white space."""
-    both = [text for one in delimiters for text in (one, one.strip()) if one.strip()]
+    both = [
+        text
+        for delimiter in delimiters
+        for text in (delimiter, delimiter.strip())
+        if delimiter.strip()
+    ]
     return tuple(dict.fromkeys(both))
 
 
@@ -471,8 +476,8 @@ def _keys(value: dict[str, Any], call: Sample) -> ObjectCall | None:
     arguments = next((key for key in value if value[key] == call.arguments), None)
     if name is None or arguments is None:
         return None
-    others = [key for key in value if key not in (name, arguments)]
-    ids = [key for key in others if value[key] == call.id or key.endswith("id")]
+    keys = [key for key in value if key not in (name, arguments)]
+    ids = [key for key in keys if value[key] == call.id or key.endswith("id")]
     return ObjectCall(name=name, arguments=arguments, id=ids[0] if ids else None)
 
 
@@ -516,11 +521,11 @@ def _by_key(text: str, call: Sample, name: int) -> FoundCall | None:
             return None
         gaps.append(text[end:place])
         end = place + len(word)
-    rest = text[end:]
-    if gaps[0] in _BRACKETS and rest[:1] == _BRACKETS[gaps[0]]:
+    tail = text[end:]
+    if gaps[0] in _BRACKETS and tail[:1] == _BRACKETS[gaps[0]]:
         literal = _literal(gaps)
         return FoundCall(name, end + 1, literal) if literal else None
-    return _tagged(name, end, gaps, rest)
+    return _tagged(name, end, gaps, tail)
 
 
 def _literal(gaps: list[str]) -> LiteralCall | None:
@@ -537,12 +542,12 @@ def _literal(gaps: list[str]) -> LiteralCall | None:
     )
 
 
-def _tagged(begin: int, end: int, gaps: list[str], rest: str) -> FoundCall | None:
+def _tagged(begin: int, end: int, gaps: list[str], tail: str) -> FoundCall | None:
     to_key, to_text, between, to_number = gaps
     between = between.replace(KEYS[0], "{key}")
     start = common_end(to_key, between)
     # What ends both values is the end of a value; what follows the last ends the call.
-    ends = between[: len(between) - len(start)], rest.replace(KEYS[1], "{key}")
+    ends = between[: len(between) - len(start)], tail.replace(KEYS[1], "{key}")
     closing = common_start(*ends)
     key, middle = "{key}", to_text
     if to_text != to_number:  # the types of values

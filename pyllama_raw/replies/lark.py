@@ -14,7 +14,7 @@ WRITTEN = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
 
 def regex(pattern: str) -> str:
     """A regular expression as Lark has it."""
-    inside = SPECIAL.sub(lambda found: WRITTEN.get(found[0], found[0]), pattern)
+    inside = SPECIAL.sub(lambda match: WRITTEN.get(match[0], match[0]), pattern)
     return f"/{inside}/"
 
 
@@ -69,15 +69,15 @@ class Lark:
 
     def row(self, parts: Parts) -> str:
         """*parts* after each other."""
-        found: list[Spelled | Rule] = []
+        row: list[Spelled | Rule] = []
         # Texts that follow each other are one terminal; empty parts are none.
         for part in parts:
-            if isinstance(part, Spelled) and found and isinstance(found[-1], Spelled):
-                found[-1] = Spelled(found[-1] + part)
+            if isinstance(part, Spelled) and row and isinstance(row[-1], Spelled):
+                row[-1] = Spelled(row[-1] + part)
             elif part:
-                found.append(part)
+                row.append(part)
         return (
-            " ".join(json.dumps(p) if isinstance(p, Spelled) else p for p in found)
+            " ".join(json.dumps(p) if isinstance(p, Spelled) else p for p in row)
             or '""'
         )
 

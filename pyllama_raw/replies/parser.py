@@ -133,9 +133,9 @@ class ReplyParser:
         self._source.drop()
         # The prompt may end within a delimiter that the reply completes, as "<think" before ">".
         if self._between:
-            held = self._source.take(len(self._source.text))
-            found = self._kinds[self._kind].pattern.match(held)
-            self._flow = self._resume(found.group() if found else "")
+            tail = self._source.take(len(self._source.text))
+            match = self._kinds[self._kind].pattern.match(tail)
+            self._flow = self._resume(match.group() if match else "")
             next(self._flow, None)
         self._writer.forget_text()
 
@@ -231,16 +231,16 @@ class ReplyParser:
             # No header ends here: all of it is text.
             self._write(source.kept())
             return
-        found = messages and messages.rule_of(header.replace(MARK, ""))
-        kind = found and found[0].kind
-        if not found or (kind == "call" and not self._calls):
+        match = messages and messages.rule_of(header.replace(MARK, ""))
+        kind = match and match[0].kind
+        if not match or (kind == "call" and not self._calls):
             # A header that no rule knows is text, and so is that of a call if there are none.
             self._write(source.kept())
             return
         source.take(source.pos + len(header))
         yield from source.match(self._tables.middle)
         self._in_message = True
-        name = found[1].groupdict().get("name")
+        name = match[1].groupdict().get("name")
         if kind == "call" and self._calls and name:
             # The header has the name, and the message is the arguments.
             yield from self._read(self._calls.named(name))

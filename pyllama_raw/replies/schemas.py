@@ -97,12 +97,12 @@ class Tool(NamedTuple):
         except BadSchema as error:
             raise self.bad(error.reason) from None
 
-    def check(self, schema: Mapping[str, Any], known: frozenset[str]) -> None:
+    def check(self, schema: Mapping[str, Any], keywords: frozenset[str]) -> None:
         """Raise BadSchema if *schema* says what this syntax cannot promise."""
-        unknown = sorted(set(schema) - known - NOTES)
+        unknown = sorted(set(schema) - keywords - NOTES)
         if unknown:
             reason = f"{', '.join(unknown)}: what this model writes is no JSON here"
-            raise self.bad(f"{reason}; allowed are {', '.join(sorted(known))}")
+            raise self.bad(f"{reason}; allowed are {', '.join(sorted(keywords))}")
 
     def kept(self, key: str, schema: Any, make: Callable[[Any], T]) -> T | None:
         """
@@ -137,9 +137,9 @@ class Tool(NamedTuple):
                 raise self.bad("a schema is an object")
             if not isinstance(schema.get("$ref"), str):
                 return schema
-            rest = {k: v for k, v in schema.items() if k != "$ref" and k not in NOTES}
-            found = referred(schema["$ref"], self.schema)
-            schema = {**found, **rest} if isinstance(found, Mapping) else found
+            fields = {k: v for k, v in schema.items() if k != "$ref" and k not in NOTES}
+            target = referred(schema["$ref"], self.schema)
+            schema = {**target, **fields} if isinstance(target, Mapping) else target
         raise self.bad("too many references follow each other")
 
     def entries(self, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
@@ -184,11 +184,11 @@ def tools_of(
     Raises:
         BadSchema: the schema of a strict tool cannot be kept.
     """
-    found: dict[str, Tool] = {}
+    by_name: dict[str, Tool] = {}
     n_costly = 0
-    for given in tools:
-        name, schema = parameters_of(given)
-        is_strict, dropped = is_strict_tool(given), list[str]()
+    for declaration in tools:
+        name, schema = parameters_of(declaration)
+        is_strict, dropped = is_strict_tool(declaration), list[str]()
         kinds = schema.get("type", "object")
         is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
         # All tools of a request together have the time that one may take.
@@ -197,14 +197,14 @@ def tools_of(
             schema, dropped = {}, ["all"]
         schema = {**schema, "type": "object"}
         if not is_strict:
-            schema, more, n_more = relaxed(schema, to_json)
-            dropped += more
-            n_costly += n_more
-        found[name] = tool = Tool(name, schema, to_json, is_strict, dropped)
+            schema, places, n_tried = relaxed(schema, to_json)
+            dropped += places
+            n_costly += n_tried
+        by_name[name] = tool = Tool(name, schema, to_json, is_strict, dropped)
         if not is_object and is_strict:
             raise tool.bad("the type of parameters is object")
         tool.json(tool.schema)  # all limits of schemas hold in every syntax
-    return list(found.values())
+    return list(by_name.values())
 
 
 def is_strict_tool(tool: Mapping[str, Any]) -> bool:
@@ -226,14 +226,14 @@ def text_pattern(tool: Tool, schema: Mapping[str, Any]) -> str:
         raise tool.bad(f"the format {schema['format']} cannot stand between tags")
     if schema.get("format") in FORMATS:
         return FORMATS[schema["format"]]
-    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
-    return f"(?s:.{{{least},{'' if most is None else int(most)}}})"
+    lower, upper = int(schema.get("minLength", 0)), schema.get("maxLength")
+    return f"(?s:.{{{lower},{'' if upper is None else int(upper)}}})"
 
 
 def _searched(tool: Tool, pattern: str) -> str:
     """A pattern of JSON Schema, which is searched for, as one of the whole text."""
     inner = pattern.removeprefix("^").removesuffix("$")
-    if any(found[1] for found in ANCHORS.finditer(inner)) or inner.endswith("\\"):
+    if any(match[1] for match in ANCHORS.finditer(inner)) or inner.endswith("\\"):
         raise tool.bad(f"pattern {pattern!r}: between tags it has none of | ^ $ (?")
     begin = "" if pattern.startswith("^") else "(?s:.*)"
     return begin + inner + ("" if pattern.endswith("$") else "(?s:.*)")
@@ -287,15 +287,15 @@ def relaxed(schema: Mapping[str, Any], to_json: ToJson) -> Relaxed:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError):
         return Relaxed(OBJECT, ("all",))
-    found, dropped, n_costly = _relaxed(to_json, text)
-    return Relaxed(json.loads(found), dropped, n_costly)
+    schema_json, dropped, n_costly = _relaxed(to_json, text)
+    return Relaxed(json.loads(schema_json), dropped, n_costly)
 
 
 @lru_cache(MAX_KEPT)
 def _relaxed(to_json: ToJson, text: str) -> tuple[str, tuple[str, ...], int]:
     relaxing = _Relaxing(to_json, json.loads(text))
-    found = json.dumps(relaxing.run())
-    return found, tuple(relaxing.dropped[:MAX_NAMED]), relaxing.n_costly
+    schema_json = json.dumps(relaxing.run())
+    return schema_json, tuple(relaxing.dropped[:MAX_NAMED]), relaxing.n_costly
 
 
 class _TriedEnough(Exception):
@@ -321,11 +321,11 @@ class _Relaxing:
                 for key in definitions:
                     place = f"{name}.{key}."
                     definitions[key] = self._narrowed(definitions[key], place, 1)
-            found = self._narrowed(self._root, "", 0)
+            schema = self._narrowed(self._root, "", 0)
         except (_TriedEnough, RecursionError):
-            found = ANY
-        if found != ANY:
-            return dict(found)
+            schema = ANY
+        if schema != ANY:
+            return dict(schema)
         self.dropped.append("all")
         return OBJECT
 
@@ -337,13 +337,13 @@ class _Relaxing:
         }
         if not isinstance(schema, Mapping):
             return isinstance(schema, bool) and schema
-        whole = {**schema, **shared}
-        self._n_tried += len(json.dumps(whole))
+        complete = {**schema, **shared}
+        self._n_tried += len(json.dumps(complete))
         is_enough = self._n_failed > MAX_FAILED or self.n_costly >= MAX_COSTLY
         if self._n_tried > MAX_TRIED or is_enough:
             raise _TriedEnough
         try:
-            self._to_json(whole)
+            self._to_json(complete)
         except BadSchema as error:
             self._n_failed += 1
             self.n_costly += error.is_costly
@@ -354,14 +354,14 @@ class _Relaxing:
         """*schema* without the keywords that no grammar has."""
         if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
             return schema
-        found = _copied(schema)
-        for name in found.keys() & NO_GRAMMAR:
-            del found[name]
+        pruned = _copied(schema)
+        for name in pruned.keys() & NO_GRAMMAR:
+            del pruned[name]
             self.dropped.append(f"{place}{name}")
-        for name, key, child in _children(found):
+        for name, key, child in _children(pruned):
             inside = _inside(place, name, key)
-            _put(found, name, key, self._pruned(child, inside, depth + 1))
-        return found
+            _put(pruned, name, key, self._pruned(child, inside, depth + 1))
+        return pruned
 
     def _narrowed(self, schema: Any, place: str, depth: int) -> Any:
         """*schema* with parts that cannot be kept as small as possible left out."""
@@ -370,27 +370,27 @@ class _Relaxing:
         if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
             self.dropped.append(place.removesuffix("."))
             return ANY
-        found = _copied(schema)
+        narrowed = _copied(schema)
         # First what is inside, because a value of which one property is free says more.
-        for name, key, child in _children(found):
+        for name, key, child in _children(narrowed):
             if name not in ("$defs", "definitions"):
                 inside = _inside(place, name, key)
-                _put(found, name, key, self._narrowed(child, inside, depth + 1))
-        if self._fits(found):
-            return found
+                _put(narrowed, name, key, self._narrowed(child, inside, depth + 1))
+        if self._fits(narrowed):
+            return narrowed
         # Schemas that overlap may be one or the other.
-        if "oneOf" in found and "anyOf" not in found:
+        if "oneOf" in narrowed and "anyOf" not in narrowed:
             either = {
-                "anyOf" if name == "oneOf" else name: v for name, v in found.items()
+                "anyOf" if name == "oneOf" else name: v for name, v in narrowed.items()
             }
             if self._fits(either):
                 self.dropped.append(f"{place}oneOf")
                 return either
         # Then one keyword, then all that are not of its structure.
-        others = [name for name in found if name not in STRUCTURE]
-        for names in (*([name] for name in others), others):
-            fewer = {name: found[name] for name in found if name not in names}
-            if fewer != found and self._fits(fewer):
+        loose = [name for name in narrowed if name not in STRUCTURE]
+        for names in (*([name] for name in loose), loose):
+            fewer = {name: narrowed[name] for name in narrowed if name not in names}
+            if fewer != narrowed and self._fits(fewer):
                 self.dropped += [f"{place}{name}" for name in names]
                 return fewer
         self.dropped.append(place.removesuffix("."))
@@ -418,17 +418,17 @@ def _put(schema: dict[str, Any], name: str, key: Any, child: Any) -> None:
 
 def _children(schema: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Schemas in *schema*: the keyword, the key or index there, and the schema."""
-    found: list[tuple[str, Any, Any]] = []
+    children: list[tuple[str, Any, Any]] = []
     for name in BY_NAME:
         if isinstance(schema.get(name), Mapping):
-            found += [(name, key, child) for key, child in schema[name].items()]
+            children += [(name, key, child) for key, child in schema[name].items()]
     for name in ONE:
         if isinstance(schema.get(name), Mapping):
-            found.append((name, None, schema[name]))
+            children.append((name, None, schema[name]))
     for name in LISTS:
         if isinstance(schema.get(name), list):
-            found += [(name, at, child) for at, child in enumerate(schema[name])]
-    return found
+            children += [(name, at, child) for at, child in enumerate(schema[name])]
+    return children
 
 
 def _inside(place: str, name: str, key: Any) -> str:
@@ -458,8 +458,10 @@ def parameters_of(tool: Mapping[str, Any]) -> tuple[str, Schema]:
 
 def property_of(schema: Schema, key: str, root: Schema) -> Schema:
     """The schema of the property *key*; empty if there is none."""
-    found = (part.get("properties") for part in variants(schema, root))
-    return _first(each.get(key) for each in found if isinstance(each, Mapping))
+    properties = (part.get("properties") for part in variants(schema, root))
+    return _first(
+        mapping.get(key) for mapping in properties if isinstance(mapping, Mapping)
+    )
 
 
 def items_of(schema: Schema, root: Schema) -> Schema:
@@ -467,21 +469,23 @@ def items_of(schema: Schema, root: Schema) -> Schema:
     return _first(part.get("items") for part in variants(schema, root))
 
 
-def _first(found: Iterable[Any]) -> Schema:
-    return next((each for each in found if isinstance(each, Mapping)), {})
+def _first(values: Iterable[Any]) -> Schema:
+    return next((value for value in values if isinstance(value, Mapping)), {})
 
 
 def types_of(schema: Schema, root: Schema) -> frozenset[str]:
     """The types that *schema* allows; none if it does not say."""
-    found: set[str] = set()
+    types: set[str] = set()
     for part in variants(schema, root):
-        given = part.get("type", ())
-        found.update([given] if isinstance(given, str) else map(str, given))
+        declaration = part.get("type", ())
+        types.update(
+            [declaration] if isinstance(declaration, str) else map(str, declaration)
+        )
         if "type" not in part:
-            found.update(map(name_of, values_of(part)))
-            found.update({"object"} if "properties" in part else set())
-            found.update({"array"} if "items" in part else set())
-    return frozenset(found)
+            types.update(map(name_of, values_of(part)))
+            types.update({"object"} if "properties" in part else set())
+            types.update({"array"} if "items" in part else set())
+    return frozenset(types)
 
 
 def values_of(schema: Schema) -> Sequence[Any]:
@@ -498,16 +502,16 @@ def variants(schema: Any, root: Schema, depth: int = 8) -> list[Schema]:
         parts += schema[key] if isinstance(schema.get(key), list) else []
     return [
         schema,
-        *(found for part in parts for found in variants(part, root, depth - 1)),
+        *(variant for part in parts for variant in variants(part, root, depth - 1)),
     ]
 
 
 def referred(reference: str, root: Schema) -> Any:
     """The target of a reference within *root*; None if there is none."""
-    found: Any = root
+    target: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found
+        target = target.get(step) if isinstance(target, Mapping) else None
+    return target
 
 
 def name_of(value: object) -> str:
@@ -527,11 +531,11 @@ def value_of(text: str, types: frozenset[str]) -> str:
     bare = text.strip()
     for candidate in (bare, PLAIN.get(bare.lower(), "")):
         try:
-            found = name_of(json.loads(candidate, parse_constant=refused))
+            kind = name_of(json.loads(candidate, parse_constant=refused))
         except (ValueError, RecursionError):
             continue
-        if not types or found in types or (found == "integer" and "number" in types):
+        if not types or kind in types or (kind == "integer" and "number" in types):
             return candidate
-        if found == "number" and "integer" in types and "string" not in types:
+        if kind == "number" and "integer" in types and "string" not in types:
             return candidate
     return json.dumps(text, ensure_ascii=False)

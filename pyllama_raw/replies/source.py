@@ -58,7 +58,7 @@ class TextSource:
         self.text = ""
         self.pos = 0
         self.ended = False
-        self._kept: list[str] | None = None
+        self._memory: list[str] | None = None  # taken since keep()
 
     @property
     def is_empty(self) -> bool:
@@ -69,25 +69,25 @@ class TextSource:
         self.text = self.text[self.pos :] + text
         self.pos = 0
 
-    def keep(self, taken: str = "") -> None:
-        """Remember from here what is taken, and what was *taken* already, until `drop` or `kept`."""
-        self._kept = [taken]
+    def keep(self, start: str = "") -> None:
+        """Remember *start* and what is taken from here on, until `drop` or `kept`."""
+        self._memory = [start]
 
     def drop(self) -> None:
         """Forget what was kept: it is what it seemed."""
-        self._kept = None
+        self._memory = None
 
     def kept(self) -> str:
         """Text that was taken since `keep`; it is kept no longer."""
-        kept, self._kept = self._kept, None
-        return "".join(kept or ())
+        texts, self._memory = self._memory, None
+        return "".join(texts or ())
 
     def take(self, end: int) -> str:
         """The text up to the index *end*, which is now taken."""
         text = self.text[self.pos : end]
         self.pos = end
-        if self._kept is not None:
-            self._kept.append(text)
+        if self._memory is not None:
+            self._memory.append(text)
         return text
 
     def peek(self) -> Flow[str]:
@@ -100,16 +100,16 @@ class TextSource:
             yield
         return self.text[self.pos : self.pos + n]
 
-    def next(self, wanted: str) -> Flow[bool]:
-        """Take the next character if it is *wanted*."""
-        found = (yield from self.peek()) == wanted
-        if found:
+    def next(self, char: str) -> Flow[bool]:
+        """Take the next character if it is *char*."""
+        is_next = (yield from self.peek()) == char
+        if is_next:
             self.take(self.pos + 1)
-        return found
+        return is_next
 
-    def expect(self, wanted: str) -> Flow[None]:
-        """Take the next character. Broken: it is not *wanted*."""
-        if not (yield from self.next(wanted)):
+    def expect(self, char: str) -> Flow[None]:
+        """Take the next character. Broken: it is not *char*."""
+        if not (yield from self.next(char)):
             raise Broken
 
     def space(self) -> Flow[None]:
@@ -128,8 +128,8 @@ class TextSource:
 
     def cut(self, markers: Delimiters) -> bool:
         """Whether the reply ends within one of *markers*, which is taken then."""
-        rest = self.text[self.pos :]
-        cut = self.ended and (not rest or rest in markers.beginnings)
+        unread = self.text[self.pos :]
+        cut = self.ended and (not unread or unread in markers.beginnings)
         if cut:
             self.take(len(self.text))
         return cut
@@ -137,20 +137,20 @@ class TextSource:
     def search(self, markers: Delimiters) -> tuple[re.Match[str] | None, int]:
         """The first of *markers*, if it is certain, and up to where there is none."""
         # A marker at the end may be the beginning of a longer one.
-        found = markers.pattern.search(self.text, self.pos)
-        held = len(self.text) if self.ended else markers.held(self.text, self.pos)
-        if found and (self.ended or found.start() < held):
-            return found, found.start()
-        return None, held
+        match = markers.pattern.search(self.text, self.pos)
+        end = len(self.text) if self.ended else markers.held(self.text, self.pos)
+        if match and (self.ended or match.start() < end):
+            return match, match.start()
+        return None, end
 
     def until(self, markers: Delimiters, write: Write) -> Flow[str]:
         """Write the text before the first of *markers* and take it; nothing at the end."""
         while True:
-            found, end = self.search(markers)
+            match, end = self.search(markers)
             if end > self.pos:
                 write(self.take(end))
-            if found:
-                return self.take(found.end())
+            if match:
+                return self.take(match.end())
             if self.ended:
                 return ""
             yield
@@ -158,19 +158,19 @@ class TextSource:
     def find(self, markers: Delimiters) -> Flow[str]:
         """The text before the first of *markers*, which stays. Broken: within LIMIT is none."""
         while True:
-            found, end = self.search(markers)
-            if end - self.pos > LIMIT or (self.ended and not found):
+            match, end = self.search(markers)
+            if end - self.pos > LIMIT or (self.ended and not match):
                 raise Broken
-            if found:
+            if match:
                 return self.text[self.pos : end]
             yield
 
     def match(self, markers: Delimiters) -> Flow[str]:
         """Take one of *markers* if it is next, or take nothing."""
         while markers:
-            found = markers.pattern.match(self.text, self.pos)
+            match = markers.pattern.match(self.text, self.pos)
             if self.ended or markers.held(self.text, self.pos) > self.pos:
-                return self.take(found.end()) if found else ""
+                return self.take(match.end()) if match else ""
             yield
         return ""
 
@@ -244,13 +244,13 @@ def _escaped(control: re.Match[str]) -> str:
 def read_short(source: TextSource) -> Flow[str]:
     """The value of a short string, as of a key. Broken: what follows is none, and stays."""
     while True:
-        found = SHORT.match(source.text, source.pos)
-        if found:
+        match = SHORT.match(source.text, source.pos)
+        if match:
             try:
-                value = str(json.loads(found.group(), strict=False))
+                value = str(json.loads(match.group(), strict=False))
             except ValueError:
                 raise Broken from None
-            source.take(found.end())
+            source.take(match.end())
             return value
         unread = source.text[source.pos :]
         if source.ended or len(unread) > 2 * LIMIT + 2 or unread[:1] not in ("", '"'):

@@ -154,8 +154,8 @@ class MessagesSpec(SpecPart):
     def rule_of(self, header: str) -> tuple[MessageRule, re.Match[str]] | None:
         """The rule of a message with this *header*, and its match."""
         for rule in self.rules:
-            if found := re.fullmatch(rule.header, header, re.DOTALL):
-                return rule, found
+            if match := re.fullmatch(rule.header, header, re.DOTALL):
+                return rule, match
         return None
 
 
@@ -189,10 +189,10 @@ class ReplySpec(SpecPart):
             fed as the text that they are.
         """
         texts = strings_of(self.model_dump(exclude={"markers", "special"}))
-        found = frozenset(
+        names = frozenset(
             name for text in texts for name in special_in(text, is_special)
         )
-        return self.model_copy(update={"special": found})
+        return self.model_copy(update={"special": names})
 
     @property
     def delimiters(self) -> frozenset[str]:
@@ -214,10 +214,10 @@ class ReplySpec(SpecPart):
     def pieces(self, text: str) -> list[tuple[str, bool]]:
         """*text* as text and as special tokens, which have True beside them."""
         names = sorted(self.special, key=len, reverse=True)
-        found = (
+        texts = (
             re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
         )
-        return [(piece, n % 2 == 1) for n, piece in enumerate(found) if piece]
+        return [(piece, n % 2 == 1) for n, piece in enumerate(texts) if piece]
 
 
 def special_in(text: str, is_special: Callable[[str], bool]) -> Iterator[str]:
@@ -243,12 +243,12 @@ def strings_of(value: Any) -> Iterator[str]:
 def bundled() -> dict[str, ReplySpec]:
     """The specifications that come with this package, by the names of their families."""
     folder = files("pyllama_raw.replies") / "specs"
-    found = sorted(folder.iterdir(), key=lambda file: file.name)
+    paths = sorted(folder.iterdir(), key=lambda file: file.name)
     return {
         file.name.removesuffix(".json"): ReplySpec.model_validate_json(
             file.read_bytes()
         )
-        for file in found
+        for file in paths
     }
 
 
@@ -393,5 +393,7 @@ def form(text: str) -> re.Pattern[str]:
 def matched(forms: Iterable[re.Pattern[str]], text: str) -> dict[str, str] | None:
     """The fields of *text* by the first form that it has."""
     text = text.replace(MARK, "").strip()
-    found = next((match for form in forms if (match := form.fullmatch(text))), None)
-    return found and {key: value for key, value in found.groupdict().items() if value}
+    for pattern in forms:
+        if match := pattern.fullmatch(text):
+            return {key: value for key, value in match.groupdict().items() if value}
+    return None

@@ -5,6 +5,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from pyllama_raw import SamplingParams
+from pyllama_raw.api.workers import Workers
 from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
 from pyllama_raw.testing import fake_engine
 from tests.limits import LIMIT_S
@@ -14,7 +15,9 @@ pytestmark = pytest.mark.anyio
 ENDLESS = (
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 )
+PRINTS = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
 CHAT = [{"role": "user", "content": "a"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 PARAMS = SamplingParams(max_tokens=4)
 
 
@@ -93,3 +96,34 @@ async def test_long_chats_are_for_a_worker(messages):
     async with fake_engine(chat_template=source) as engine:
         with anyio.fail_after(LIMIT_S), pytest.raises(PromptTooLong):
             await engine.complete(messages, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"reply": True}, "chat"),
+        ({"reply": True, "stop": ("a", "b")}, "chat"),
+        ({"reply": True, "regex": "a+"}, "rules"),
+        ({"tools": [TOOL]}, "rules"),
+        ({"reply": True, "tools": [TOOL], "chat_template": PRINTS}, "template"),
+    ],
+)
+async def test_a_chat_makes_one_trip_to_a_worker(monkeypatch, options, kind):
+    """
+    A template of the caller keeps no others waiting, and no plain chat waits for a grammar.
+    """
+    kinds = []
+    run = Workers.run
+
+    async def noting(self, kind, function):
+        kinds.append(kind)
+        return await run(self, kind, function)
+
+    monkeypatch.setattr(Workers, "run", noting)
+    fields = {name: options[name] for name in ("stop", "regex") if name in options}
+    chat = {name: value for name, value in options.items() if name not in fields}
+    async with fake_engine(chat_template=PRINTS) as engine:
+        params = SamplingParams(max_tokens=4, **fields)
+        await engine.complete(CHAT, params, **chat)
+
+    assert kinds == [kind]

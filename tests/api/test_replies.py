@@ -9,6 +9,7 @@ import pytest
 from pyllama_raw import FinishReason, Result, SamplingParams
 from pyllama_raw.api.output import merged
 from pyllama_raw.errors import InvalidRequest, Unsupported
+from pyllama_raw.prompts import reply_plan
 from pyllama_raw.prompts.reply_plan import MAX_TAIL, tail_of
 from pyllama_raw.replies.parts import CallDelta, Content, Reasoning, ToolCall
 from pyllama_raw.replies.spec import ReplySpec
@@ -110,6 +111,38 @@ async def test_who_has_a_reply_taken_apart(options, is_parsed):
 
     parsed = ("a", "b") if is_parsed else ("", "<think>a</think>b")
     assert (result.reasoning, result.text) == parsed
+
+
+async def test_an_output_that_can_only_be_content_has_no_parser(monkeypatch):
+    """
+    Its parts are the text as it is written; a specification that has more is what needs one.
+    """
+    monkeypatch.setattr(reply_plan, "ReplyParser", None)
+    async with reply_engine(f"  a{REPLY} ") as engine:
+        async with engine.generate(CHAT, LONG, reply=ReplySpec()) as generation:
+            deltas = [delta async for delta in generation]
+        result = generation.result
+
+    parts = [part for delta in deltas for part in delta.parts]
+    assert {type(part) for part in parts} == {Content}
+    assert "".join(part.text for part in parts) == result.text
+    assert result.text == "".join(delta.text for delta in deltas)
+    assert (result.reasoning, result.tool_calls) == ("", ())
+
+
+async def test_a_result_is_made_once():
+    """
+    Whoever asks again, as a service does to count tokens, gets the same object.
+    """
+    async with (
+        reply_engine(REPLY) as engine,
+        engine.generate(CHAT, LONG, tools=[TOOL]) as generation,
+    ):
+        result = await generation.collect()
+        again, usage = generation.results, generation.usage
+
+    assert again[0] is result
+    assert usage is result.usage
 
 
 async def test_a_request_may_bring_its_own_specification():

@@ -116,12 +116,12 @@ class TextEnvironment(SandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(
-        self, context: Context, function: Any, /, *values: Any, **named: Any
+        self, context: Context, function: Any, /, *values: Any, **fields: Any
     ) -> Any:
-        result = super().call(context, function, *values, **named)
+        result = super().call(context, function, *values, **fields)
         owner = getattr(function, "__self__", None)
         if type(result) is str and isinstance(owner, Text):
-            return text.derived(result, (owner, *values, *named.values()))
+            return text.derived(result, (owner, *values, *fields.values()))
         return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -134,8 +134,8 @@ class TextEnvironment(SandboxedEnvironment):
         def format_map(values: Mapping[str, Any]) -> Text:
             return with_fields(formatter, owner, (), values)
 
-        def format_(*values: Any, **named: Any) -> Text:
-            return with_fields(formatter, owner, values, named)
+        def format_(*values: Any, **fields: Any) -> Text:
+            return with_fields(formatter, owner, values, fields)
 
         return format_map if value.__name__ == "format_map" else format_
 
@@ -154,21 +154,21 @@ def _followed(run: Callable[..., Any]) -> Callable[..., Any]:
     n_own = 1 if hasattr(run, "jinja_pass_arg") else 0  # Jinja's context in front
 
     @wraps(run)
-    def call(*values: Any, **named: Any) -> Any:
-        result = run(*values, **named)
+    def call(*values: Any, **fields: Any) -> Any:
+        result = run(*values, **fields)
         if type(result) is str:
-            return text.derived(result, (*values[n_own:], *named.values()))
+            return text.derived(result, (*values[n_own:], *fields.values()))
         return result
 
     return call
 
 
-def _format(value: object, *values: Any, **named: Any) -> Text:
-    if values and named:
+def _format(value: object, *values: Any, **fields: Any) -> Text:
+    if values and fields:
         raise TypeError(
             "can't handle positional and keyword arguments at the same time"
         )
-    return percent(printed(value), named or values)
+    return percent(printed(value), fields or values)
 
 
 def _to_json(
@@ -179,7 +179,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> Text:
     """Jinja's own filter escapes HTML and sorts keys."""
-    shown = json.dumps(
+    value_json = json.dumps(
         value,
         ensure_ascii=ensure_ascii,
         indent=indent,
@@ -187,7 +187,7 @@ def _to_json(
         sort_keys=sort_keys,
         default=_listed,
     )
-    return text.from_message(shown)
+    return text.from_message(value_json)
 
 
 def _listed(value: object) -> list[Any]:
@@ -224,11 +224,11 @@ def printed(value: object) -> Text:
 def percent(text: Text, values: Any) -> Text:
     """`text % values`."""
     plain = str.__mod__(text, values)
-    given = values if isinstance(values, tuple) else (values,)
+    inputs = values if isinstance(values, tuple) else (values,)
     # Only a form that the template wrote is followed field by field.
     if not is_all_template(text):
-        return derived(plain, (text, *given))
-    left = iter(given)
+        return derived(plain, (text, *inputs))
+    left = iter(inputs)
     parts: list[str] = []
     end = 0
     for field in _FIELD.finditer(text):
@@ -247,26 +247,26 @@ def with_fields(
     formatter: SandboxedFormatter,
     text: Text,
     values: Sequence[Any],
-    named: Mapping[str, Any],
+    fields: Mapping[str, Any],
 ) -> Text:
     """`text.format(*values, **named)`."""
-    plain = formatter.vformat(text, values, named)
+    plain = formatter.vformat(text, values, fields)
     if not is_all_template(text):
-        return derived(plain, (text, *values, *named.values()))
+        return derived(plain, (text, *values, *fields.values()))
     numbers = count()
     parts: list[str] = []
     for literal, name, form, conversion in formatter.parse(text):
         parts.append(from_template(literal))
         if name is None:
             continue
-        value, _ = formatter.get_field(name or str(next(numbers)), values, named)
+        value, _ = formatter.get_field(name or str(next(numbers)), values, fields)
         parts.append(printed(value) if not (form or conversion) else Text("?"))
     return _if_equal(concat(parts), plain)
 
 
 def _formed(field: re.Match[str], value: object) -> Text:
-    shown = f"%{field['form']}{field['kind']}" % (value,)
-    return derived(shown, (value,))
+    form = f"%{field['form']}{field['kind']}" % (value,)
+    return derived(form, (value,))
 
 
 def _if_equal(followed: Text, plain: str) -> Text:

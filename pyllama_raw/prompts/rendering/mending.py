@@ -46,8 +46,8 @@ def with_calls(message: dict[str, Any], form: CallForm) -> dict[str, Any]:
 
 def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """*message* with its reasoning under both names that templates read."""
-    given = (message.get(name) for name in REASONING)
-    reasoning = next((value for value in given if value is not None), None)
+    thoughts = (message.get(name) for name in REASONING)
+    reasoning = next((value for value in thoughts if value is not None), None)
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
@@ -166,8 +166,8 @@ def results_as_users(messages: list[Message]) -> list[Message] | None:
 
 def without_empty(messages: list[Message]) -> list[Message] | None:
     """Messages of the assistant that say, think and call nothing are left out."""
-    said = ("content", "tool_calls", *REASONING)
-    full = [m for m in messages if m["role"] != "assistant" or any(map(m.get, said))]
+    fields = ("content", "tool_calls", *REASONING)
+    full = [m for m in messages if m["role"] != "assistant" or any(map(m.get, fields))]
     return None if len(full) in (0, len(messages)) else full
 
 
@@ -209,8 +209,8 @@ CHANGES: dict[str, Change] = {  # in the order in which they are tried
 
 def _n_systems(messages: list[Message]) -> int:
     """The number of system messages in front."""
-    others = (i for i, m in enumerate(messages) if m["role"] not in SYSTEMS)
-    return next(others, len(messages))
+    places = (i for i, m in enumerate(messages) if m["role"] not in SYSTEMS)
+    return next(places, len(messages))
 
 
 def _with_users(messages: list[Message]) -> list[Message]:
@@ -260,12 +260,14 @@ def _joined(messages: list[Message]) -> Message:
     """One message with the fields of all, the first one's before others', and all content."""
     contents = [m.get("content") or "" for m in messages]
     content: Any
-    if all(isinstance(one, str) for one in contents):
+    if all(isinstance(text, str) for text in contents):
         content = BLANK.join(filter(None, contents))
     else:
         content = []
-        for one in contents:
-            content += [{"type": "text", "text": one}] if isinstance(one, str) else one
+        for text in contents:
+            content += (
+                [{"type": "text", "text": text}] if isinstance(text, str) else text
+            )
     fields: Message = {}
     for message in reversed(messages):
         fields |= message

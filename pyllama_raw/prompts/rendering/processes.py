@@ -178,7 +178,7 @@ class _Process:
         path = [str(entry) for entry in sys.path]
         # Another Python than ours has packages of its own, which site finds.
         is_other = has_own_path()
-        given = json.dumps([path, folder, is_other])
+        setup_json = json.dumps([path, folder, is_other])
         self._python = interpreter()
         flags = ("-I",) if is_other else ("-I", "-S")
         # Isolated: no user's folder or environment variable adds modules. In a session
@@ -187,7 +187,7 @@ class _Process:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._popen = subprocess.Popen(  # noqa: S603 - our own program
-                [self._python, *flags, "-c", _PROGRAM, given],
+                [self._python, *flags, "-c", _PROGRAM, setup_json],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

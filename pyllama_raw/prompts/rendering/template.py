@@ -258,24 +258,24 @@ class Takes:
     def _takes_parts(self, role: str) -> bool:
         """Whether to give it parts: it prints them all, or nothing of a text."""
         first, last = (part["text"] for part in PARTS)
-        shown = ("'text'", '"text"')  # it prints the list itself
+        quotes = ("'text'", '"text"')  # it prints the list itself
         parts = self._printed(self._around({"role": role, "content": PARTS}))
-        if _has(parts, [first, last], shown):
+        if _has(parts, [first, last], quotes):
             return True
         text = self._printed(self._around({"role": role, "content": first}))
-        return _has(parts, [first], shown) and not _has(text, [first])
+        return _has(parts, [first], quotes) and not _has(text, [first])
 
     @cached_property
     def developers(self) -> bool:
         """Whether it prints what a developer says."""
-        said = {"role": "developer", "content": "sentinelwish"}
-        return _has(self._printed([said, USER]), ["sentinelwish"])
+        message = {"role": "developer", "content": "sentinelwish"}
+        return _has(self._printed([message, USER]), ["sentinelwish"])
 
     @cached_property
     def system(self) -> bool:
         """Whether it prints a system message in front; also if it takes no chat without one."""
-        said = {"role": "system", "content": "sentinelwish"}
-        if _has(self._printed([said, USER]), ["sentinelwish"]):
+        message = {"role": "system", "content": "sentinelwish"}
+        if _has(self._printed([message, USER]), ["sentinelwish"]):
             return True
         return self._printed([USER]) is None
 
@@ -284,8 +284,8 @@ class Takes:
         """Whether it prints system messages wherever they are."""
         words = [f"sentinelwish{number}" for number in ("one", "two", "three")]
         first, second, third = ({"role": "system", "content": word} for word in words)
-        said = {"role": "assistant", "content": "a"}
-        chat = [first, second, USER, said, third, USER]
+        answer = {"role": "assistant", "content": "a"}
+        chat = [first, second, USER, answer, third, USER]
         return _has(self._printed(chat), words)
 
     @cached_property
@@ -304,8 +304,8 @@ class Takes:
         printed = [
             self._printed(chat, tool) for chat in chats for tool in (TOOL, _FUNCTION)
         ]
-        found = any(_has(text, ["sentineltool"]) for text in printed)
-        return found or all(text is None for text in printed)
+        has_tools = any(_has(text, ["sentineltool"]) for text in printed)
+        return has_tools or all(text is None for text in printed)
 
     @cached_property
     def calls(self) -> CallForm:
@@ -339,9 +339,9 @@ class Takes:
         return "".join(letter for letter, origin in pairs if origin != "t")
 
 
-def _has(text: str | None, wanted: Iterable[str], unwanted: Iterable[str] = ()) -> bool:
+def _has(text: str | None, words: Iterable[str], unwanted: Iterable[str] = ()) -> bool:
     if text is None:
         return False
-    return all(word in text for word in wanted) and not any(
+    return all(word in text for word in words) and not any(
         word in text for word in unwanted
     )

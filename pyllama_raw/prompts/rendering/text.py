@@ -102,13 +102,13 @@ class Text(str):
 
     def _located(self, parts: Iterable[str], gap: int) -> list[str]:
         """*parts* with their origins: in order, with *gap* or white space between."""
-        found: list[str] = []
+        texts: list[str] = []
         at = 0
         for part in parts:
             at = str.index(self, part, at)
-            found.append(self._cut(part, at))
+            texts.append(self._cut(part, at))
             at += len(part) + gap
-        return found
+        return texts
 
     def strip(self, chars: str | None = None, /) -> Text:
         return self.rstrip(chars).lstrip(chars)

@@ -90,8 +90,8 @@ def _render(
         return True
     else:
         if len(text) <= MAX_CHARACTERS:
-            told = {"text": text, "origins": origins}
-            _answer(told | ({"mended": template.mended} if template.mended else {}))
+            answer = {"text": text, "origins": origins}
+            _answer(answer | ({"mended": template.mended} if template.mended else {}))
             return True
         _answer({"too_large": True})
     return False
