@@ -44,7 +44,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw._ffi.cpu_level import VARIABLE, level_of_environment
-from pyllama_raw.engine.kernels_used import kernels_used
+from pyllama_raw.engine.estimate import kernels_used
 from pyllama_raw.engine.watcher import StepRecord, Watcher
 from pyllama_raw.lab.bench.machine import machine
 from pyllama_raw.lab.table import digits

@@ -20,10 +20,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pyllama_raw.engine.build import context_fields, layout_of
-from pyllama_raw.engine.build_embedder import step_fields
-from pyllama_raw.engine.capabilities import Operation, probe
 from pyllama_raw.engine.estimate import MemoryEstimate, estimate
+from pyllama_raw.engine.info import Operation, probe
+from pyllama_raw.engine.layout import context_fields, layout_of, step_fields
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.bitmap import Bitmap
 from pyllama_raw.native.context import Context

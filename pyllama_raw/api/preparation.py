@@ -32,7 +32,7 @@ from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.stop_strings import StopStrings
-from pyllama_raw.engine.capabilities import Operation
+from pyllama_raw.engine.info import Operation
 from pyllama_raw.errors import (
     BadSchema,
     InvalidRequest,

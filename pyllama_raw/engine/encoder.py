@@ -148,6 +148,7 @@ class Encoder:
         with self._changed:
             while not self._closed:
                 turn = self._encodes.begin()
+                # Nothing is to be encoded.
                 if turn is None:
                     self._changed.wait()
                 else:
@@ -157,6 +158,7 @@ class Encoder:
     def _encode(self, task: Task) -> None:
         """With the lock, but while it is computed."""
         try:
+            # While the encode runs, others may cancel it by this.
             self._control = control = task.control()
         except BaseException as caught:  # noqa: BLE001 - the reader is told
             self._fail(task, _fault(caught))
@@ -164,6 +166,7 @@ class Encoder:
         start = monotonic()
         rows: Rows | None = None
         error: PyllamaError | None = None
+        # Requests come and leave while it is computed.
         self._changed.release()
         try:
             rows = task.encode(control)
@@ -175,14 +178,17 @@ class Encoder:
         self._control = None
         seconds = monotonic() - start
         self._encode_s += seconds
+        # All that share the image have waited for it.
         for encodes in self._encodes.users(task.wanted.key):
             encodes.seconds += seconds
         if error is not None:
             self._fail(task, error)
+        # The last one that wanted it has left.
         elif rows is None:
             self._n_cancelled += 1
             self._encodes.drop()
         else:
+            # Requests that have all their rows now can start.
             for encodes in self._encodes.done(rows):
                 self.report(encodes.request_id)
 

@@ -210,6 +210,7 @@ class Restarts:
 
     def take(self, now: float, error: BaseException) -> bool:
         """Whether the engine may restart after *error*, which is noted."""
+        # What is older than a minute does not count.
         while self._moments and self._moments[0] <= now - WINDOW_S:
             self._moments.popleft()
         if len(self._moments) >= self.most:
@@ -320,6 +321,7 @@ class Life:
         """
         phase = self._after(LifeEvent.WAKE)
         if self.phase is Phase.ASLEEP:
+            # It sleeps on if this raises.
             is_whole = self._executor.resume(self._memory)
             self.phase, self._memory = phase, None
             self._lose(slots=not is_whole)
@@ -346,9 +348,11 @@ class Life:
     def warm_up(self) -> None:
         """Compute as much as a step may have. Raises WrongUse, NativeError, MemoryError."""
         self._after(LifeEvent.WARM_UP)
+        # A decode that fails leaves nothing in the context.
         is_whole = False
         try:
             is_whole = self._executor.warm_up()
+        # There was no room for a copy of it, and nothing has changed.
         except (SnapshotFailed, MemoryError):
             is_whole = True
             raise

@@ -1,8 +1,8 @@
 """
-What an engine notices of itself now and then, and tells in the log of Python.
+What an engine tells in the log of Python: what it notices of itself, and lines of libllama.
 
-It looks a few times a second, and when requests end: at preemptions and evictions, and at the share
-of the CPUs that its decodes get. Faults of a scheduling policy come as they happen.
+It looks a few times a second, and when requests end: at preemptions and evictions, and at the
+share of the CPUs that its decodes get. Faults of a scheduling policy come as they happen.
 """
 
 from __future__ import annotations
@@ -15,14 +15,21 @@ from pyllama_raw._ffi.openmp import SHORT_SPINS, ShortSpins
 from pyllama_raw.core.policies.runner import PolicyFault, pass_on_interrupts
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
+from pyllama_raw.native import log as native
 
 EVERY = 1000  # faults of a policy
 WINDOW_S = 0.5  # of decodes
 LEAST = 0.75  # one neighbour with the same right to the CPUs leaves about half
 # Of decodes with short waits, before long ones are tried again.
 FIRST_S, LONGEST_S = 2.0, 16.0
-
 _log = logging.getLogger("pyllama_raw.engine")
+LEVELS = {
+    native.DEBUG: logging.DEBUG,
+    native.INFO: logging.INFO,
+    native.WARN: logging.WARNING,
+    native.ERROR: logging.ERROR,
+}
+_libllama = logging.getLogger("pyllama_raw.libllama")
 
 
 class Teller:
@@ -96,6 +103,7 @@ class CpuShare:
         if wall_s < WINDOW_S or not times.decode_cpu_s:
             return
         self.latest, self._before = cpu_s / wall_s, times
+        # Another program computes on the same CPUs: told once, until it has gone.
         is_small = self.latest < LEAST
         if is_small and not self._is_told:
             _log.info(
@@ -104,6 +112,7 @@ class CpuShare:
                 wall_s / max(cpu_s, 1e-9),
             )
         self._is_told = is_small
+        # Threads wait long for each other, as on a quiet machine.
         if self._left_s is None:
             if is_small:
                 more_s = 2 * self._hold_s if self._tries else FIRST_S
@@ -111,6 +120,7 @@ class CpuShare:
                 self._spins.begin()
             self._tries = False
         else:
+            # They wait shortly. After a while long waits are tried again.
             self._left_s -= wall_s
             if self._left_s <= 0:
                 self.close()
@@ -121,3 +131,14 @@ class CpuShare:
         if self._left_s is not None:
             self._left_s = None
             self._spins.end()
+
+
+_libllama.addHandler(
+    logging.NullHandler()
+)  # whoever sets up no logging is told nothing
+
+
+def pass_on_lines() -> None:
+    """Hand over what came since the last call; some levels may not be asked for."""
+    for level, text in native.drain():
+        _libllama.log(LEVELS.get(level, logging.INFO), "%s", text.strip())

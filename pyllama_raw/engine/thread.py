@@ -94,21 +94,22 @@ class EngineThread:
         self._parts = parts
         self._before_release = before_release
         self.clock = clock  # seconds, as deadlines count them
-        n_slots = parts.scheduler.limits.n_slots
+        self._limits = parts.scheduler.limits
+        n_slots = self._limits.n_slots
         self._mailbox = Mailbox(n_slots, clock)
         # Around the making of requests: an idle engine begins with all that come.
         self.coming = self._mailbox.coming
         self.adapters = Adapters(parts.adapter_host, parts.max_adapter_bytes)
         self.adapters.post = self._post_call
         self._door = Door(parts.admission, self.adapters)
-        self.opened = self._door.opened  # requests that have not ended
+        self.records = self._door.records  # of requests that have not ended
         self._room = WaitingRoom()
-        self.pace = Pace(self.opened, n_slots)
+        self.pace = Pace(self.records, n_slots)
         self.driver = Driver(
             parts.scheduler,
             parts.executor,
             clock,
-            opened=self.opened,
+            records=self.records,
             watchers=(self._door, self.pace, *parts.logs.watchers),
         )
         self.life = Life(
@@ -159,7 +160,7 @@ class EngineThread:
             ClosedError, EngineStopped.
         """
         self.check()
-        limits, media = self._parts.scheduler.limits, self._parts.media
+        limits, media = self._limits, self._parts.media
         # An output that can outgrow its slot may have no end, so what is unread is bounded.
         if any(request.max_tokens > limits.n_ctx_slot for request in requests):
             stream.max_events = max(limits.n_ctx_slot * len(requests), MAX_UNREAD)
@@ -356,7 +357,7 @@ class EngineThread:
             wait_s = 0.0 if self._step() else self._idle_s()
             self._tell_state()
         # The engine closes, so what is left ends as closed, with what it has.
-        for request_id in list(self.opened):
+        for request_id in list(self.records):
             self._end(request_id, FinishReason.CLOSED)
         self.stats = self.driver.scheduler.stats()
         self._deliver_pending()
@@ -439,7 +440,7 @@ class EngineThread:
             self._stats_at = now
             self._teller.tell(self.driver.scheduler)
             self.cpu_share.note(self._parts.executor.times)
-        records = self.opened
+        records = self.records
         ready: dict[object, list[Stream]] = {}  # by event loop, those to be woken
         for event in events:
             record = records[event.request_id]
@@ -476,13 +477,13 @@ class EngineThread:
         """Have the requests of *stream* end before the next step."""
         error = OutputUnread(stream.max_events)
         stream.max_events = sys.maxsize  # once
-        for record in self.opened.of_stream(stream):
+        for record in self.records.of_stream(stream):
             fail = partial(self.driver.fail, record.request.request_id, error)
             self._mailbox.post(fail)
 
     def _abandon(self, loop: object) -> None:
         """End the requests whose event loop is closed, because nobody can read them."""
-        for record in self.opened.all():
+        for record in self.records.all():
             if record.stream.loop is loop:
                 self._end(record.request.request_id)
 
@@ -507,7 +508,7 @@ class EngineThread:
 
     def _note_encoded(self, request_id: int) -> None:
         """Have a request whose rows are there, or never will be, leave the waiting room."""
-        record, media = self.opened.get(request_id), self._parts.media
+        record, media = self.records.get(request_id), self._parts.media
         if record is None or media is None or record.encodes is None:
             return
         error = record.encodes.error
@@ -525,7 +526,7 @@ class EngineThread:
         try:
             record.context.run(add_all, (record.request,), record.submitted)
         except BaseException as error:  # noqa: BLE001 - the reader is told
-            self._refuse(self.opened.of_stream(record.stream), error)
+            self._refuse(self.records.of_stream(record.stream), error)
 
     def _refuse(self, records: Sequence[OpenRequest], error: BaseException) -> None:
         """Take on none of *records*, which have one stream."""
@@ -546,7 +547,7 @@ class EngineThread:
             fault = EngineFault(text)
             fault.__cause__ = error
             error = fault
-        for record in self.opened.of_stream(stream):
+        for record in self.records.of_stream(stream):
             record.stream = NOBODYS
         refuse(stream, error)
 
@@ -555,7 +556,7 @@ class EngineThread:
         try:
             self._end(request_id)
         except BaseException as error:
-            record = self.opened.get(request_id)
+            record = self.records.get(request_id)
             if record is not None:
                 self._give_up(record.stream, error, "cancelled")
             raise

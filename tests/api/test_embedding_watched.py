@@ -10,7 +10,7 @@ from pyllama_raw import LogConfig, QueueFull, SamplingParams, SchedulerConfig
 from pyllama_raw.api.events import RequestEvent
 from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.engine.embed_executor import MAX_CONTEXTS
-from pyllama_raw.engine.model_info import Pooling
+from pyllama_raw.engine.info import Pooling
 from pyllama_raw.errors import ContextFailed, DeadlineExceeded
 from tests.api.embedding_support import TEXTS, open_engine
 

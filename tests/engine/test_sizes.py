@@ -45,6 +45,6 @@ async def test_each_changed_size_is_one_warning(context, expected, caplog):
         pass
 
     told = [
-        r.getMessage() for r in caplog.records if r.name.endswith("engine.describer")
+        r.getMessage() for r in caplog.records if r.name.endswith("engine.layout")
     ]
     assert told == expected
