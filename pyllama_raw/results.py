@@ -33,6 +33,7 @@ from pyllama_raw.core.request import (
 )
 from pyllama_raw.core.stats import SlotStats
 from pyllama_raw.engine.adapters import AdapterInfo
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.estimate import Device, DeviceMemory, MemoryEstimate, ModelProbe
 from pyllama_raw.engine.info import (
     Capabilities,
@@ -44,7 +45,6 @@ from pyllama_raw.engine.info import (
     SpecialToken,
     VocabInfo,
 )
-from pyllama_raw.engine.life import EngineState
 from pyllama_raw.engine.logs import RequestRecord
 from pyllama_raw.engine.watcher import StepRecord, Watcher
 

@@ -19,7 +19,7 @@ from anyio import CancelScope, to_thread
 from anyio.lowlevel import checkpoint
 
 from pyllama_raw.api.owner import Owner
-from pyllama_raw.engine.life import EngineState
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.errors import ClosedError, ConfigError, shown
 from pyllama_raw.options.arguments import check_loading, check_opening
 

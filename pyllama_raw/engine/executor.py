@@ -42,7 +42,7 @@ from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
-from pyllama_raw.engine.notices import pass_on_lines
+from pyllama_raw.engine.native_log import pass_on_lines
 from pyllama_raw.engine.operations import SlotOperations, captured, restored, warm_up
 from pyllama_raw.engine.rows import BuiltSampler, BuiltSamplers, Rows, watch
 from pyllama_raw.engine.sampling import Lanes, open_sampler

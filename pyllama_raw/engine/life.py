@@ -20,48 +20,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from enum import Enum, StrEnum, auto
+from enum import Enum, auto
 from logging import getLogger
 from typing import Protocol
 
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import Executor
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.errors import EngineFault, PyllamaError, SnapshotFailed, WrongUse
 
 WINDOW_S = 60.0
 RETRY_S = 1.0  # between two tries of one restart
 
 _log = getLogger(__name__)
-
-
-class EngineState(StrEnum):
-    """What an engine does, and whether it takes requests."""
-
-    IDLE = "idle"
-    """It is not opened: the value of `AsyncEngine.open()` before anybody awaits it."""
-    LOADING = "loading"
-    """
-    It is being opened, makes its context anew after a failure, or loads its weights after a
-    sleep; requests wait.
-    """
-    READY = "ready"
-    """It takes requests, and has none."""
-    RUNNING = "running"
-    """It has requests, and takes more."""
-    SLEEPING = "sleeping"
-    """Its memory is free for others; requests wait until `wake()`."""
-    CLOSING = "closing"
-    """It refuses new requests; those that run may go on."""
-    CLOSED = "closed"
-    """It was closed."""
-    ERROR = "error"
-    """It has ended by itself; `AsyncEngine.error` says why."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether no other state follows."""
-        return self in (EngineState.CLOSED, EngineState.ERROR)
 
 
 class Phase(Enum):

@@ -1,5 +1,5 @@
 """
-What an engine tells in the log of Python: what it notices of itself, and lines of libllama.
+What an engine notices of itself now and then, and tells in the log of Python.
 
 It looks a few times a second, and when requests end: at preemptions and evictions, and at the
 share of the CPUs that its decodes get. Faults of a scheduling policy come as they happen.
@@ -15,7 +15,6 @@ from pyllama_raw._ffi.openmp import SHORT_SPINS, ShortSpins
 from pyllama_raw.core.policies.runner import PolicyFault, pass_on_interrupts
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
-from pyllama_raw.native import log as native
 
 EVERY = 1000  # faults of a policy
 WINDOW_S = 0.5  # of decodes
@@ -23,13 +22,6 @@ LEAST = 0.75  # one neighbour with the same right to the CPUs leaves about half
 # Of decodes with short waits, before long ones are tried again.
 FIRST_S, LONGEST_S = 2.0, 16.0
 _log = logging.getLogger("pyllama_raw.engine")
-LEVELS = {
-    native.DEBUG: logging.DEBUG,
-    native.INFO: logging.INFO,
-    native.WARN: logging.WARNING,
-    native.ERROR: logging.ERROR,
-}
-_libllama = logging.getLogger("pyllama_raw.libllama")
 
 
 class Teller:
@@ -131,14 +123,3 @@ class CpuShare:
         if self._left_s is not None:
             self._left_s = None
             self._spins.end()
-
-
-_libllama.addHandler(
-    logging.NullHandler()
-)  # whoever sets up no logging is told nothing
-
-
-def pass_on_lines() -> None:
-    """Hand over what came since the last call; some levels may not be asked for."""
-    for level, text in native.drain():
-        _libllama.log(LEVELS.get(level, logging.INFO), "%s", text.strip())

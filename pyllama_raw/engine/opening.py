@@ -17,7 +17,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.engine.info import Operation, capabilities_of, model_info, probe
-from pyllama_raw.engine.notices import pass_on_lines
+from pyllama_raw.engine.native_log import pass_on_lines
 from pyllama_raw.engine.shared_models import ModelUse, Report, open_model
 from pyllama_raw.native import libllama
 from pyllama_raw.native.gguf_header import NO_OVERRIDES
@@ -32,7 +32,7 @@ NEXT = (
     "pyllama_raw.engine.build",
     "pyllama_raw.engine.logs",
     "pyllama_raw.engine.thread",
-    "pyllama_raw.api.preparation",
+    "pyllama_raw.api.session",
 )
 
 

@@ -37,15 +37,8 @@ from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.life import (
-    DRAINS,
-    ENDS,
-    OVER,
-    SHOWN,
-    WITH_CONTEXT,
-    EngineState,
-    Life,
-)
+from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.life import DRAINS, ENDS, OVER, SHOWN, WITH_CONTEXT, Life
 from pyllama_raw.engine.mailbox import (
     Command,
     Errand,

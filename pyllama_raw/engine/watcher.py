@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.roster import SlotChange
-from pyllama_raw.engine.life import EngineState
+from pyllama_raw.engine.engine_state import EngineState
 
 METHODS = ("came", "changed", "stepped", "ended", "engine")
 

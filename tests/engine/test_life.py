@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from pyllama_raw.core.request import FinishReason
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.life import (
     RETRY_S,
     SHOWN,
     TABLE,
     WINDOW_S,
     WITH_CONTEXT,
-    EngineState,
     Life,
     LifeEvent,
     Phase,
