@@ -44,13 +44,14 @@ from pyllama_raw.options.arguments import (
     checked_word,
 )
 from pyllama_raw.prompts.chunks import chunks
-from pyllama_raw.prompts.prompt import PromptEncoder
+from pyllama_raw.prompts.prompt import LONG_PROMPT, PromptEncoder
 
 if TYPE_CHECKING:
     from pyllama_raw.api.vectors import Vectors
     from pyllama_raw.engine.embed_executor import EmbedExecutor
     from pyllama_raw.engine.parts import EngineParts, TextVocab
 
+SMALL_BYTES = 2**16  # of vectors that an event loop may copy
 MANY_TEXTS = 64  # that are made tokens in one go: closing waits for it
 MANY_EVENTS = 256  # an event loop may wait while so many are taken in
 POOLINGS = (Pooling.MEAN, Pooling.CLS, Pooling.LAST)
@@ -144,6 +145,8 @@ class Embedder:
         values = await self.compute(tokens, "texts", pooling, progress, options)
         counts = list(map(len, tokens))
         make = partial(_shaped, values, counts, shape, joined=joined)
+        if sum(map(len, values)) <= SMALL_BYTES:
+            return make()
         try:
             return await self._workers.run("text", make)
         except ClosedError:  # just now: what was computed before is the caller's
@@ -155,14 +158,16 @@ class Embedder:
         name: str,
         encode: Callable[[str], array[int]],
         *,
+        n_beside: int = 0,
         counts_only: bool = False,
     ) -> list[array[int]]:
         """
-        Tokens of each of *texts*, made in a worker, a few at a time: closing waits for none.
+        Tokens of each of *texts*: of a few short ones here, of others in a worker.
 
         Args:
             name: of the argument that has them.
             encode: makes the tokens of one.
+            n_beside: characters that *encode* reads beside each of them.
             counts_only: a text may be longer than what the model reads.
 
         Raises:
@@ -170,6 +175,9 @@ class Embedder:
         """
         tokens: list[array[int]] = []
         encoder = self._encoder.counting() if counts_only else self._encoder
+        if sum(map(len, texts)) + n_beside * len(texts) <= LONG_PROMPT:
+            return encoder.encode_texts(texts, 0, name, encode)
+        # A few at a time, because closing waits for those that are read.
         for at in range(0, len(texts), MANY_TEXTS):
             part = texts[at : at + MANY_TEXTS]
             make = partial(encoder.encode_texts, part, at, name, encode)
@@ -359,7 +367,7 @@ async def rank(
     query = checked_text("query", query)
     texts = checked_texts(documents, "documents")
     pair = partial(pair_tokens, parts.vocab, parts.metadata.get(TEMPLATE), query)
-    tokens = await embedder.tokens(texts, "documents", pair)
+    tokens = await embedder.tokens(texts, "documents", pair, n_beside=len(query))
     values = await embedder.compute(
         tokens, "documents", Pooling.RANK, progress, options
     )

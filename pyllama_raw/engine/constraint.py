@@ -57,6 +57,7 @@ class Constraints:
             BadGrammar, BadSchema: it cannot be used; the error says where and why.
             Unsupported: the vocabulary has no end token.
         """
+        # Tables of tokens and dry runs read the whole vocabulary.
         named = reading(partial(self._read, params))
         return OutputRules(self.make(params, reading), named)
 
@@ -136,6 +137,7 @@ class Grammars:
 
     def _find_token(self, reading: Reading, name: int | str) -> int | None:
         vocab = self._vocab
+        # A number names a token of the vocabulary.
         if isinstance(name, int):
             return name if name < vocab.n_tokens else None
         tokens = reading(

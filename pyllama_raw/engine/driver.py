@@ -148,6 +148,7 @@ class Driver:
         Args:
             error: the failure, for requests whose fault it seems to be.
         """
+        # A rebuild that failed between two steps has no plan: only what slots held is lost.
         plan, self.running_plan = self.running_plan, None
         if plan is None:  # no step was running
             self.scheduler.lose_reading()
@@ -172,6 +173,7 @@ class Driver:
             sampler = self.executor.close(end.request_id)
             if sampler is not None:
                 events[index] = replace(end, sampler=sampler)
+            # Watchers hear of the end before its reader does.
             record = self.records.get(end.request_id)
             if record is not None:  # else a program has used the scheduler itself
                 record.context.run(self.watchers.ended, record.request, end)

@@ -112,6 +112,7 @@ class EmbedExecutor:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the engine is closed")
+            # Nobody makes a context while the engine sleeps.
             if self._is_suspended:
                 return None
             if kind not in self._contexts:
@@ -125,6 +126,7 @@ class EmbedExecutor:
     def suspend(self) -> object:
         """Free the contexts, which hold nothing between two texts that anybody needs."""
         with self._lock:
+            # A text that was computed in part begins anew afterwards.
             self._is_suspended, self._used = True, None
             while self._contexts:
                 self._contexts.popitem()[1].close()

@@ -110,6 +110,7 @@ class Encoder:
     def leave(self, encodes: RequestEncodes) -> None:
         """Forget *encodes*, because their request has ended; can be repeated."""
         with self._changed:
+            # The image that is being encoded was wanted by this request alone.
             if self._encodes.leave(encodes):
                 self._cancel()
 
@@ -135,6 +136,7 @@ class Encoder:
     def close(self) -> None:
         """Cancel the encode that runs, and wait for it: one layer."""
         with self._changed:
+            # The thread sees this once the layer that is computed is done.
             self._closed = True
             self._cancel()
             self._changed.notify_all()
@@ -147,6 +149,7 @@ class Encoder:
     def _run(self) -> None:
         with self._changed:
             while not self._closed:
+                # Whose turn it is: requests take turns, an image each.
                 turn = self._encodes.begin()
                 # Nothing is to be encoded.
                 if turn is None:
@@ -163,6 +166,7 @@ class Encoder:
         except BaseException as caught:  # noqa: BLE001 - the reader is told
             self._fail(task, _fault(caught))
             return
+        # The lock is given away for the encode alone.
         start = monotonic()
         rows: Rows | None = None
         error: PyllamaError | None = None
@@ -195,6 +199,7 @@ class Encoder:
     def _fail(self, task: Task, error: PyllamaError) -> None:
         self._n_failed += 1
         for failed in self._encodes.fail():
+            # Each request is told by the index of the image in its own prompt.
             keys = [each.wanted.key for each in failed.tasks]
             failed.error = _own(error, keys.index(task.wanted.key))
             self.report(failed.request_id)

@@ -215,6 +215,7 @@ class NativeExecutor:
         return copies
 
     def resume(self, state: object) -> bool:
+        # A new session that slept has its context already.
         if self.context.closed:  # else it was made for a scheduler that slept
             self._use(self._make_context(self.lanes.fresh()))
         if self._texts is not None:
@@ -364,6 +365,7 @@ class NativeExecutor:
         batch, samplers = self._rows.batch, self._rows.samplers
         # Memory that cannot be cut could not take back a step begun ahead.
         ahead = plan.steady and self._operations.can_cut
+        # One C call: decode, sample, and perhaps begin the next decode.
         outcome = self.context.step(batch, samplers, ahead=ahead)
         # A batch of one token a slot was filled with the next tokens by the shim.
         if outcome.code == 0 and batch.is_rows_only:

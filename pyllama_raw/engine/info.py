@@ -125,9 +125,11 @@ def model_info(path: str, header: Header) -> ModelInfo:
     is_pair = kind is ModelClass.ENCODER_DECODER
     start = number(f"{arch}.decoder_start_token_id", -1)
     pooling = _pooling(path, arch, number(f"{arch}.pooling_type", -1))
+    # Some models project their vectors to another width.
     n_embd = number(f"{arch}.embedding_length_out") or number(
         f"{arch}.embedding_length"
     )
+    # A reranker gives scores in place of a vector.
     ranks = pooling is Pooling.RANK  # libllama: as many scores as labels, or one
     n_vocab = header.lengths.get("tokenizer.ggml.tokens", 0)
     return ModelInfo(
@@ -233,6 +235,7 @@ def probe(
 def _refusals(info: ModelInfo) -> dict[Operation, str]:
     kind, name = info.model_class, repr(info.architecture)
     is_pair = kind is ModelClass.ENCODER_DECODER
+    # Neither goes on with a text token by token.
     if kind is ModelClass.DIFFUSION or (is_pair and info.architecture != "t5"):
         is_what = (
             "has an encoder beside its decoder" if is_pair else "is a diffusion model"
@@ -240,15 +243,19 @@ def _refusals(info: ModelInfo) -> dict[Operation, str]:
         reason = f"{name} {is_what}: give a decoder-only or encoder model"
         return dict.fromkeys(Operation, reason)
     refused = {}
+    # Encoders write nothing.
     if kind is ModelClass.ENCODER_ONLY:
         refused[Operation.GENERATE] = f"{name} is an encoder: give a decoder-only model"
+    # Neither can a model whose tokens see those after them.
     elif not info.is_causal:
         reason = "its tokens see those after them: give a model with causal attention"
         refused[Operation.GENERATE] = reason
+    # Its encoder's vectors are for its decoder.
     if is_pair:
         reason = f"{name} has an encoder beside its decoder, and makes no vectors"
         refused[Operation.EMBED] = f"{reason}: give an encoder model"
         refused[Operation.RANK] = refused[Operation.EMBED]
+    # Scores need a pooling that states them, and a head that makes them.
     elif info.pooling is not Pooling.RANK:
         reason = "the model is no reranker: its file states no pooling 'rank'"
         refused[Operation.RANK] = reason

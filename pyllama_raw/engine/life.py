@@ -7,6 +7,7 @@ Who owns which part of the state of an engine:
   reads it. Other threads write one fact: `shut()` says that no request is taken any more.
 - `Sessions` (api/session.py) has which thread serves callers, and the state of an engine whose
   weights are freed or loaded, because no thread runs meanwhile.
+- `EngineOpening` (api/model.py) has the state before there is an engine.
 
 Rules:
 1. A step needs a context. Where there is none, requests come, wait, and end by their deadlines.
@@ -275,6 +276,7 @@ class Life:
             WrongUse: the context is being made anew after a failure.
         """
         phase = self._after(LifeEvent.SLEEP)
+        # It may sleep already.
         if self.phase is not Phase.ASLEEP:
             self._memory = self._executor.suspend()
             self.phase = phase
@@ -292,6 +294,7 @@ class Life:
             ContextFailed, NativeError: it sleeps on.
         """
         phase = self._after(LifeEvent.WAKE)
+        # It may be awake already.
         if self.phase is Phase.ASLEEP:
             # It sleeps on if this raises.
             is_whole = self._executor.resume(self._memory)
@@ -346,6 +349,7 @@ class Life:
 
     def _note(self, error: Exception) -> None:
         """There is no context, because of *error*."""
+        # From here on no step is made until come_back() has succeeded.
         self.phase = self._after(LifeEvent.LOSE)
         self._failure = EngineFault(f"a step has failed, the engine goes on: {error!r}")
         self._failure.__cause__ = error

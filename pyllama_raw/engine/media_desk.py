@@ -270,6 +270,7 @@ class MediaDesk:
             layout = self._reader.layout(part)
         except BadMedia as error:
             raise BadMedia(error.reason, index) from error
+        # Uploads and rows count against the limit of open requests.
         n_rows = sum(run.n_cells for run in layout.runs if isinstance(run, RowRun))
         n_bytes = len(part.content) + 4 * n_rows * self.projector.n_embd
         wanted = Wanted(self._reader.key(part, namespace), n_bytes)
@@ -297,6 +298,7 @@ class MediaDesk:
         Raises:
             QueueFull, InvalidRequest: there is too much of them.
         """
+        # All requests first, because either all are encoded or none is.
         encodes = []
         for each in opened:
             payloads = cast(Sequence[MediaRows], each.request.payloads)

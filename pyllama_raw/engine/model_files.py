@@ -87,12 +87,15 @@ def fingerprint(
     """
     # Tensors are at the end of a file, so no more than this comes before them.
     n_head = max(sum(file.n_bytes for file in files) - tensor_bytes, BLOCK_BYTES)
+    # A split model repeats little of its metadata, so less is read of the other parts.
     heads = [
         min(n_head, MAX_HEAD_BYTES if i == 0 else MAX_PART_BYTES)
         for i in range(len(files))
     ]
     n_blocks = max(N_BLOCKS // len(files), MIN_BLOCKS)
+    # Threads and sizes of batches change no state.
     used = {k: v for k, v in context_fields.items() if k not in WITHOUT_EFFECT}
+    # The layout of a state, the kernels that computed it, the model, and how it is used.
     facts = [
         [LAYOUT, state_version(), library_digest()],
         [sys.byteorder, system_info(), table()],
@@ -108,6 +111,7 @@ def _sample(file: ModelFile, n_head: int, n_blocks: int) -> str:
     n_between = max(file.n_bytes - n_head - BLOCK_BYTES, 0)
     with Path(file.path).open("rb", buffering=0) as stream:
         digest = sha256(stream.read(n_head))
+        # At equal distances, the last block included.
         for i in range(n_blocks):
             at = n_head + n_between * i // (n_blocks - 1)
             digest.update(os.pread(stream.fileno(), BLOCK_BYTES, at))

@@ -112,6 +112,7 @@ class ModelUse:
         """Leave; the last one frees the model. Idempotent."""
         with _models.lock:
             loading, self._loading = self._loading, None
+        # The last one frees it, outside of the lock, because that takes long.
         if loading is not None and _models.leave(loading):
             loading.end()
 
@@ -145,6 +146,7 @@ class _Loading:
 
     def wait(self, report: Report) -> None:
         """Until the model is loaded; raises why it could not be, or what *report* does."""
+        # The caller may give up between two looks. Others may go on waiting for the same load.
         while not self._done.wait(POLL_S):
             if report(self._progress.fraction) is False:
                 said = "cancelled by the progress function"

@@ -158,6 +158,7 @@ class EngineThread:
         if any(request.max_tokens > limits.n_ctx_slot for request in requests):
             stream.max_events = max(limits.n_ctx_slot * len(requests), MAX_UNREAD)
         try:
+            # They count from here on, so QueueFull needs no answer of the thread.
             records = self._door.enter(requests, stream, self.clock() - waited_s)
         except PyllamaError as error:
             _log.info("requests were refused: %s", error)
@@ -193,6 +194,7 @@ class EngineThread:
 
     def quiet(self) -> Future[None]:
         """Answered when no request runs, or the thread ends."""
+        # The command only notes it; _tell_state() answers it.
         quiet = Future[None]()
         self.call(partial(self._quiet.append, quiet))
         return quiet
@@ -217,6 +219,7 @@ class EngineThread:
         Args:
             drains: the others are done first. A later close() without it ends them.
         """
+        # A drain does not revive what close() ends.
         if not self._is_running or (drains and self.life.is_shut):
             return
         self.life.shut()
@@ -302,6 +305,7 @@ class EngineThread:
         """The error of whoever comes too late."""
         if self.error is None:
             return ClosedError("the engine is closed")
+        # Each caller gets an error of its own, with the same cause.
         error = EngineStopped(f"the engine thread has ended: {self.error!r}")
         error.__cause__ = self.error
         return error
@@ -315,6 +319,8 @@ class EngineThread:
             self._serve()
             self.life.end()
         except BaseException as error:  # noqa: BLE001 - readers are told why
+            # Another session may go on in place of this thread. Its watchers then hear of no
+            # end.
             if self.is_survived(error):
                 self.silence()
             self.life.fail(error)
@@ -406,6 +412,7 @@ class EngineThread:
 
     def _idle_s(self) -> float | None:
         """Seconds until something is to be done without a command; None: there is nothing."""
+        # A deadline, that of a request that waits for rows, or another try to make a context.
         moments = (
             self.driver.scheduler.next_deadline,
             self._room.next_deadline if self._room.waiting else None,
@@ -535,6 +542,7 @@ class EngineThread:
 
     def _give_up(self, stream: Stream, error: BaseException, what: str) -> None:
         """End *stream*, whose requests could not be *what*; drop what still comes of them."""
+        # Whatever a command raises, its reader gets an error that says who is at fault.
         if not isinstance(error, PyllamaError):
             text = f"the request could not be {what}, the engine goes on: {error!r}"
             fault = EngineFault(text)
@@ -574,6 +582,7 @@ class EngineThread:
 
     def _tell_state(self) -> None:
         """Tell of another state, if it is one."""
+        # Watchers hear of the state once, before all that happens in it.
         state = self._state
         if state is not self._watched_state:
             self._watched_state = state

@@ -154,7 +154,7 @@ async def _ask(run: Run, engine: AsyncEngine, outcome: Outcome) -> None:
     if engine.error is not None:
         outcome.n_stopped += 1
     else:
-        await engine._between_steps(partial(_check_idle, engine, outcome))
+        await engine._sessions.between_steps(partial(_check_idle, engine, outcome))
 
 
 def _check_idle(engine: AsyncEngine, outcome: Outcome, parts: EngineParts) -> None:
