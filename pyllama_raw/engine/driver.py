@@ -103,7 +103,10 @@ class Driver:
         self._n_preempted = 0
         self._began = self.clock()
         plan = self.scheduler.schedule(self._began)
-        return plan, *self._closed(self.scheduler.take_events())
+        events = self.scheduler.take_events()
+        if not events:
+            return plan, events, False
+        return plan, *self._closed(events)
 
     def take_events(self) -> tuple[list[Event], bool]:
         """Events that do not wait for a step, as by plan()."""
@@ -111,9 +114,9 @@ class Driver:
 
     def run(self, plan: StepPlan) -> tuple[list[Event], bool]:
         """Execute *plan* and take its result in; returns as take_events()."""
-        planned = self.clock()
-        # Logs say which steps only warm the engine up.
-        warms_up = self.watchers.wants_steps and any(
+        planned, wants_steps = self.clock(), self.watchers.wants_steps
+        # Logs say which steps only warm the engine up. Its requests may be gone afterwards.
+        warms_up = wants_steps and any(
             self.records.warms_up(work.request_id) for work in plan.works
         )
         # An exception of the executor leaves the scheduler as it was before the step, and
@@ -122,12 +125,15 @@ class Driver:
         result = self.executor.execute(plan)
         self.running_plan = None
         self.last_step_at = ended = self.clock()
-        self._run = _Run(plan, result, planned, ended, warms_up)
+        self._run = None
+        if wants_steps:
+            self._run = _Run(plan, result, planned, ended, warms_up)
         return self._closed(self.scheduler.apply(plan, result, ended))
 
     def log_step(self) -> None:
         """Tell watchers of the step that has run. Its events have been delivered."""
-        assert self._run is not None
+        if self._run is None:  # whoever watches has come since the step began
+            return
         plan, result, planned, ended, warms_up = self._run
         record = step_record(
             plan,

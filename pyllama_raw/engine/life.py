@@ -38,17 +38,28 @@ _log = getLogger(__name__)
 
 
 class Phase(Enum):
-    """A row of the table."""
+    """A row of the table: what everybody sees, whether steps can be made, and its course."""
 
-    AWAKE = auto()  # it makes steps
-    LOST = auto()  # the context has failed, and another one is to be made
-    ASLEEP = auto()  # the context is freed
-    DRAINING = auto()  # it makes steps until no request is left
-    DRAINING_LOST = auto()  # it would, but the context has failed
-    ENDING = auto()  # requests that are left end without a step
-    ENDING_LOST = auto()  # they do, and there is no context to save anything of
-    CLOSED = auto()  # the thread is over
-    FAILED = auto()  # it is over by an error
+    # It makes steps; the context has failed, and another one is to be made; it is freed.
+    AWAKE = EngineState.READY, True, "serves"
+    LOST = EngineState.LOADING, False, "serves"
+    ASLEEP = EngineState.SLEEPING, False, "serves"
+    # It makes steps until no request is left, or would, but the context has failed.
+    DRAINING = EngineState.CLOSING, True, "drains"
+    DRAINING_LOST = EngineState.CLOSING, False, "drains"
+    # Requests that are left end without a step; without a context nothing can be saved either.
+    ENDING = EngineState.CLOSING, True, "ends"
+    ENDING_LOST = EngineState.CLOSING, False, "ends"
+    # The thread is over, in the second case by an error.
+    CLOSED = EngineState.CLOSED, False, "over"
+    FAILED = EngineState.ERROR, False, "over"
+
+    def __init__(self, state: EngineState, has_context: bool, course: str) -> None:
+        self.state = state  # as everybody sees it; READY is RUNNING if there is work
+        self.has_context = has_context
+        self.drains = course == "drains"
+        self.ends = course == "ends"
+        self.is_over = course == "over"  # no command is obeyed any more
 
 
 class LifeEvent(Enum):
@@ -66,23 +77,6 @@ class LifeEvent(Enum):
     END = auto()  # the thread is over
     FAIL = auto()  # the thread is over by an error
 
-
-SHOWN = {
-    Phase.AWAKE: EngineState.READY,
-    Phase.LOST: EngineState.LOADING,
-    Phase.ASLEEP: EngineState.SLEEPING,
-    Phase.DRAINING: EngineState.CLOSING,
-    Phase.DRAINING_LOST: EngineState.CLOSING,
-    Phase.ENDING: EngineState.CLOSING,
-    Phase.ENDING_LOST: EngineState.CLOSING,
-    Phase.CLOSED: EngineState.CLOSED,
-    Phase.FAILED: EngineState.ERROR,
-}
-# Groups of phases, for those who ask.
-WITH_CONTEXT = (Phase.AWAKE, Phase.DRAINING, Phase.ENDING)  # steps can be made
-DRAINS = (Phase.DRAINING, Phase.DRAINING_LOST)
-ENDS = (Phase.ENDING, Phase.ENDING_LOST)
-OVER = (Phase.CLOSED, Phase.FAILED)  # no command is obeyed any more
 
 _IS_LOST = "the engine makes its context anew after a failure: call again when its state is another one"
 _SLEEPS = "the engine sleeps: wake() it before"

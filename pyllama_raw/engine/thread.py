@@ -38,7 +38,7 @@ from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.engine_state import EngineState
-from pyllama_raw.engine.life import DRAINS, ENDS, OVER, SHOWN, WITH_CONTEXT, Life
+from pyllama_raw.engine.life import Life
 from pyllama_raw.engine.mailbox import (
     Command,
     Errand,
@@ -241,7 +241,7 @@ class EngineThread:
 
     def _post(self, command: Command) -> None:
         self._mailbox.post(command)
-        if self.life.phase in OVER:
+        if self.life.phase.is_over:
             self._refuse_rest()
 
     # -- what becomes of the engine, for any thread --------------------------------------------
@@ -251,14 +251,14 @@ class EngineThread:
         """What the engine does now."""
         if not self.is_ours:
             return EngineState.CLOSED if self.error is None else EngineState.ERROR
-        if self.life.is_shut and self.life.phase not in OVER:
+        if self.life.is_shut and not self.life.phase.is_over:
             return EngineState.CLOSING
         return self._state
 
     @property
     def _state(self) -> EngineState:
         """What the thread does. It hears later than others that the engine closes."""
-        state = SHOWN[self.life.phase]
+        state = self.life.phase.state
         if state is EngineState.READY and self._has_work:
             return EngineState.RUNNING
         return state
@@ -280,7 +280,7 @@ class EngineThread:
 
     @property
     def _is_running(self) -> bool:
-        return self.life.phase not in OVER and self.is_ours
+        return not self.life.phase.is_over and self.is_ours
 
     @property
     def _has_work(self) -> bool:
@@ -293,7 +293,7 @@ class EngineThread:
             raise ClosedError(
                 "the engine belongs to the parent process: open one after the fork"
             )
-        if self.life.is_shut or self.life.phase in OVER:
+        if self.life.is_shut or self.life.phase.is_over:
             raise self._end_error()
 
     def check_for_waiting(self) -> None:
@@ -347,10 +347,10 @@ class EngineThread:
             while commands:
                 self._obey(commands[0])
                 commands.popleft()
-            if self.life.phase in DRAINS and not self._has_work:
+            if self.life.phase.drains and not self._has_work:
                 self.life.drained()
             self._tell_state()
-            if self.life.phase in ENDS:
+            if self.life.phase.ends:
                 break
             # Schedule, execute, apply and deliver.
             wait_s = 0.0 if self._step() else self._idle_s()
@@ -361,7 +361,7 @@ class EngineThread:
         self.stats = self.driver.scheduler.stats()
         self._deliver_pending()
         # Files get what idle slots hold last, because nobody waits any more.
-        if self.life.phase in WITH_CONTEXT and self._parts.files is not None:
+        if self.life.phase.has_context and self._parts.files is not None:
             for events, has_ended in self.driver.last_steps():
                 self._deliver(events, has_ended)
                 self._parts.files.drain()
@@ -390,7 +390,7 @@ class EngineThread:
             if failure is not None:
                 self._deliver(*driver.give_up(failure))
         # There is none, or it sleeps: requests wait, but not beyond their deadlines.
-        if life.phase not in WITH_CONTEXT:
+        if not life.phase.has_context:
             driver.scheduler.expire(driver.clock())
             return self._deliver_pending()
         try:
