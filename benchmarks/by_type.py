@@ -44,7 +44,7 @@ from pyllama_raw import (
     EngineConfig,
     SchedulerConfig,
 )
-from pyllama_raw.engine.kernels_used import kernels_used
+from pyllama_raw.engine.estimate import kernels_used
 from pyllama_raw.engine.watcher import StepRecord, Watcher
 from pyllama_raw.lab.bench.machine import machine
 from pyllama_raw.lab.table import digits

@@ -35,7 +35,7 @@ from pyllama_raw import (
     LogConfig,
     SchedulerConfig,
 )
-from pyllama_raw.engine.request_log import WARM_UP, RequestLog, RequestRecord
+from pyllama_raw.engine.logs import WARM_UP, RequestLog, RequestRecord
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.lab.sim import (
     CostModel,

@@ -203,7 +203,7 @@ async def load(
 
 
 async def measure(options: Namespace, report: Report) -> None:
-    from pyllama_raw.engine.capabilities import probe
+    from pyllama_raw.engine.info import probe
 
     width = probe(options.model).model.n_embd
     with projector(width, options) as path:

@@ -122,14 +122,14 @@ class Fake:
             stream = Stream()
             record = OpenRequest(request(number, N_TOKENS), time.monotonic(), stream)
             readers.start_soon(self._read, stream)
-            self.driver.opened[number] = record
+            self.driver.records[number] = record
             self.driver.take_on([record])
 
     def _deliver(self, events: list[Event], _: bool) -> None:
         """As the engine thread does: one wake-up for all streams."""
         streams = []
         for event in events:
-            stream = self.driver.opened[event.request_id].stream
+            stream = self.driver.records[event.request_id].stream
             stream.events.append(event)
             streams.append(stream)
         if streams:

@@ -35,8 +35,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.core.policies.vtc import OUTPUT_COST
-from pyllama_raw.engine.request_log import RequestLog, RequestRecord
-from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.logs import RequestLog, RequestRecord, StepLog
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.lab.plot import Pictures
 from pyllama_raw.lab.plot.style import STYLE, canvas, cdf, look

@@ -31,7 +31,7 @@ from peers.on_ray import end, ray_cluster, run
 from scaling import BLOCK, chats
 
 from pyllama_raw import ContextConfig, EngineConfig, LogConfig, SchedulerConfig
-from pyllama_raw.engine.records import read_records
+from pyllama_raw.engine.logs import read_records
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.lab.bench.traces import Arrival
 from pyllama_raw.lab.sim import (

@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.logs import StepLog
 from pyllama_raw.lab.bench.traces import Arrival
 from pyllama_raw.lab.sim import CostModel, Machine, RouterName, Trace, simulate
 from pyllama_raw.lab.table import table

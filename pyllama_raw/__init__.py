@@ -10,18 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.api.engine import AsyncEngine
-from pyllama_raw.api.model import Model
+from pyllama_raw.api.model import Model, devices, estimate_memory, probe
 from pyllama_raw.errors import ConfigError, PyllamaError, QueueFull, RequestError
 from pyllama_raw.options.version import __version__ as __version__
 from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
-    from pyllama_raw.api.blocking import Engine
+    from pyllama_raw.api.blocking import Engine, generate, score
     from pyllama_raw.api.generation import Generation
-    from pyllama_raw.api.looking import devices, estimate_memory, probe
     from pyllama_raw.api.results import Delta, Result, Usage
-    from pyllama_raw.api.sync import generate, score
     from pyllama_raw.core.request import FinishReason
     from pyllama_raw.media import Audio, Image
     from pyllama_raw.options.config import (
@@ -84,8 +82,6 @@ _LATER = (  # modules that have the other names, those of most programs first
     "results",
     "media",
     "api.blocking",
-    "api.sync",
-    "api.looking",
 )
 
 

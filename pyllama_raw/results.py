@@ -1,6 +1,7 @@
 """Results of engines."""
 
 from pyllama_raw.api.blocking import BlockingEvents, BlockingGeneration
+from pyllama_raw.api.embedding import Ranked
 from pyllama_raw.api.events import (
     EngineEvent,
     Events,
@@ -10,7 +11,6 @@ from pyllama_raw.api.events import (
 )
 from pyllama_raw.api.facts import Health, HealthState
 from pyllama_raw.api.generation import Generation
-from pyllama_raw.api.ranking import Ranked
 from pyllama_raw.api.results import (
     Delta,
     EngineStats,
@@ -33,13 +33,19 @@ from pyllama_raw.core.request import (
 )
 from pyllama_raw.core.stats import SlotStats
 from pyllama_raw.engine.adapters import AdapterInfo
-from pyllama_raw.engine.capabilities import Capabilities, Operation
-from pyllama_raw.engine.estimate import DeviceMemory, MemoryEstimate
-from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
-from pyllama_raw.engine.life import EngineState
-from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling
-from pyllama_raw.engine.model_probe import Device, ModelProbe
-from pyllama_raw.engine.request_log import RequestRecord
+from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.estimate import Device, DeviceMemory, MemoryEstimate, ModelProbe
+from pyllama_raw.engine.info import (
+    Capabilities,
+    EngineInfo,
+    ModelClass,
+    ModelInfo,
+    Operation,
+    Pooling,
+    SpecialToken,
+    VocabInfo,
+)
+from pyllama_raw.engine.logs import RequestRecord
 from pyllama_raw.engine.watcher import StepRecord, Watcher
 
 __all__ = [

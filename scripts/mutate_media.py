@@ -15,7 +15,7 @@ import random
 import zlib
 from pathlib import Path
 
-from pyllama_raw.engine.media import MediaReader
+from pyllama_raw.engine.media_desk import MediaReader
 from pyllama_raw.media import Audio, Image, MediaLimits
 from pyllama_raw.native.projector import Projector, RowRun
 from scripts.mutations.command import Files, search

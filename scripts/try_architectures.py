@@ -29,7 +29,7 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.engine.capabilities import Operation
+from pyllama_raw.engine.info import Operation
 from pyllama_raw.native import gguf_check
 from pyllama_raw.native.gguf_check import NEEDS, NOT_ZERO
 from scripts.mutations import gguf_file, trial

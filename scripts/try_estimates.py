@@ -20,7 +20,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pyllama_raw import (
+from pyllama_raw.engine.estimate import MemoryEstimate, estimate
+from pyllama_raw.engine.info import Operation, probe
+from pyllama_raw.engine.layout import context_fields, layout_of, step_fields
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.context import Context
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.projector import Bitmap, Projector, RowRun
+from pyllama_raw.options.config import (
     CacheConfig,
     ContextConfig,
     EmbeddingConfig,
@@ -28,14 +35,6 @@ from pyllama_raw import (
     MediaConfig,
     SchedulerConfig,
 )
-from pyllama_raw.engine.build import context_fields, layout_of
-from pyllama_raw.engine.build_embedder import step_fields
-from pyllama_raw.engine.capabilities import Operation, probe
-from pyllama_raw.engine.estimate import MemoryEstimate, estimate
-from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.context import Context
-from pyllama_raw.native.model import Model
-from pyllama_raw.native.projector import Bitmap, Projector, RowRun
 from pyllama_raw.options.models import default_model
 from scripts.large_models import LARGE, large_model, large_projector
 from tests.tiny import tiny_model, tiny_projector

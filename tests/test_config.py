@@ -21,7 +21,7 @@ from pyllama_raw import (
 )
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.engine.build import context_fields
+from pyllama_raw.engine.layout import context_fields
 from pyllama_raw.native import params as native
 from pyllama_raw.native.libllama import ffi
 from pyllama_raw.options.config import LeaseConfig

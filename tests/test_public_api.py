@@ -108,18 +108,18 @@ print(pyllama_raw.Result.__name__, hasattr(pyllama_raw, 'Resultat'))
     assert run_without_extension(code) == "False True\nResult False\n"
 
 
-def test_a_model_with_default_options_need_not_wait_for_pydantic():
+def test_a_model_with_default_options_waits_for_neither_pydantic_nor_the_scheduler():
     """
-    Nothing that is imported before C loads a model checks options.
+    Nothing that is imported before C loads a model checks options or plans steps.
     """
     code = """
 import sys
 from pyllama_raw import AsyncEngine
 from pyllama_raw.engine import opening
-print('pydantic' in sys.modules)
+print('pydantic' in sys.modules, 'pyllama_raw.core.scheduling' in sys.modules)
 """
 
-    assert run_without_extension(code) == "False\n"
+    assert run_without_extension(code) == "False False\n"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ FOLDERS = ("api", "core", "engine", "testing")  # that have requests
 # What is known by the id of a request, and why the record of engine/requests.py has it not.
 REGISTRIES = {
     "engine/requests.py": {"OpenRequests"},  # the records
-    "engine/built_samplers.py": {"_all"},  # executors know no records
+    "engine/rows.py": {"_all"},  # executors know no records
     "engine/abort.py": {"_unwanted"},  # until the step is over
     "api/generation.py": {"_by_id"},  # the outputs of one prompt
     "core/scheduling/roster.py": {"alive"},
@@ -29,8 +29,7 @@ OTHERS = {
     "core/memory/tiers.py": {"_loading", "_fetching", "_saves"},
     "core/memory/memory.py": {"_fetchers", "_loads"},
     "core/stop_strings.py": {"moves"},
-    "engine/adapters.py": {"_all"},
-    "engine/adapter_sets.py": {"_known"},
+    "engine/adapters.py": {"_all", "_known"},
     "engine/executor.py": {"_lost"},
     "engine/rows.py": {"_Tokens"},
     "engine/operations.py": {"_saved", "_lost", "_restore_s"},

@@ -1,16 +1,18 @@
 """
-Texts to vectors: what a caller asks for is checked here, before the engine hears of it.
+Texts to vectors and ranks: what a caller asks for is checked here, before the engine hears of it.
 
 Rules:
 1. Vectors come in the order of the texts, whatever was computed beside them.
 2. A vector is cut to its first dimensions, then made as long as 1. One of zeros stays so.
 3. Leaving the call, or cancelling it, ends its request.
+4. To rank, a query and a document become one text as llama-server makes it: by the template
+   "rerank" of the file, or with the separators that the vocabulary states.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +23,7 @@ from anyio.lowlevel import checkpoint
 
 from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.request import Embedded, EmbedRequest, Finished, FinishReason, Lot
-from pyllama_raw.engine.capabilities import Operation
-from pyllama_raw.engine.model_info import Pooling
+from pyllama_raw.engine.info import Operation, Pooling
 from pyllama_raw.engine.stream import Refused, Stream
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.errors import (
@@ -38,17 +39,19 @@ from pyllama_raw.options.arguments import (
     checked_number,
     checked_serving,
     checked_text,
+    checked_texts,
     checked_texts_or_ids,
     checked_word,
 )
 from pyllama_raw.prompts.chunks import chunks
-from pyllama_raw.prompts.prompt import PromptEncoder
+from pyllama_raw.prompts.prompt import LONG_PROMPT, PromptEncoder
 
 if TYPE_CHECKING:
     from pyllama_raw.api.vectors import Vectors
     from pyllama_raw.engine.embed_executor import EmbedExecutor
-    from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.engine.parts import EngineParts, TextVocab
 
+SMALL_BYTES = 2**16  # of vectors that an event loop may copy
 MANY_TEXTS = 64  # that are made tokens in one go: closing waits for it
 MANY_EVENTS = 256  # an event loop may wait while so many are taken in
 POOLINGS = (Pooling.MEAN, Pooling.CLS, Pooling.LAST)
@@ -58,8 +61,9 @@ ALLOWED = (
     "for each token"
 )
 TextPooling = Literal["mean", "cls", "last"]
-
 Told = Callable[[int], object]  # gets how many texts have a vector
+TEMPLATE = "tokenizer.chat_template.rerank"  # key of a model file
+QUERY, DOCUMENT = "{query}", "{document}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,8 @@ class Embedder:
         values = await self.compute(tokens, "texts", pooling, progress, options)
         counts = list(map(len, tokens))
         make = partial(_shaped, values, counts, shape, joined=joined)
+        if sum(map(len, values)) <= SMALL_BYTES:
+            return make()
         try:
             return await self._workers.run("text", make)
         except ClosedError:  # just now: what was computed before is the caller's
@@ -152,14 +158,16 @@ class Embedder:
         name: str,
         encode: Callable[[str], array[int]],
         *,
+        n_beside: int = 0,
         counts_only: bool = False,
     ) -> list[array[int]]:
         """
-        Tokens of each of *texts*, made in a worker, a few at a time: closing waits for none.
+        Tokens of each of *texts*: of a few short ones here, of others in a worker.
 
         Args:
             name: of the argument that has them.
             encode: makes the tokens of one.
+            n_beside: characters that *encode* reads beside each of them.
             counts_only: a text may be longer than what the model reads.
 
         Raises:
@@ -167,6 +175,9 @@ class Embedder:
         """
         tokens: list[array[int]] = []
         encoder = self._encoder.counting() if counts_only else self._encoder
+        if sum(map(len, texts)) + n_beside * len(texts) <= LONG_PROMPT:
+            return encoder.encode_texts(texts, 0, name, encode)
+        # A few at a time, because closing waits for those that are read.
         for at in range(0, len(texts), MANY_TEXTS):
             part = texts[at : at + MANY_TEXTS]
             make = partial(encoder.encode_texts, part, at, name, encode)
@@ -188,13 +199,44 @@ class Embedder:
         contexts = self._contexts()
         if not contexts.is_ready(pooling):
             await self._workers.run("embedder", partial(contexts.prepare, pooling))
-        reading = _Reading(request, progress)
-        self._thread.submit_all((request,), reading.stream, self._waited_s)
+        stream, values = Stream(), list[bytes]()
+        stream.eager = progress is not None
+        self._thread.submit_all((request,), stream, self._waited_s)
+        end: Finished | Refused | None = None
         try:
-            await reading.to_end()
-        finally:
+            while end is None:
+                await stream.wait()
+                n_before = len(values)
+                # Other tasks of the event loop have a turn after so many events.
+                for _ in range(min(len(stream.events), MANY_EVENTS)):
+                    event = stream.events.popleft()
+                    if isinstance(event, Embedded):
+                        assert event.index == len(values)
+                        values.append(event.values)
+                    else:
+                        assert isinstance(event, Finished | Refused)
+                        end = event
+                if end is None:
+                    if progress is not None and len(values) > n_before:
+                        progress(len(values))
+                    await checkpoint()
+        except BaseException:  # the caller leaves
             self._thread.cancel(request.request_id)
-        return reading.values
+            raise
+        # All texts have their vectors, or the end says why not.
+        if isinstance(end, Refused):
+            raise end.error
+        if isinstance(end.error, EmbeddingFailed):
+            raise EmbeddingFailed(len(values)) from end.error
+        if end.error is not None:
+            raise end.error
+        if end.reason is FinishReason.DEADLINE:
+            raise DeadlineExceeded(len(values), len(texts), "texts had a vector")
+        if end.reason is not FinishReason.STOP:
+            raise ClosedError("the engine was closed before all texts had a vector")
+        if progress is not None:
+            progress(len(values))
+        return values
 
     def _contexts(self) -> EmbedExecutor:
         """Raises Unsupported."""
@@ -212,7 +254,10 @@ class Embedder:
     ) -> EmbedRequest:
         """Raises TextTooLong, InvalidRequest."""
         checked = checked_serving(options)
-        self._check_lengths(texts, name)
+        n_most, advice = self._longest()
+        for index, tokens in enumerate(texts):
+            if len(tokens) > n_most:
+                raise TextTooLong(f"{name}[{index}]", len(tokens), n_most, advice)
         started = self._thread.clock() - self._waited_s
         deadline_s = checked.get("deadline_s")
         joined = array("i")
@@ -226,20 +271,15 @@ class Embedder:
             max_wait_s=checked.get("max_wait_s"),
             lot=Lot(pooling.value, makes_vectors=True),
             ends=tuple(accumulate(map(len, texts))),
-            may_cut=self._may_cut,
+            # A step may compute a part of a text if nothing of it looks at what comes later.
+            may_cut=self.parts.capabilities.model.is_causal,
         )
-
-    def _check_lengths(self, texts: Sequence[array[int]], name: str) -> None:
-        n_most, advice = self._longest()
-        for index, tokens in enumerate(texts):
-            if len(tokens) > n_most:
-                raise TextTooLong(f"{name}[{index}]", len(tokens), n_most, advice)
 
     def _longest(self) -> tuple[int, str]:
         """The most tokens of a text, and what to do about a longer one."""
         limits = self._contexts().limits
         n_most, advice = limits.n_ctx_slot, "shorten it, or raise n_ctx"
-        if not self._may_cut and limits.n_batch < n_most:
+        if not self.parts.capabilities.model.is_causal and limits.n_batch < n_most:
             n_most = limits.n_batch
             advice = "shorten it, or raise max_step_tokens and max_step_bytes of EmbeddingConfig"
         if n_most == self.parts.capabilities.model.n_ctx_train:
@@ -248,11 +288,6 @@ class Embedder:
             n_most,
             f"{advice}; embed() takes truncate=True (--truncate), chunks() cuts a text",
         )
-
-    @property
-    def _may_cut(self) -> bool:
-        """Whether a step may compute a part of a text: what comes later is not looked at."""
-        return self.parts.capabilities.model.is_causal
 
     def _encode(self, text: str) -> array[int]:
         return self.parts.vocab.tokenize(text, add_special=True, parse_special=False)
@@ -287,50 +322,6 @@ class Embedder:
         return await self._workers.run("text", partial(self._encoder.run, cut))
 
 
-class _Reading:
-    """Takes in what becomes of a request."""
-
-    def __init__(self, request: EmbedRequest, progress: Told | None) -> None:
-        self.stream = Stream()
-        self.stream.eager = progress is not None
-        self.values: list[bytes] = []  # one a text, in their order
-        self._n_texts = len(request.ends)
-        self._progress = progress
-
-    async def to_end(self) -> None:
-        """Raises why there is no end."""
-        while True:
-            await self.stream.wait()
-            n_known = len(self.values)
-            for _ in range(min(len(self.stream.events), MANY_EVENTS)):
-                event = self.stream.events.popleft()
-                if isinstance(event, Embedded):
-                    assert event.index == len(self.values)
-                    self.values.append(event.values)
-                elif isinstance(event, Refused):
-                    raise event.error
-                else:
-                    assert isinstance(event, Finished)
-                    self._raise_unless_done(event)
-                    return
-            if self._progress is not None and len(self.values) > n_known:
-                self._progress(len(self.values))
-            await checkpoint()
-
-    def _raise_unless_done(self, end: Finished) -> None:
-        n_done = len(self.values)
-        if isinstance(end.error, EmbeddingFailed):
-            raise EmbeddingFailed(n_done) from end.error
-        if end.error is not None:
-            raise end.error
-        if end.reason is FinishReason.DEADLINE:
-            raise DeadlineExceeded(n_done, self._n_texts, "texts had a vector")
-        if end.reason is not FinishReason.STOP:
-            raise ClosedError("the engine was closed before all texts had a vector")
-        if self._progress is not None:
-            self._progress(n_done)
-
-
 def _shaped(
     values: list[bytes], counts: list[int], shape: VectorShape, *, joined: bool
 ) -> list[Vectors]:
@@ -346,3 +337,93 @@ def _shaped(
         vectors_of(rows[:, : shape.dimensions], n_tokens, normalize=shape.normalize)
         for rows, n_tokens in zip(all_rows, counts, strict=True)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document, and what the model says of it."""
+
+    index: int
+    """Its place in the list that was given."""
+    score: float
+    """The first of its scores: the higher, the better it answers the query."""
+    scores: Mapping[str, float]
+    """All of them, by the label that the model file has for each, or by its number."""
+    n_tokens: int
+    """Tokens of the query and the document, as one text."""
+
+
+async def rank(
+    embedder: Embedder,
+    query: str,
+    documents: Iterable[str],
+    progress: Told | None,
+    **options: object,
+) -> list[Ranked]:
+    """See AsyncEngine.rank."""
+    import numpy as np
+
+    parts = embedder.parts
+    query = checked_text("query", query)
+    texts = checked_texts(documents, "documents")
+    pair = partial(pair_tokens, parts.vocab, parts.metadata.get(TEMPLATE), query)
+    tokens = await embedder.tokens(texts, "documents", pair, n_beside=len(query))
+    values = await embedder.compute(
+        tokens, "documents", Pooling.RANK, progress, options
+    )
+    names = [label or str(i) for i, label in enumerate(parts.labels)]
+    found = [
+        Ranked(
+            index, scores[0], dict(zip(names, scores, strict=True)), len(tokens[index])
+        )
+        for index, value in enumerate(values)
+        if (scores := np.frombuffer(value, np.float32).tolist())
+    ]
+    return sorted(found, key=lambda one: -one.score)
+
+
+def pair_tokens(
+    vocab: TextVocab, template: str | None, query: str, document: str
+) -> array[int]:
+    """Tokens of *query* and *document* together; neither can hold control tokens."""
+    if template is not None:
+        return _by_template(vocab, template, {QUERY: query, DOCUMENT: document})
+
+    def text(part: str) -> array[int]:
+        return vocab.tokenize(part, add_special=False, parse_special=False)
+
+    def special(token: int | None, wanted: bool) -> array[int]:
+        return array("i", [token] if wanted and token is not None else [])
+
+    end = special(vocab.sep if vocab.eos is None else vocab.eos, vocab.add_eos)
+    begin = special(vocab.bos, vocab.add_bos)
+    between = special(vocab.sep, vocab.add_sep)
+    return begin + text(query) + end + between + text(document) + end
+
+
+def _by_template(
+    vocab: TextVocab, template: str, texts: Mapping[str, str]
+) -> array[int]:
+    """
+    As one text, because that is how models are trained.
+
+    A text with the name of a control token is a text of its own, so it stays text.
+    """
+    names = [name for name, is_control in vocab.special_texts.items() if is_control]
+    is_plain = not any(name in text for text in texts.values() for name in names)
+    tokenize: Callable[..., array[int]] = partial(vocab.tokenize, add_special=False)
+    if is_plain:
+        for name, text in texts.items():
+            template = template.replace(name, text)
+        return tokenize(template, parse_special=True)
+    tokens = array("i")
+    for part in _parts(template):
+        tokens += tokenize(texts.get(part, part), parse_special=part not in texts)
+    return tokens
+
+
+def _parts(template: str) -> list[str]:
+    """*template*, cut before and behind each of its places for texts."""
+    import re
+
+    return re.split(f"({re.escape(QUERY)}|{re.escape(DOCUMENT)})", template)

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 import anyio
 
 from pyllama_raw.api.facts import Facts
-from pyllama_raw.api.loading import EngineOpening, Progress, load
-from pyllama_raw.api.many import complete_all
-from pyllama_raw.api.model import Model, Opener, release
-from pyllama_raw.api.whole import score_of, whole
+from pyllama_raw.api.many import complete_all, score_of, whole
+from pyllama_raw.api.model import EngineOpening, Model, Opener, Progress, load, release
 from pyllama_raw.engine.mailbox import check_may_wait
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.options.arguments import (
@@ -39,11 +37,10 @@ from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
-    from pyllama_raw.api.embedding import Embedder, TextPooling, Told
+    from pyllama_raw.api.embedding import Embedder, Ranked, TextPooling, Told
     from pyllama_raw.api.events import Events
     from pyllama_raw.api.generation import Generation
     from pyllama_raw.api.output import Choice
-    from pyllama_raw.api.ranking import Ranked
     from pyllama_raw.api.results import Result, Score
     from pyllama_raw.api.session import Session
     from pyllama_raw.api.vectors import Vectors
@@ -198,7 +195,7 @@ class AsyncEngine(Facts):
             NativeError, EngineFault, EngineStalled, EngineStopped.
         """
         from pyllama_raw.api.generation import Generation
-        from pyllama_raw.engine.capabilities import Operation
+        from pyllama_raw.engine.info import Operation
 
         self._sessions.current.parts.capabilities.check(Operation.GENERATE)
         params, checked = checked_params(params), checked_options(options)
@@ -399,7 +396,7 @@ class AsyncEngine(Facts):
         **options: Unpack[TextOptions],
     ) -> list[Vectors]:
         """Like embed(), with an array for each text that has a row for each token."""
-        from pyllama_raw.engine.model_info import Pooling
+        from pyllama_raw.engine.info import Pooling
 
         async with self._embedding(options) as embedder:
             shape = embedder.shape(dimensions, normalize=normalize)
@@ -443,8 +440,8 @@ class AsyncEngine(Facts):
             InvalidRequest, TextTooLong, EmbeddingFailed, DeadlineExceeded: as embed().
             QueueFull, ClosedError, EngineStopped, NativeError: as generate().
         """
-        from pyllama_raw.api.ranking import rank
-        from pyllama_raw.engine.capabilities import Operation
+        from pyllama_raw.api.embedding import rank
+        from pyllama_raw.engine.info import Operation
 
         async with self._embedding(options) as embedder:
             embedder.parts.capabilities.check(Operation.RANK)
@@ -453,7 +450,8 @@ class AsyncEngine(Facts):
     @asynccontextmanager
     async def _embedding(self, options: TextOptions) -> AsyncIterator[Embedder]:
         """The maker of the vectors of one call; *options* are not checked yet."""
-        limits, began = checked_serving({**options}), self._thread.clock()
+        limits = checked_serving({**options})
+        began = self._sessions.current.thread.clock()
         async with self._sessions.session(limits) as session:
             yield session.embedder.after(session.thread.clock() - began)
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from pyllama_raw.api.owner import Owner
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.roster import SlotChange
-from pyllama_raw.engine.life import EngineState
-from pyllama_raw.engine.request_log import why
+from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.logs import why
 from pyllama_raw.engine.stream import OneReader, Stream, wake
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import WrongUse

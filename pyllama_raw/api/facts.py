@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pyllama_raw.api.owner import Owner
-from pyllama_raw.engine.life import EngineState
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.errors import shown
 from pyllama_raw.options.arguments import checked_wait
 
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from pyllama_raw.api.results import EngineStats
     from pyllama_raw.api.session import Sessions
     from pyllama_raw.engine.adapters import AdapterInfo
-    from pyllama_raw.engine.capabilities import Capabilities
-    from pyllama_raw.engine.info import EngineInfo
+    from pyllama_raw.engine.info import Capabilities, EngineInfo
+    from pyllama_raw.engine.logs import RequestRecord
     from pyllama_raw.engine.parts import EngineParts
-    from pyllama_raw.engine.request_log import RequestRecord
     from pyllama_raw.engine.thread import EngineThread
     from pyllama_raw.engine.watcher import StepRecord, Watcher
 
@@ -210,8 +209,8 @@ class Facts(Owner):
 
 def health(thread: EngineThread, state: EngineState, stall_s: float) -> Health:
     """The health of the engine that *thread* serves, which is in *state*. Thread: any."""
-    last_step_at, oldest = thread.driver.last_step_at, thread.opened.oldest
-    waits_since = thread.opened.oldest_wait
+    last_step_at, oldest = thread.driver.last_step_at, thread.records.oldest
+    waits_since = thread.records.oldest_wait
     now = thread.clock()  # after the moments that it is compared with
     busy_s = 0.0 if oldest is None else now - max(oldest, last_step_at or oldest)
     oldest_wait_s = 0.0 if waits_since is None else now - waits_since

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from pyllama_raw.api.facts import Facts, HealthState
 from pyllama_raw.api.results import EngineStats, timings_of
 from pyllama_raw.core.request import Finished, FinishReason, Request
-from pyllama_raw.engine.request_log import why
+from pyllama_raw.engine.logs import why
 from pyllama_raw.engine.watcher import Watcher
 
 SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0)

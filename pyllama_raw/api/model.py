@@ -1,24 +1,145 @@
-"""Models: one that is loaded, to be shared by engines, and how an engine is opened on one."""
+"""
+Models: one that is loaded, to be shared by engines; how an engine is opened on one; and what can be
+found out before that.
+
+A load blocks no event loop, and is given up when its caller is cancelled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from threading import Event
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
+import anyio
 from anyio import CancelScope, to_thread
+from anyio.lowlevel import checkpoint
 
-from pyllama_raw.api.loading import Opening, Progress, Report, load
 from pyllama_raw.api.owner import Owner
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.errors import ClosedError, ConfigError, shown
-from pyllama_raw.options.arguments import check_loading
+from pyllama_raw.options.arguments import check_loading, check_opening
 
-if TYPE_CHECKING:  # the rest comes in while a model loads
+if TYPE_CHECKING:
+    from pyllama_raw.engine.estimate import Device, MemoryEstimate, ModelProbe
     from pyllama_raw.engine.parts import EngineParts, Kept
     from pyllama_raw.engine.shared_models import ModelUse
     from pyllama_raw.options.config import EngineConfig, ModelConfig
     from pyllama_raw.options.requests import Need
+
+Progress = Callable[[float], object]
+Report = Callable[[float], bool]
+
+
+class Closing(Protocol):
+    """An object that is closed when its block ends."""
+
+    async def aclose(self) -> None:
+        """Free what was opened."""
+
+
+class Stateful(Closing, Protocol):
+    """An engine, as far as its opening knows it."""
+
+    @property
+    def state(self) -> EngineState:
+        """The state now."""
+
+
+T = TypeVar("T")
+
+C = TypeVar("C", bound=Closing)
+
+S = TypeVar("S", bound=Stateful)
+
+
+class Opening(Generic[C]):
+    """An object to be opened, by `async with`, which closes it, or by `await`."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, C]]) -> None:
+        self._make = make
+        self._made: C | None = None
+        self._is_making = False
+
+    def __await__(self) -> Generator[Any, None, C]:
+        return self._open().__await__()
+
+    async def _open(self) -> C:
+        self._is_making = True
+        try:
+            self._made = await self._make()
+        finally:
+            self._is_making = False
+        return self._made
+
+    async def __aenter__(self) -> C:
+        return await self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._made is not None:
+            await self._made.aclose()
+
+
+class EngineOpening(Opening[S]):
+    """An engine to be opened; its state can be asked for meanwhile."""
+
+    @property
+    def state(self) -> EngineState:
+        """`idle` until it is awaited and after a failure, `loading`, then the engine's."""
+        if self._made is not None:
+            return self._made.state
+        return EngineState.LOADING if self._is_making else EngineState.IDLE
+
+
+async def load(
+    make: Callable[[Report], T],
+    progress: Progress | None,
+    give_up: Callable[[T], object],
+) -> T:
+    """
+    Return what *make* makes in a worker thread; cancellation stops the loading itself.
+
+    Args:
+        make: gets a function for the loaded fraction, which says whether to go on.
+        give_up: frees what was made too late.
+
+    Raises:
+        PyllamaError: whatever *make* failed with.
+        BaseException: whatever *progress* raised, as it is.
+    """
+    stopped, made = Event(), Future[T]()
+
+    def report(fraction: float) -> bool:
+        if progress is not None:
+            progress(fraction)
+        return not stopped.is_set()
+
+    def run() -> None:
+        try:
+            made.set_result(make(report))
+        except BaseException as error:  # noqa: BLE001 - raised below
+            made.set_exception(error)
+
+    async def stop_if_cancelled() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            stopped.set()
+
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(stop_if_cancelled)
+            await to_thread.run_sync(run)  # returns when loading has stopped
+            group.cancel_scope.cancel()
+        await checkpoint()
+    except BaseException:
+        if made.done() and made.exception() is None:
+            give_up(made.result())
+        raise
+    return made.result()
 
 
 class Model(Owner):
@@ -163,7 +284,7 @@ class Opener:
         if config is not None:
             _check_template(config.model)
         if isinstance(model, Model):
-            from pyllama_raw.engine.fit import fitted
+            from pyllama_raw.engine.estimate import fitted
 
             path = Path(model.path)
             config = models.with_projector(config, None, path)
@@ -231,3 +352,58 @@ def _check_equal(has: ModelConfig, wants: ModelConfig) -> None:
             f"EngineConfig.model wants {', '.join(differing)} as the model was loaded: "
             "leave `model` out, or open another Model with these options"
         )
+
+
+def estimate_memory(
+    model: str | Path | None = None, config: EngineConfig | None = None
+) -> MemoryEstimate:
+    """
+    Bytes that an engine of *model* and *config* will take of each device.
+
+    libllama reckons them; no weight is read.
+
+    Args:
+        model: as AsyncEngine.open() takes it.
+
+    Raises:
+        ConfigError: an argument or option is wrong.
+        ModelLoadFailed, ContextFailed, ProjectorLoadFailed, Unsupported: it could not be
+            opened.
+    """
+    from pyllama_raw.engine.estimate import estimate
+
+    return estimate(*_checked(model, config))
+
+
+def probe(
+    model: str | Path | None = None, config: EngineConfig | None = None
+) -> ModelProbe:
+    """
+    Facts of *model*, and of the projector in *config*, without reading a weight.
+
+    Raises:
+        ConfigError, ModelLoadFailed, ContextFailed, ProjectorLoadFailed, Unsupported: as
+            estimate_memory().
+    """
+    from pyllama_raw.engine.estimate import probe_model
+
+    return probe_model(*_checked(model, config))
+
+
+def devices() -> tuple[Device, ...]:
+    """Each device that libllama found, the CPU included, with its free memory of now."""
+    from pyllama_raw.engine.estimate import devices as found
+
+    return found()
+
+
+def _checked(
+    model: str | Path | None, config: EngineConfig | None
+) -> tuple[Path, EngineConfig]:
+    from pyllama_raw.options.config import EngineConfig
+    from pyllama_raw.options.models import resolve_model, with_projector
+
+    check_opening(model, config, None, None)
+    path = resolve_model(model)
+    found = with_projector(config, model, path)
+    return path, EngineConfig() if found is None else found

@@ -17,7 +17,7 @@ from opentelemetry import trace
 from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.results import timings_of
 from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.engine.request_log import why
+from pyllama_raw.engine.logs import why
 from pyllama_raw.engine.watcher import Watcher
 
 

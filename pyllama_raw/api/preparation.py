@@ -23,7 +23,7 @@ from pyllama_raw.api.workers import Kind, Workers
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
-from pyllama_raw.engine.capabilities import Operation
+from pyllama_raw.engine.info import Operation
 from pyllama_raw.errors import (
     InvalidRequest,
     InvalidSampling,

@@ -35,13 +35,12 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from pyllama_raw.api.embedding import Embedder
-from pyllama_raw.api.loading import Progress, Report, load
-from pyllama_raw.api.model import Model, Opener, release
+from pyllama_raw.api.model import Model, Opener, Progress, Report, load, release
 from pyllama_raw.api.preparation import Preparation
 from pyllama_raw.api.workers import Workers, answer_of, arrival_of
-from pyllama_raw.engine.capabilities import Capabilities
-from pyllama_raw.engine.info import EngineInfo
-from pyllama_raw.engine.life import RETRY_S, EngineState, Life
+from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.info import Capabilities, EngineInfo
+from pyllama_raw.engine.life import RETRY_S, Life
 from pyllama_raw.engine.logs import NO_LOGS
 from pyllama_raw.engine.mailbox import check_may_wait
 from pyllama_raw.engine.parts import EngineParts, Kept, KeptMemory
@@ -92,18 +91,11 @@ class Session:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """See Facts.capabilities."""
-
-        template, is_apart = self.parts.chat_template, self.parts.template_process
-        tried = partial(are_printed, template, is_apart)
-        known, media = self.parts.capabilities, self.parts.media
-        projector = None if media is None else media.projector
-        return replace(
-            known,
-            prints_tools=tried,
-            images=projector is not None and projector.sees,
-            sounds=projector is not None and projector.hears,
+        """See Facts.capabilities. The template is asked when somebody reads `prints_tools`."""
+        tried = partial(
+            are_printed, self.parts.chat_template, self.parts.template_process
         )
+        return replace(self.parts.capabilities, prints_tools=tried)
 
     def end(self) -> Future[None]:
         """End a session that nobody uses, and that says no more of the engine."""
@@ -312,7 +304,7 @@ class Sessions:
                 "an engine that was made of parts cannot load its weights again: give "
                 "sleep() the level 1, or open it by AsyncEngine.open()"
             )
-        if self.state is EngineState.SLEEPING and session.thread.opened:
+        if self.state is EngineState.SLEEPING and session.thread.records:
             raise WrongUse(
                 "requests of this engine stopped where they are when it fell asleep, and "
                 "need its weights: wake() it, and call sleep(2) then"

@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw.cli.options import engine_config, model_spec
-from pyllama_raw.engine.build import (
+from pyllama_raw.engine.estimate import estimate, fitted, kernels_used, probe_model
+from pyllama_raw.engine.info import Capabilities, Operation, probe
+from pyllama_raw.engine.layout import (
     SequenceLayout,
+    checked_config,
     context_fields,
     layout_of,
     limits_of,
+    step_fields,
 )
-from pyllama_raw.engine.build_embedder import step_fields
-from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
-from pyllama_raw.engine.estimate import estimate
-from pyllama_raw.engine.fit import fitted
-from pyllama_raw.engine.kernels_used import kernels_used
-from pyllama_raw.engine.model_probe import probe_model
-from pyllama_raw.engine.sources import checked_config, slot_cost
+from pyllama_raw.engine.probe import slot_cost
 from pyllama_raw.errors import PyllamaError, Unsupported
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context

@@ -62,6 +62,7 @@ class AbortGate:
 
     def _stop_if_unwanted(self) -> None:
         """Costs next to nothing unless somebody has left."""
+        # Nearly always.
         if not self._running or not (self._stops_all or self._unwanted):
             return
         assert self._flag is not None

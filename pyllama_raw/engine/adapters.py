@@ -1,5 +1,5 @@
 """
-The adapters that an engine knows by name: loaded, used and freed while requests run.
+The adapters that an engine knows by name, and those that its context computes with.
 
 Rules:
 1. A request pins its adapters from the moment it is posted until it has ended. An adapter is
@@ -7,6 +7,9 @@ Rules:
 2. All together are within the limit at every moment. What nobody has pinned gives way, the
    longest unused first.
 3. A name that is unloaded, or loaded anew, is of no use to requests that have not entered yet.
+4. To change the adapters of a context makes libllama prepare all graphs anew, within the next
+   decode. What that costs is how much longer the first decode with a set takes than the next one
+   of as many tokens.
 """
 
 from __future__ import annotations
@@ -22,19 +25,21 @@ from hashlib import sha256
 from itertools import chain, count
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pyllama_raw.core.namespace import Adapted, Private
-from pyllama_raw.core.request import Lot, Request
+from pyllama_raw.core.request import AdapterSet, Lot, Request
+from pyllama_raw.core.scheduling.lots import SWITCH_S
 from pyllama_raw.errors import (
     AdapterLimit,
     AdapterLoadFailed,
     AdapterNotFound,
     Unsupported,
 )
+from pyllama_raw.native.adapter import Adapter
+from pyllama_raw.native.context import Context
 
-if TYPE_CHECKING:
-    from pyllama_raw.native.adapter import Adapter
+SMOOTHING = 0.25  # weight of the newest switch
 
 
 class AdapterHost(Protocol):
@@ -118,12 +123,14 @@ class Adapters:
         except (OSError, ValueError) as error:
             raise AdapterLoadFailed(path, str(error)) from None
         self._reserve(n_bytes)
+        # Read and checked here; the engine thread takes it over between two steps.
         with ExitStack() as undo:
             undo.callback(self._give_back, n_bytes)
             adapter, number = host.load_adapter(path), next(self._numbers)
             undo.callback(adapter.close)
             self.post(partial(host.add_adapter, number, adapter)).result()
             undo.pop_all()
+        # The newest name counts. An earlier adapter of that name goes as if unloaded.
         moment = next(self._moments)
         entry = KnownAdapter(name, path, n_bytes, number, adapter.digest, used=moment)
         with self._lock:
@@ -152,6 +159,7 @@ class Adapters:
             for name in sorted(scales):
                 if name not in self._named:
                     raise AdapterNotFound(name)
+                # libllama has scales of 32 bits, and equal ones are one lot.
                 (scale,) = struct.unpack("f", struct.pack("f", scales[name]))  # as in C
                 if scale:
                     chosen.append((self._named[name], scale))
@@ -160,6 +168,7 @@ class Adapters:
         names = ", ".join(f"{each.name}={scale:g}" for each, scale in chosen)
         numbers = tuple(sorted((each.number, scale) for each, scale in chosen))
         namespace = request.namespace
+        # Prefixes are shared by requests with equal adapters only.
         if not isinstance(namespace, Private):
             assert not isinstance(namespace, Adapted)
             facts = sorted((each.digest, scale) for each, scale in chosen)
@@ -206,6 +215,7 @@ class Adapters:
     def _reserve(self, n_bytes: int) -> None:
         """Count *n_bytes*, and wait until what gives way for them is freed."""
         with self._lock:
+            # Those that nobody uses give way, the longest unused first.
             idle = sorted(
                 (entry for entry in self._named.values() if not entry.n_users),
                 key=lambda entry: entry.used,
@@ -218,6 +228,7 @@ class Adapters:
                 if self._n_bytes + n_bytes > self._max_bytes:
                     freed += self._retire(entry)
             self._n_bytes += n_bytes
+        # The engine thread frees them, outside of the lock.
         for each in freed:
             each.result()
 
@@ -231,3 +242,65 @@ class Adapters:
         del self._all[entry.number]
         self._give_back(entry.n_bytes)
         return self.post(partial(self._host.remove_adapter, entry.number))
+
+
+class AdapterSets:
+    """Belongs to the engine thread; outlives the context."""
+
+    def __init__(self) -> None:
+        self.on: AdapterSet = ()  # what the context computes with
+        self.n_switches = 0
+        self.spent_s = 0.0  # on switches, by what one costs
+        self.switch_s = SWITCH_S  # what one costs
+        self._known: dict[int, Adapter] = {}
+        # Tokens and time of the first decode.
+        self._first: tuple[int, int] | None = None
+
+    def add(self, number: int, adapter: Adapter) -> None:
+        """Take over *adapter*, which sets name by *number* from now on."""
+        self._known[number] = adapter
+
+    def remove(self, number: int, context: Context) -> None:
+        """Free an adapter, which no set of a plan names any more."""
+        # The context must not compute with what is freed.
+        if self.is_on(number):
+            self.switch(context, ())
+        self._known.pop(number).close()
+
+    def switch(self, context: Context, wanted: AdapterSet) -> None:
+        """Have *context*, with no step ahead, compute with *wanted*. Raises NativeError."""
+        context.set_adapters([(self._known[n], scale) for n, scale in wanted])
+        self.on, self._first = wanted, (0, 0)
+        self.n_switches += 1
+        self.spent_s += self.switch_s
+
+    def is_on(self, number: int) -> bool:
+        """Whether the context computes with that adapter."""
+        return any(number == each for each, _ in self.on)
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether the next decode is one of the first two after a switch."""
+        return self._first is not None
+
+    def learned(self, n_tokens: int, decode_ns: int) -> float | None:
+        """Learn from a decode; returns the cost of a switch, if it is known better now."""
+        assert self._first is not None
+        n_first, first_ns = self._first
+        self._first = None if n_first else (n_tokens, decode_ns)
+        # Only decodes of as many tokens can be compared.
+        if n_first != n_tokens:
+            return None
+        found = max(first_ns - decode_ns, 0) / 1e9
+        self.switch_s += SMOOTHING * (found - self.switch_s)
+        return self.switch_s
+
+    def renew(self) -> None:
+        """The context is a new one, which has none."""
+        self.on, self._first = (), None
+
+    def close(self) -> None:
+        """Free all, after the context."""
+        for adapter in self._known.values():
+            adapter.close()
+        self._known.clear()

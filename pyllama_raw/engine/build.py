@@ -1,14 +1,18 @@
-"""From a loaded model and a configuration to the parts of an engine."""
+"""
+From a loaded model and a configuration to the parts of an engine, in the order in which it happens.
+
+A model that generates gets a context for its slots, and one that only embeds those of texts.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from logging import getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.slots import ContextLimits
@@ -17,20 +21,27 @@ from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.engine.build_embedder import text_contexts
-from pyllama_raw.engine.capabilities import Capabilities, Operation
 from pyllama_raw.engine.constraint import Constraints
-from pyllama_raw.engine.describer import describer, tell_changes
 from pyllama_raw.engine.disk_writer import DiskWriter
+from pyllama_raw.engine.embed_executor import EmbedExecutor, compute
 from pyllama_raw.engine.executor import NativeExecutor
-from pyllama_raw.engine.fingerprint import fingerprint
-from pyllama_raw.engine.lanes import Lanes, refusal
-from pyllama_raw.engine.model_files import ModelFile, model_files
+from pyllama_raw.engine.info import Capabilities, Operation, Pooling
+from pyllama_raw.engine.layout import (
+    SequenceLayout,
+    checked_config,
+    context_fields,
+    describer,
+    layout_of,
+    limits_of,
+    tell_changes,
+    text_fields,
+)
+from pyllama_raw.engine.model_files import ModelFile, fingerprint, model_files
 from pyllama_raw.engine.notices import PolicyLog
 from pyllama_raw.engine.parts import EngineParts, KeptMemory
-from pyllama_raw.engine.probe import expected_kind
+from pyllama_raw.engine.probe import decoder_start, slot_cost
+from pyllama_raw.engine.sampling import Lanes, refusal
 from pyllama_raw.engine.shared_models import ModelUse
-from pyllama_raw.engine.sources import checked_config, decoder_start, slot_cost
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.engine.state_file import (
     ENTRY_BYTES,
@@ -51,7 +62,6 @@ from pyllama_raw.options.chat_templates import (
 )
 from pyllama_raw.options.config import (
     CacheConfig,
-    ContextConfig,
     EngineConfig,
     ModelConfig,
 )
@@ -62,10 +72,7 @@ if TYPE_CHECKING:
 
 _log = getLogger(__name__)
 
-MAX_SEQS = 256  # llama.cpp: LLAMA_MAX_SEQ
 MAX_FILES = 2**20
-DEFAULT_OUTPUTS = 32  # rows a step: more make scores of prompts faster, and cost memory
-DEFAULT_CTX_SLOT = 2048  # tokens a slot, unless the model was trained on fewer
 
 
 def assemble(
@@ -87,12 +94,14 @@ def assemble(
         Unsupported: the model does not generate text token by token.
     """
     model, config = use.model, checked_config(capabilities.model, config)
+    # What options come to on this model.
     layout, start = layout_of(model, config), decoder_start(model)
     fields = context_fields(
         config.resolved_context, config.scheduler.n_slots, model.n_ctx_train
     )
     flag = AbortFlag()
     facts = {"n_seq_max": layout.n_seq_max, "deterministic": config.deterministic}
+    # States of earlier processes, and of this engine before it slept.
     store = open_store(model, use.files, config, fields | facts)
     memory = memory if memory and memory.fits(use.files, config) else None
     keys = memory.span_keys if memory else SpanKeys()
@@ -110,10 +119,12 @@ def assemble(
             **fields,
         )
 
+    # Texts become vectors in contexts of their own, made when they are first wanted.
     waits, texts = config.scheduler, None
     if Operation.EMBED in capabilities.operations:
         is_causal = capabilities.model.is_causal
         texts = text_contexts(model, config, watched, may_cut=is_causal)
+    # The context for slots. From here on there is something to close.
     executor = NativeExecutor(
         make_context,
         # A sequence may run in a parked slot, too.
@@ -130,22 +141,31 @@ def assemble(
         opened.callback(writer.close)
     try:
         tell_changes(config.context, executor.context)
+        # The scheduler. It knows what a snapshot costs from a few decodes.
         limits = None if texts is None else texts.limits
         scheduler = _make_scheduler(
             executor.context, config, layout, store, keys, texts=limits
         )
+        # Kernels that took part in these decodes tell whether rows are exact.
         if config.deterministic == "fast":
             check_apart(executor.context, has_media=config.media.mmproj is not None)
         executor.attach_lanes()
+        # The scheduler of the context before this one knows what its slots held.
         if memory is not None:
             scheduler = memory.scheduler
         template = None if start is not None else chat_template_of(model, config.model)
+        # Images and sounds, if there is a projector.
         media = None
         if config.media.mmproj is not None:
             from pyllama_raw.engine.media_desk import MediaDesk  # takes time
 
             media = MediaDesk(use, config, keys)
             opened.callback(media.close)
+            # The header has said what the model can do; the projector says what it sees.
+            projector = media.projector
+            capabilities = replace(
+                capabilities, images=projector.sees, sounds=projector.hears
+            )
         return EngineParts(
             scheduler,
             executor,
@@ -171,6 +191,71 @@ def assemble(
     except BaseException:
         opened.close()
         raise
+
+
+def assemble_embedder(
+    use: ModelUse, config: EngineConfig, capabilities: Capabilities
+) -> EngineParts:
+    """
+    Make the engine of a model that only embeds; *use* is closed with the parts.
+
+    Raises:
+        ContextFailed, NativeError: nothing is left behind but *use*.
+    """
+    model, info = use.model, capabilities.model
+    watched = None if has_gpu() else Watch()
+    executor = text_contexts(model, config, watched, may_cut=info.is_causal)
+    context = executor.prepare(info.pooling or Pooling.NONE)
+    assert context is not None
+    limits = replace(executor.limits, n_cells=context.n_ctx)
+
+    opened = ExitStack()  # all of it is closed, whatever fails
+    opened.callback(use.close)
+    opened.callback(executor.shutdown)
+    return EngineParts(
+        Scheduler(
+            limits,
+            (),
+            token_budget=config.scheduler.token_budget,
+            target_step_s=config.scheduler.target_step_s,
+        ),
+        executor,
+        model.vocab,
+        None,  # it has no chats
+        opened.close,
+        Admission(config.scheduler.n_slots, config.scheduler.max_waiting),
+        describer(context, config, limits),
+        capabilities,
+        texts=executor,
+        watch=watched,
+    )
+
+
+def text_contexts(
+    model: Model, config: EngineConfig, watch: Watch | None, *, may_cut: bool
+) -> EmbedExecutor:
+    """
+    An executor of texts, which has no context yet.
+
+    *watch* notes what its contexts compute; *may_cut* is as the executor says.
+    """
+    fields = text_fields(model, config)
+
+    def make_context(pooling: Pooling) -> Context:
+        context = Context(
+            model, abort=AbortFlag(), watch=watch, pooling=pooling.value, **fields
+        )
+        try:
+            with context.one_thread():  # where a failed assertion is an error
+                compute(context, 2)
+        except BaseException:
+            context.close()
+            raise
+        return context
+
+    n_ctx, n_pack = fields["n_ctx"], fields["n_ubatch"]
+    limits = ContextLimits(fields["n_seq_max"], n_ctx - n_pack, n_pack, n_ctx)
+    return EmbedExecutor(limits, make_context, may_cut=may_cut)
 
 
 def check_apart(context: Context, *, has_media: bool) -> None:
@@ -248,74 +333,6 @@ def _make_scheduler(
     )
 
 
-def context_fields(
-    config: ContextConfig, n_slots: int, n_ctx_train: int
-) -> dict[str, Any]:
-    """Arguments of Context, with what was left open decided."""
-    n_ctx = config.n_ctx or n_slots * min(DEFAULT_CTX_SLOT, n_ctx_train)
-    decided = {
-        "n_ctx": n_ctx,
-        "n_threads": config.threads,
-        "n_outputs_max": config.n_outputs_max or DEFAULT_OUTPUTS,
-    }
-    return config.model_dump() | decided
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceLayout:
-    """Uses of the sequences of a context: slots first, then parked, then scratch."""
-
-    kind: SnapshotKind
-    n_slots: int
-    n_parked: int
-    n_scratch: int
-
-    @property
-    def n_seq_max(self) -> int:
-        return self.n_slots + self.n_parked + self.n_scratch
-
-    @property
-    def scratch(self) -> int:
-        return self.n_slots + self.n_parked
-
-
-def layout_of(model: Model, config: EngineConfig) -> SequenceLayout:
-    """
-    Parked slots hold what idle ones would forget.
-
-    Where snapshots do that there are none by default: a restore costs milliseconds once,
-    but each cell that is kept is looked at by every decode of unified KV.
-
-    Raises:
-        ConfigError: slots and snapshots need more sequences than libllama has.
-    """
-    cache, n_slots = config.cache, config.scheduler.n_slots
-    kind = expected_kind(model, config.resolved_context)
-    # Points are kept without the positions before them, but those in files are whole, and a
-    # purely recurrent state has no positions.
-    in_host = cache.mode == "snapshots" and cache.directory is None
-    has_positions = config.resolved_context.kv_unified and not model.is_recurrent
-    if kind is SnapshotKind.EXACT and in_host and has_positions:
-        kind = SnapshotKind.CHAIN
-    per_slot = {SnapshotKind.RANGE: 2, SnapshotKind.EXACT: 1}
-    n_parked = per_slot.get(kind, 0) * n_slots if cache.mode == "live" else 0
-    if cache.parked_slots is not None:
-        n_parked = cache.parked_slots
-    if cache.mode == "off" or kind is SnapshotKind.STATE:
-        n_parked = 0
-    saves = cache.mode == "snapshots" or (
-        cache.mode == "live" and cache.directory is not None
-    )
-    n_scratch = int(kind.is_part and saves)
-    n_left = MAX_SEQS - n_slots - n_scratch
-    if n_left < 0:
-        raise ConfigError(
-            f"n_slots={n_slots} leaves no sequence for snapshots to be taken with: "
-            f"at most {MAX_SEQS - n_scratch}, or CacheConfig(mode='live')"
-        )
-    return SequenceLayout(kind, n_slots, min(n_parked, n_left), n_scratch)
-
-
 def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:
     """None if nothing is to be reused."""
     if config.mode == "off":
@@ -340,11 +357,13 @@ def open_store(
         ConfigError: the directory cannot be used.
     """
     cache = config.cache
+    # Nobody asks for files, or there is no room for one.
     if cache.mode == "off" or cache.directory is None:
         return None
     if cache.max_disk_bytes <= INDEX_BYTES:
         return None
     name = None
+    # The name of the states: of files that are as they were when the model was loaded.
     if files and model_files(Path(model.path)) == files:
         with suppress(OSError):
             made_with = config.model.loading
@@ -369,37 +388,9 @@ def make_disk_tier(
     cache = PrefixCache(kind.whole, max_bytes=store.max_bytes, max_entries=MAX_FILES)
 
     def bound(n_tokens: int) -> int:
+        # Ranges are written in parts, each with a head of its own.
         n_parts = n_parts_of(n_tokens) if kind is SnapshotKind.RANGE else 1
         n_more = head_bytes(n_parts) + (n_parts - 1) * cost.base_bytes
         return ENTRY_BYTES + n_more + cost.bound(n_tokens)
 
     return Tier(CacheTier.DISK, cache, bound, store.scan(keys))
-
-
-def limits_of(
-    context: Context, config: EngineConfig, layout: SequenceLayout
-) -> ContextLimits:
-    model = context.model
-    stretched = config.context.rope_scaling not in ("model", "none")
-    n_ctx_slot = context.n_ctx_seq
-    if not stretched:
-        n_ctx_slot = min(n_ctx_slot, model.n_ctx_train)
-    n_batch = context.max_tokens
-    is_pinned = config.deterministic is True
-    if is_pinned:  # else the rest of a chunk could be a graph of one token
-        n_batch = min(n_batch, context.n_ubatch)
-    return ContextLimits(
-        n_slots=config.scheduler.n_slots,
-        n_ctx_slot=n_ctx_slot,
-        n_batch=n_batch,
-        n_cells=context.n_ctx,
-        n_parked=layout.n_parked,
-        unified=context.kv_unified and not model.is_recurrent,
-        deterministic=is_pinned,
-        can_shift=context.can_shift and layout.kind.can_cut and not model.reads_sources,
-        kind=layout.kind,
-        n_outputs=context.n_outputs_max,
-        n_swa=model.n_swa,
-        n_ubatch=context.n_ubatch,
-        n_source=min(context.n_ubatch, n_batch) if model.reads_sources else 0,
-    )

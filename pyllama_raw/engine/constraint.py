@@ -15,10 +15,9 @@ from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
-from pyllama_raw.engine.guidance import BYTES, Guidance, MaskState, byte_trials
+from pyllama_raw.engine.guidance import BYTES, Guidance, MaskState, Trials, byte_trials
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.engine.sampling import NamedTokens, dry_stage
-from pyllama_raw.engine.trials import Trials
 from pyllama_raw.errors import BadGrammar, BadSchema, Unsupported
 from pyllama_raw.native.grammar import Grammar, MaskTokenizer, Matcher, Triggers
 from pyllama_raw.native.stages import HISTORY_MAX
@@ -57,6 +56,7 @@ class Constraints:
             BadGrammar, BadSchema: it cannot be used; the error says where and why.
             Unsupported: the vocabulary has no end token.
         """
+        # Tables of tokens and dry runs read the whole vocabulary.
         named = reading(partial(self._read, params))
         return OutputRules(self.make(params, reading), named)
 
@@ -70,8 +70,10 @@ class Constraints:
     def make(self, params: SamplingParams, reading: Reading = at_once) -> Start | None:
         """Starts the language of *params*; None if they name none. Raises like rules()."""
         match params.constraint:
+            # Most requests.
             case None:
                 return None
+            # GBNF, which is written as a Lark grammar first.
             case "grammar":
                 with self._lock:
                     if self._grammars is None:
@@ -99,6 +101,7 @@ class Grammars:
             raise Unsupported("a grammar", "the vocabulary has no end token")
         self._vocab = vocab
         pieces = [vocab.piece(t, special=True) for t in range(vocab.n_tokens)]
+        # Tokens without text cannot be told apart by a grammar of texts.
         silent = {t for t, piece in enumerate(pieces) if piece[:1] in (b"", b"\0")}
         self._silent = silent | vocab.eog_tokens
         for token in vocab.eog_tokens:
@@ -115,6 +118,7 @@ class Grammars:
         find_token = partial(self._find_token, reading)
         text = to_lark(params.grammar, params.grammar_root, find_token, self._silent)
         try:
+            # In a process of its own first, which may die of it.
             self._trials.n_bytes("lark", text)
         except BadSchema as error:
             # Its place is one in a text of ours.
@@ -123,6 +127,7 @@ class Grammars:
         matcher.compute_mask()
         if matcher.error:
             raise BadGrammar(refusal("lark", matcher.error).reason, None)
+        # A lazy grammar begins at one of these.
         triggers = Triggers(
             [t for t in params.grammar_triggers if isinstance(t, str)],
             [t for t in params.grammar_triggers if isinstance(t, int)],
@@ -131,6 +136,7 @@ class Grammars:
 
     def _find_token(self, reading: Reading, name: int | str) -> int | None:
         vocab = self._vocab
+        # A number names a token of the vocabulary.
         if isinstance(name, int):
             return name if name < vocab.n_tokens else None
         tokens = reading(

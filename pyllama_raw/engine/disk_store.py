@@ -29,8 +29,7 @@ from pathlib import Path
 from pyllama_raw.core.memory.tiers import StoredState
 from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.engine import state_index as sql
-from pyllama_raw.engine.span_keys import SpanKeys
-from pyllama_raw.engine.span_records import from_file
+from pyllama_raw.engine.span_keys import SpanKeys, from_file
 from pyllama_raw.engine.state_file import (
     ENTRY_BYTES,
     INDEX_BYTES,
@@ -76,6 +75,7 @@ class DiskStore:
         self._fingerprint = fingerprint
         # Changes that wait for the lock; one that is forgotten costs room until it is evicted.
         self._later = deque[tuple[str, bytes]](maxlen=MAX_LATER)
+        # Another process may hold the lock: nobody waits for it here.
         with suppress(sqlite3.Error), self._index.held(waits=False) as index:
             self._make_room(index, 0)  # else a writer makes room
 
@@ -87,6 +87,7 @@ class DiskStore:
             keys: give the numbers that stand for rows of spans.
         """
         try:
+            # No lock is needed to look: a row is there only if its file is whole.
             rows = self._index.rows(self._fingerprint)
         except sqlite3.Error:
             return []
@@ -107,15 +108,19 @@ class DiskStore:
             rest: see slices().
         """
         said = json.dumps(namespace).encode()
+        # Others have to read the row, so it is small.
         if len(said) > sql.MAX_NAMESPACE_BYTES:
             return None
         name, n_bytes = uuid.uuid4().bytes, len(tokens) + state.nbytes
         key = make_key(self._fingerprint, namespace, tokens)
+        # The digest comes first, because it takes long and needs no lock.
         digest = digest_of(key, state, rest)
         path = self._path_of(name)
         row = (name, self._fingerprint.encode(), said, len(tokens), n_bytes, digest)
         try:
             with self._index.held() as index:
+                # What is displaced goes before the file is there, so the limit is never
+                # exceeded.
                 if not self._make_room(index, n_bytes + ENTRY_BYTES):
                     return None
                 write_file(path, tokens, state, rest)
@@ -134,6 +139,7 @@ class DiskStore:
         """
         try:
             state = read_state(file, rest)
+        # Damaged or forged: nobody can use it.
         except BadFile:
             self.delete(file)
         except OSError:
@@ -167,6 +173,7 @@ class DiskStore:
         try:
             with opened(path, n_bytes) as stream:
                 data = stream.read(state_at)
+            # Tokens and namespace may have been written by anybody.
             tokens, namespace = from_file(array("i", data), keys), namespace_of(said)
         except (BadFile, FileNotFoundError, ValueError, RecursionError):
             self._forget(name)
@@ -183,12 +190,14 @@ class DiskStore:
         if there is no room all the same.
         """
         self._note(index)
+        # A file without a row is nobody's: its writer was killed.
         rows = index.execute(sql.SIZES).fetchall()
         owned = {self._path_of(name) for _, name, _ in rows}
         if not self._delete_unowned(owned) or n_bytes > self.max_bytes:
             return False
         n_used = sum(size for _, _, size in rows) + len(rows) * ENTRY_BYTES
         n_rows = len(rows)
+        # Then those that were not used for longest, until there is room.
         for used, name, size in rows:
             if n_used + n_bytes <= self.max_bytes and n_rows < sql.MAX_ROWS:
                 break
@@ -214,6 +223,7 @@ class DiskStore:
         last = max(numbers.values(), default=0)
         while self._later:
             change, name = self._later.popleft()
+            # Another process has deleted it meanwhile.
             if (used := numbers.get(name)) is None:
                 continue
             index.execute(change, (used,))

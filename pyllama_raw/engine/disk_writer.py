@@ -46,6 +46,7 @@ class DiskWorker:
     def put(self, job: Callable[[], None]) -> None:
         """Have *job* done after those before; here and now if there is no thread."""
         if self._thread is None:
+            # The first job starts the thread; most engines have no files.
             thread = Thread(target=self._run, name=self._name, daemon=True)
             try:
                 thread.start()
@@ -145,6 +146,7 @@ class DiskWriter:
         """*states* holds one; it is taken out, so that it can be freed here."""
         saved, state = None, states.pop()
         try:
+            # It rests after each slice, so that steps have the CPU.
             file = self._store.write(namespace, tokens, state, self._rest)
             if file is not None:
                 saved = Saved(file, file.counted_bytes - len(tokens), capture_s)
@@ -155,6 +157,7 @@ class DiskWriter:
     def _fetch(self, fetch_id: int, file: StoredFile) -> None:
         started, payload = time.perf_counter(), None
         try:
+            # A request waits in its slot for this.
             state = self._store.read(file, self._rest)
             payload = None if state is None else FileState(state)
         finally:
@@ -162,5 +165,6 @@ class DiskWriter:
             self.report(Fetched(fetch_id, payload, took_s))
 
     def _rest(self, worked_s: float) -> None:
+        # A sixteenth of a CPU delays steps by as much, at most.
         if self.others_compute:
             time.sleep(REST * worked_s)

@@ -18,8 +18,8 @@ from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import Executor, StepPlan, StepResult
+from pyllama_raw.engine.logs import step_record
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
-from pyllama_raw.engine.step_log import step_record
 from pyllama_raw.engine.watcher import Watcher, Watchers
 from pyllama_raw.errors import PyllamaError
 
@@ -45,7 +45,7 @@ class Driver:
     Args:
         tell: step() calls it with new events, before a decode with those that do not wait for
             it; and whether one of them is the last of its request.
-        opened: has all requests that have not ended; None: one of its own.
+        records: of all requests that have not ended; None: of its own.
         watchers: are told what becomes of requests and steps; one that raises is let go of.
     """
 
@@ -56,13 +56,13 @@ class Driver:
         clock: Callable[[], float],
         tell: Tell = lambda *_: None,
         *,
-        opened: OpenRequests | None = None,
+        records: OpenRequests | None = None,
         watchers: Iterable[Watcher] = (),
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
-        self.opened = OpenRequests() if opened is None else opened
+        self.records = OpenRequests() if records is None else records
         self.watchers = Watchers(watchers)
         self.last_step_at: float | None = None  # when its result was taken in
         self.running_plan: StepPlan | None = (
@@ -91,7 +91,7 @@ class Driver:
         self._tell(events, has_ended)
         for event in events if has_ended else ():
             if type(event) is Finished:
-                self.opened.pop(event.request_id, None)
+                self.records.pop(event.request_id, None)
 
     def plan(self) -> tuple[StepPlan, list[Event], bool]:
         """
@@ -103,7 +103,10 @@ class Driver:
         self._n_preempted = 0
         self._began = self.clock()
         plan = self.scheduler.schedule(self._began)
-        return plan, *self._closed(self.scheduler.take_events())
+        events = self.scheduler.take_events()
+        if not events:
+            return plan, events, False
+        return plan, *self._closed(events)
 
     def take_events(self) -> tuple[list[Event], bool]:
         """Events that do not wait for a step, as by plan()."""
@@ -111,9 +114,10 @@ class Driver:
 
     def run(self, plan: StepPlan) -> tuple[list[Event], bool]:
         """Execute *plan* and take its result in; returns as take_events()."""
-        planned = self.clock()
-        warms_up = self.watchers.wants_steps and any(
-            self.opened.warms_up(work.request_id) for work in plan.works
+        planned, wants_steps = self.clock(), self.watchers.wants_steps
+        # Logs say which steps only warm the engine up. Its requests may be gone afterwards.
+        warms_up = wants_steps and any(
+            self.records.warms_up(work.request_id) for work in plan.works
         )
         # An exception of the executor leaves the scheduler as it was before the step, and
         # `running_plan` tells that it was the executor's. Any other one is a bug of ours.
@@ -121,12 +125,15 @@ class Driver:
         result = self.executor.execute(plan)
         self.running_plan = None
         self.last_step_at = ended = self.clock()
-        self._run = _Run(plan, result, planned, ended, warms_up)
+        self._run = None
+        if wants_steps:
+            self._run = _Run(plan, result, planned, ended, warms_up)
         return self._closed(self.scheduler.apply(plan, result, ended))
 
     def log_step(self) -> None:
         """Tell watchers of the step that has run. Its events have been delivered."""
-        assert self._run is not None
+        if self._run is None:  # whoever watches has come since the step began
+            return
         plan, result, planned, ended, warms_up = self._run
         record = step_record(
             plan,
@@ -147,6 +154,7 @@ class Driver:
         Args:
             error: the failure, for requests whose fault it seems to be.
         """
+        # A rebuild that failed between two steps has no plan: only what slots held is lost.
         plan, self.running_plan = self.running_plan, None
         if plan is None:  # no step was running
             self.scheduler.lose_reading()
@@ -171,9 +179,10 @@ class Driver:
             sampler = self.executor.close(end.request_id)
             if sampler is not None:
                 events[index] = replace(end, sampler=sampler)
-            opened = self.opened.get(end.request_id)
-            if opened is not None:  # else a program has used the scheduler itself
-                opened.context.run(self.watchers.ended, opened.request, end)
+            # Watchers hear of the end before its reader does.
+            record = self.records.get(end.request_id)
+            if record is not None:  # else a program has used the scheduler itself
+                record.context.run(self.watchers.ended, record.request, end)
         return events, bool(ends)
 
     def _changed(self, change: SlotChange, request_id: int, now: float) -> None:
@@ -184,17 +193,18 @@ class Driver:
 
     def add(self, requests: Iterable[Request], submitted: float) -> None:
         """As take_on(), for requests that have no records yet."""
-        opened = [OpenRequest(request, submitted) for request in requests]
-        self.opened.update((each.request.request_id, each) for each in opened)
-        self.take_on(opened)
+        records = [OpenRequest(request, submitted) for request in requests]
+        self.records.update((record.request.request_id, record) for record in records)
+        self.take_on(records)
 
-    def take_on(self, opened: Sequence[OpenRequest]) -> None:
+    def take_on(self, records: Sequence[OpenRequest]) -> None:
         """
         Take on requests of one caller, submitted together.
 
         If that raises anything, withdraw() all of them.
         """
-        requests, first = [each.request for each in opened], opened[0]
+        requests, first = [record.request for record in records], records[0]
+        # Samplers come first, because a request that cannot be sampled is not queued.
         for request in requests:
             self.executor.open(request)
         self.scheduler.add_all(requests, first.submitted)
@@ -202,9 +212,10 @@ class Driver:
 
     def withdraw(self, request_id: int) -> bool:
         """Free what take_on() made. True: its last event does that, and will come."""
+        # The scheduler has it already, so its end comes as an event.
         if self.cancel(request_id):
             return True
-        self.opened.pop(request_id, None)
+        self.records.pop(request_id, None)
         try:
             self.executor.close(request_id)
         except BaseException:  # noqa: BLE001 - it is told in the log

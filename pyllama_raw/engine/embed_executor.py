@@ -36,7 +36,7 @@ from pyllama_raw.core.step import (
     Vector,
 )
 from pyllama_raw.engine.abort import AbortGate
-from pyllama_raw.engine.model_info import Pooling
+from pyllama_raw.engine.info import Pooling
 from pyllama_raw.errors import (
     ClosedError,
     DecodeAborted,
@@ -111,6 +111,7 @@ class EmbedExecutor:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the engine is closed")
+            # Nobody makes a context while the engine sleeps.
             if self._is_suspended:
                 return None
             if kind not in self._contexts:
@@ -124,6 +125,7 @@ class EmbedExecutor:
     def suspend(self) -> object:
         """Free the contexts, which hold nothing between two texts that anybody needs."""
         with self._lock:
+            # A text that was computed in part begins anew afterwards.
             self._is_suspended, self._used = True, None
             while self._contexts:
                 self._contexts.popitem()[1].close()
@@ -169,6 +171,7 @@ class EmbedExecutor:
         works = [work for work in plan.works if isinstance(work, Encode)]
         assert len(works) == len(plan.works)
         assert not plan.moves
+        # A plan that only ends requests.
         if not works:
             return StepResult()
         pooling = Pooling(plan.lot.name)
@@ -177,9 +180,11 @@ class EmbedExecutor:
             assert context.abort is not None
             self.gate.enter(works, context.abort)
             return self._run(works, context, pooling)
+        # Nobody wants its texts any more. Half of a text is of no use.
         except DecodeAborted:
             self._clear(self._contexts[self._kind(pooling)])
             return StepResult(DecodeStatus.ABORTED)
+        # The context of this pooling goes, others are as they were.
         except NativeError as error:
             self._drop(pooling)
             return StepResult(DecodeStatus.FAILED, error=error)
@@ -192,6 +197,7 @@ class EmbedExecutor:
         batch = self._batch
         batch.clear()
         for work in works:
+            # A text begins: its place may have a part of one that was given up.
             if context.has_memory and not work.pos:
                 context.seq_rm(work.slot)  # its text may have been given up
             batch.add_scored(work.tokens, work.pos, work.slot)
@@ -199,6 +205,7 @@ class EmbedExecutor:
         self._decode_ns += outcome.decode_ns
         self._cpu_ns += outcome.cpu_ns
         check_decode(outcome.code, last_error() if outcome.code else "")
+        # The first row of each text.
         rows = accumulate((len(work.tokens) for work in works), initial=0)
         outputs = tuple(
             self._output(context, work, pooling, row)
@@ -207,6 +214,7 @@ class EmbedExecutor:
         failed = [output for output in outputs if isinstance(output, RowFailed)]
         if failed:
             self._clear(context)
+        # One of them is at fault, and nobody knows which: the scheduler tries each alone.
         if failed and len(works) > 1:
             return StepResult(DecodeStatus.INVALID, error=failed[0].error)
         if context.has_memory:
@@ -218,11 +226,13 @@ class EmbedExecutor:
     def _context_for(self, pooling: Pooling) -> Context:
         """The context that is used now; too many others are closed. Thread: the engine's."""
         contexts, kind = self._contexts, self._kind(pooling)
+        # The context of the last step: nobody closes it meanwhile.
         if kind is self._used and len(contexts) <= MAX_CONTEXTS:
             return contexts[kind]
         context = self.prepare(pooling)
         assert context is not None
         with self._lock:
+            # It is the latest now, and the oldest goes.
             contexts[kind] = contexts.pop(kind)
             while len(contexts) > MAX_CONTEXTS:
                 contexts.pop(next(iter(contexts))).close()
@@ -250,6 +260,7 @@ class EmbedExecutor:
         import numpy as np
 
         try:
+            # The context gives a vector for each token, and this thread pools them.
             if self._kind(pooling) is Pooling.NONE:
                 rows = context.token_vectors(row, row + len(work.tokens))
                 values = self._pooled(work, pooling, rows)
@@ -259,6 +270,7 @@ class EmbedExecutor:
             return RowFailed(NativeError("llama_get_embeddings", None, str(error)))
         if not work.is_last:
             return Computed()
+        # A model may make numbers that are none of some text.
         if np.isfinite(np.frombuffer(values, np.float32)).all():
             return Vector(values)
         return RowFailed(EmbeddingFailed())
@@ -271,10 +283,13 @@ class EmbedExecutor:
         before = self._collected if work.pos else []
         collected: list[NDArray[Any]]
         match pooling:
+            # All of them, one after the other.
             case Pooling.NONE:
                 collected = [*before, rows]
+            # That of the first token, which came with the first part.
             case Pooling.CLS:
                 collected = before or [rows[:1]]
+            # The mean: a sum until the last part, in 64 bits.
             case _:
                 total = rows.sum(axis=0, dtype=np.float64)
                 collected = [total + before[0] if before else total]

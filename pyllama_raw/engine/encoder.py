@@ -110,6 +110,7 @@ class Encoder:
     def leave(self, encodes: RequestEncodes) -> None:
         """Forget *encodes*, because their request has ended; can be repeated."""
         with self._changed:
+            # The image that is being encoded was wanted by this request alone.
             if self._encodes.leave(encodes):
                 self._cancel()
 
@@ -135,6 +136,7 @@ class Encoder:
     def close(self) -> None:
         """Cancel the encode that runs, and wait for it: one layer."""
         with self._changed:
+            # The thread sees this once the layer that is computed is done.
             self._closed = True
             self._cancel()
             self._changed.notify_all()
@@ -147,7 +149,9 @@ class Encoder:
     def _run(self) -> None:
         with self._changed:
             while not self._closed:
+                # Whose turn it is: requests take turns, an image each.
                 turn = self._encodes.begin()
+                # Nothing is to be encoded.
                 if turn is None:
                     self._changed.wait()
                 else:
@@ -157,13 +161,16 @@ class Encoder:
     def _encode(self, task: Task) -> None:
         """With the lock, but while it is computed."""
         try:
+            # While the encode runs, others may cancel it by this.
             self._control = control = task.control()
         except BaseException as caught:  # noqa: BLE001 - the reader is told
             self._fail(task, _fault(caught))
             return
+        # The lock is given away for the encode alone.
         start = monotonic()
         rows: Rows | None = None
         error: PyllamaError | None = None
+        # Requests come and leave while it is computed.
         self._changed.release()
         try:
             rows = task.encode(control)
@@ -175,20 +182,24 @@ class Encoder:
         self._control = None
         seconds = monotonic() - start
         self._encode_s += seconds
+        # All that share the image have waited for it.
         for encodes in self._encodes.users(task.wanted.key):
             encodes.seconds += seconds
         if error is not None:
             self._fail(task, error)
+        # The last one that wanted it has left.
         elif rows is None:
             self._n_cancelled += 1
             self._encodes.drop()
         else:
+            # Requests that have all their rows now can start.
             for encodes in self._encodes.done(rows):
                 self.report(encodes.request_id)
 
     def _fail(self, task: Task, error: PyllamaError) -> None:
         self._n_failed += 1
         for failed in self._encodes.fail():
+            # Each request is told by the index of the image in its own prompt.
             keys = [each.wanted.key for each in failed.tasks]
             failed.error = _own(error, keys.index(task.wanted.key))
             self.report(failed.request_id)

@@ -1,22 +1,123 @@
-"""Memory that an engine will take, reckoned before a weight is read."""
+"""
+What a model will need, found out before its weights are read.
+
+`probe_model()` reads the header, `estimate()` has libllama reckon the memory of an engine, and
+`fitted()` chooses a context that fits what is free. `kernels_used()` makes a context for a moment.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from logging import getLogger
 from pathlib import Path
 from typing import Self
 
-from pyllama_raw.engine.build import context_fields, layout_of
-from pyllama_raw.engine.build_embedder import text_fields
-from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
-from pyllama_raw.engine.model_info import Pooling
-from pyllama_raw.engine.sources import checked_config
-from pyllama_raw.native.memory_need import HOST, NO_WEIGHTS, Breakdown, breakdown_of
+from pyllama_raw.engine.info import Capabilities, Operation, Pooling, probe
+from pyllama_raw.engine.layout import (
+    checked_config,
+    context_fields,
+    layout_of,
+    text_fields,
+)
+from pyllama_raw.engine.probe import expected_kind
+from pyllama_raw.errors import (
+    ContextFailed,
+    NativeError,
+    ProjectorLoadFailed,
+    Unsupported,
+)
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.context import Context
+from pyllama_raw.native.gguf_header import read_header
+from pyllama_raw.native.kernels import Watch
+from pyllama_raw.native.libllama import Device, check_decode, devices, last_error
+from pyllama_raw.native.memory_need import (
+    HOST,
+    NO_WEIGHTS,
+    Breakdown,
+    available_bytes,
+    breakdown_of,
+)
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import projector_bytes
 from pyllama_raw.options.config import EngineConfig
 
+__all__ = ["Device", "ModelProbe", "devices", "probe_model"]
 TOKEN_TEXT_BYTES = 256  # of a vocabulary, as measured: texts, and maps to and from ids
+MARGIN_BYTES = 2**30  # of a device, or a 16th of a small one
+CELLS = 256  # llama.cpp rounds n_ctx to these, of each slot if kv_unified is off
+PLENTY_BYTES = 2**30  # beside weights, cells and rows
+Room = dict[str, int]  # bytes by device
+Fits = Callable[[EngineConfig], bool]
+_log = getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProbe:
+    """A model, with the options of an engine."""
+
+    capabilities: Capabilities
+    """Its class, sizes and pooling, and what it can be used for."""
+    n_params: int
+    """Numbers that it has learnt."""
+    weights_bytes: int
+    """Bytes of all its tensors in the file."""
+    n_swa: int
+    """Tokens of a sliding window; 0: it has none."""
+    is_recurrent: bool
+    """Whether it keeps a state of its texts in place of cells."""
+    is_hybrid: bool
+    """Whether it keeps such a state beside cells."""
+    can_cut: bool
+    """Whether the end of a text can be cut off, and the rest be used again."""
+    can_shift: bool
+    """Whether the oldest tokens of a full slot can be shifted out."""
+    images: bool
+    """Whether its projector sees."""
+    sounds: bool
+    """Whether its projector hears."""
+
+
+def probe_model(path: Path, config: EngineConfig) -> ModelProbe:
+    """
+    Facts of the model at *path*; no weight is read.
+
+    Raises:
+        ModelLoadFailed, ContextFailed, ProjectorLoadFailed: a file or an option is wrong.
+        Unsupported: the model is of no use here.
+    """
+    images, sounds = _senses(config.media.mmproj)
+    with Outline(path, config) as outline:
+        model, generates = outline.model, outline.generates
+        kind = expected_kind(model, config.resolved_context)
+        is_whole = not (generates and kind.can_cut)
+        return ModelProbe(
+            capabilities=outline.capabilities,
+            n_params=model.n_params,
+            weights_bytes=model.size_bytes,
+            n_swa=model.n_swa,
+            is_recurrent=model.is_recurrent,
+            is_hybrid=model.is_hybrid,
+            can_cut=not is_whole,
+            can_shift=not (is_whole or model.reads_sources)
+            and outline.context(config).can_shift,
+            images=images,
+            sounds=sounds,
+        )
+
+
+def _senses(projector: str | Path | None) -> tuple[bool, bool]:
+    """Whether the projector sees, and hears, by its header."""
+    if projector is None:
+        return False, False
+    values = read_header(str(projector)).values
+    if values.get("general.architecture") != "clip":
+        raise ProjectorLoadFailed(str(projector), "this is no projector")
+    vision, audio = (f"clip.has_{part}_encoder" for part in ("vision", "audio"))
+    return values.get(vision) is True, values.get(audio) is True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +173,7 @@ class Outline:
     def __init__(self, path: Path, config: EngineConfig) -> None:
         self.capabilities: Capabilities = probe(path, config.model.kv_overrides)
         self.capabilities.check(*Operation)
+        # libllama reads the header and lays out tensors, but no weight.
         wanted = config.resolved_model.loading
         self.model = Model.load(path, **(wanted | NO_WEIGHTS))
         try:
@@ -89,6 +191,7 @@ class Outline:
         """A context of *config*, whose model options are those of this one."""
         model = self.model
         mapped = config.model.load_mode in ("auto", "mmap", "mmap_mlock")
+        # A model that only embeds has contexts of texts.
         if not self.generates:
             pooling = (self.capabilities.model.pooling or Pooling.NONE).value
             fields = text_fields(model, config)
@@ -102,6 +205,7 @@ class Outline:
     def memory(self, config: EngineConfig) -> MemoryEstimate:
         """Memory of an engine of *config*."""
         found = self.context(config)
+        # libllama does not count the vocabulary.
         found.weights[HOST] += self.model.n_vocab * TOKEN_TEXT_BYTES
         parts = found.weights, found.kv, found.compute, self._projector
         names = dict.fromkeys(name for part in parts for name in part)
@@ -133,3 +237,185 @@ def estimate(path: Path, config: EngineConfig) -> MemoryEstimate:
     """Memory of an engine on the file at *path*. Raises as Outline does."""
     with Outline(path, config) as outline:
         return outline.memory(config)
+
+
+def fitted(
+    path: Path,
+    config: EngineConfig,
+    *,
+    has_weights: bool = False,
+    room: Room | None = None,
+) -> EngineConfig:
+    """
+    Return *config*, with fewer cells and layers where memory asks for that.
+
+    Args:
+        has_weights: the model is loaded already, so its layers stay where they are.
+        room: bytes of each device that may be used. None: what is free now.
+    """
+    if not config.fit_ctx:
+        return config
+    try:
+        # Most machines have plenty, and then no context is tried.
+        room = _free(config.fit_margin_bytes) if room is None else room
+        if _is_plenty(path, config, room):
+            return config
+        chosen = _fitted(path, config, room, has_weights)
+    # Whatever is wrong, opening the model says it better.
+    except (NativeError, Unsupported):
+        return config
+    changes = []
+    if chosen.context != config.context:
+        changes.append(f"n_ctx={chosen.context.n_ctx}")
+    if chosen.model != config.model:
+        changes.append(f"n_gpu_layers={chosen.model.n_gpu_layers}")
+    if changes:
+        _log.warning("memory is short: %s", ", ".join(changes))
+    return chosen
+
+
+def _fitted(
+    path: Path, config: EngineConfig, room: Room, has_weights: bool
+) -> EngineConfig:
+    with Outline(path, config) as outline:
+
+        def fits(tried: EngineConfig) -> bool:
+            with suppress(ContextFailed):  # not even the list of cells fits
+                return _fits(outline.memory(tried), room, has_weights=has_weights)
+            return False
+
+        if fits(config):
+            return config
+        # First fewer cells, because layers on a device are worth more.
+        if outline.generates:
+            config = _fewer_cells(config, outline.model.n_ctx_train, fits)
+        if has_weights or fits(config):
+            return config
+        # Then fewer layers, each tried on another outline.
+        n_layer = outline.model.n_layer
+    return _fewer_layers(path, config, n_layer, room)
+
+
+def _fewer_cells(config: EngineConfig, n_ctx_train: int, fits: Fits) -> EngineConfig:
+    n_slots, wanted = config.scheduler.n_slots, config.resolved_context
+    n_ctx = context_fields(wanted, n_slots, n_ctx_train)["n_ctx"]
+    # Cells come in units, as libllama rounds them.
+    unit = CELLS if wanted.kv_unified else CELLS * n_slots
+    all_units = -(-n_ctx // unit)
+    least = min(-(-config.fit_ctx // unit), all_units)
+
+    def with_units(n: int) -> EngineConfig:
+        if n == all_units:
+            return config
+        context = config.context.model_copy(update={"n_ctx": n * unit})
+        return config.model_copy(update={"context": context})
+
+    return with_units(_most(least, all_units, lambda n: fits(with_units(n))))
+
+
+def _fewer_layers(
+    path: Path, config: EngineConfig, n_layer: int, room: Room
+) -> EngineConfig:
+    # Layers that leave a device go to the host, whose room is not asked for.
+    places = {name: n_bytes for name, n_bytes in room.items() if name != HOST}
+    asked, all_layers = config.model.n_gpu_layers, n_layer + 1  # and the output
+    most = min(asked, all_layers) if asked >= 0 else all_layers
+    if not places:
+        return config
+
+    def with_layers(n: int) -> EngineConfig:
+        if n == most:
+            return config
+        model = config.model.model_copy(update={"n_gpu_layers": n})
+        return config.model_copy(update={"model": model})
+
+    def fits(n: int) -> bool:
+        with suppress(ContextFailed):
+            return _fits(estimate(path, with_layers(n)), places)
+        return False
+
+    return with_layers(_most(0, most, fits))
+
+
+def _most(least: int, wanted: int, fits: Callable[[int], bool]) -> int:
+    """
+    The largest number up to *wanted* that fits; *least* where none above it does.
+
+    From below, because each try of many cells costs the memory of their list.
+    """
+    low, high = least, min(max(2 * least, 1), wanted)
+    while low < high and fits(high):
+        low, high = high, min(2 * high, wanted)
+    between = range(low + 1, high)
+    return low + bisect_right(between, False, key=lambda n: not fits(n))
+
+
+def _is_plenty(path: Path, config: EngineConfig, room: Room) -> bool:
+    """
+    Whether half of the host's memory is more than an engine can take, if it has no device.
+
+    That is each weight twice, since some are put in another order, cells of 32 bits as wide as
+    the model, two rows of the vocabulary for each token of a step, and what is left besides.
+    """
+    model = probe(path, config.model.kv_overrides).model
+    # What cannot be said from the header needs a real estimate.
+    if set(room) != {HOST} or model.n_files > 1 or config.media.mmproj is not None:
+        return False
+    n_slots, wanted = config.scheduler.n_slots, config.resolved_context
+    n_ctx: int = context_fields(wanted, n_slots, model.n_ctx_train)["n_ctx"]
+    cells = 2 * 4 * n_ctx * model.n_layer * model.n_embd
+    rows = 2 * 4 * max(wanted.n_ubatch, wanted.n_outputs_max or 0) * model.n_vocab
+    needed = 2 * path.stat().st_size + cells + rows + PLENTY_BYTES
+    return needed < room[HOST] // 2
+
+
+def _fits(memory: MemoryEstimate, room: Room, *, has_weights: bool = False) -> bool:
+    return all(
+        one.total_bytes - has_weights * one.weights_bytes <= room[one.device]
+        for one in memory.devices
+        if one.device in room
+    )
+
+
+def _free(margin_bytes: int | None) -> Room:
+    """Free bytes by device, without the margin; None is the usual one."""
+    room = {}
+    for device in devices():
+        if device.kind in ("cpu", "gpu", "igpu"):
+            free, total = device.memory_free_bytes, device.memory_total_bytes
+            # The system gives a process less than what is free, in a container.
+            usable = available_bytes() if device.name == HOST else None
+            free = free if usable is None else min(free, usable)
+            usual = min(MARGIN_BYTES, total // 16)
+            room[device.name] = free - (usual if margin_bytes is None else margin_bytes)
+    return room
+
+
+def kernels_used(model: Model, config: EngineConfig) -> str:
+    """
+    Name them for attention and for each type of weights: "attention ours; q4_1 AMX 97.0%".
+
+    Numbers are shares of all multiply-adds with weights. Two tokens are decoded, because some
+    kernels of ours leave products with a single one to libllama.
+    """
+    wanted = config.resolved_context
+    fields = context_fields(wanted, 1, model.n_ctx_train)
+    fields |= {"n_outputs_max": 2, "deterministic": config.deterministic}
+    watch = Watch()
+    with Context(model, n_seq_max=1, watch=watch, **fields) as context:
+        batch = Batch(context.max_tokens)
+        if model.reads_sources:  # decodes need one
+            batch.add_scored([0], 0, 0)
+            check_decode(context.read_sources(batch).code, last_error())
+            batch.clear()
+        # Two rows: some kernels of ours leave a single one to libllama.
+        tokens = range(min(2, context.max_tokens))
+        batch.add_rows([0 for _ in tokens], list(tokens), [0 for _ in tokens])
+        context.decode(batch)
+        products, attentions = watch.products, ", ".join(watch.attentions)
+    n_all = sum(n for counts in products.values() for n in counts.values())
+    parts = [f"attention {attentions}"] if attentions else []
+    for name, counts in products.items():
+        shares = (f"{whose} {n / n_all:.1%}" for whose, n in counts.items())
+        parts.append(f"{name} {', '.join(shares)}")
+    return "; ".join(parts)

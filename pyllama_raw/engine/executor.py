@@ -37,19 +37,15 @@ from pyllama_raw.core.step import (
     Work,
 )
 from pyllama_raw.engine.abort import AbortGate
-from pyllama_raw.engine.adapter_sets import AdapterSets
-from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
+from pyllama_raw.engine.adapters import AdapterSets
 from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
-from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.native_log import pass_on_lines
-from pyllama_raw.engine.operations import SlotOperations
-from pyllama_raw.engine.rows import Rows
-from pyllama_raw.engine.sampling import open_sampler
-from pyllama_raw.engine.scores import watch
-from pyllama_raw.engine.whole_memory import captured, restored, warm_up
+from pyllama_raw.engine.operations import SlotOperations, captured, restored, warm_up
+from pyllama_raw.engine.rows import BuiltSampler, BuiltSamplers, Rows, watch
+from pyllama_raw.engine.sampling import Lanes, open_sampler
 from pyllama_raw.errors import ContextFailed, InvalidBatch, NativeError
 from pyllama_raw.native.adapter import Adapter, load_adapter
 from pyllama_raw.native.context import Context, StepOutcome
@@ -88,12 +84,14 @@ class NativeExecutor:
         disk: DiskWriter | None = None,
         texts: EmbedExecutor | None = None,
     ) -> None:
+        # One gate for both: a step is of texts or of sequences, and either can be aborted.
         self._texts = texts
         self._gate = AbortGate() if texts is None else texts.gate
         self._make_context = make_context
         self._disk = disk
         self.lanes = lanes
         self.adapters = AdapterSets()
+        # Without lanes, because probes look at whole rows; see attach_lanes().
         self.context = make_context(())  # see attach_lanes()
         self._operations = SlotOperations(self.context, kind, scratch, disk)
         self._advanced: tuple[Work, ...] = ()  # whose next tokens are in the batch
@@ -119,6 +117,7 @@ class NativeExecutor:
 
     @property
     def times(self) -> StepTimes:
+        # Contexts of texts have times of their own.
         texts = StepTimes()
         if self._texts is not None:
             texts = self._texts.times
@@ -144,18 +143,21 @@ class NativeExecutor:
 
     def remove_adapter(self, number: int) -> None:
         """Free an adapter of `adapters`, which nobody uses any more."""
+        # What was begun ahead computes with the adapter that goes.
         if self.adapters.is_on(number):
             self._lost |= self._drop()
         self.adapters.remove(number, self.context)
 
     def open(self, request: Request) -> None:
         """Build the sampler of *request*, if it has one; its payloads are MediaRows."""
+        # Nothing is sampled of a text that becomes a vector.
         if request.lot.makes_vectors:
             return
         assert len(request.payloads) == len(request.spans)
         params, rules = request.sampling, request.rules
         assert isinstance(params, SamplingParams)
         vocab = self.context.model.vocab
+        # Rules of an output are a constraint, names of tokens, or both.
         started = named = None
         if isinstance(rules, OutputRules):
             named = rules.named
@@ -184,6 +186,7 @@ class NativeExecutor:
         if opened is None:
             return None
         opened.sampler.close()
+        # The sampler has counted its tokens on either side.
         return self.lanes.use(opened.sampler, opened.needs_all)
 
     def shutdown(self) -> None:
@@ -202,6 +205,7 @@ class NativeExecutor:
 
     def suspend(self) -> object:
         self._lost |= self._drop()
+        # A copy that fails raises here, before anything is freed.
         copies = captured(self.context)
         self.context.close()
         self.adapters.renew()
@@ -210,10 +214,12 @@ class NativeExecutor:
         return copies
 
     def resume(self, state: object) -> bool:
+        # A new session that slept has its context already.
         if self.context.closed:  # else it was made for a scheduler that slept
             self._use(self._make_context(self.lanes.fresh()))
         if self._texts is not None:
             self._texts.resume(None)
+        # Whether slots hold what they held; if not, the scheduler is told that they are empty.
         return restored(self.context, state)
 
     def rebuild(self) -> None:
@@ -234,6 +240,7 @@ class NativeExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the moves, decode and sample."""
         if self._disk is not None:
+            # Threads of files rest while others compute.
             self._disk.others_compute = bool(plan.works)
         if plan.lot.makes_vectors:
             assert self._texts is not None
@@ -251,20 +258,29 @@ class NativeExecutor:
         self._gate.stop(request_id)
 
     def _execute(self, plan: StepPlan) -> StepResult:
+        # The last failure left no context, because memory was short: this step tries again.
         if self.context.closed and (error := self._rebuild()) is not None:
             return StepResult(DecodeStatus.FAILED, error=error)
         moves, works, lot, steady = plan
+        # The step that was begun ahead is the one that is wanted, and moves concern none of its
+        # slots: its result is waited for, then the moves are done.
         is_on = lot.adapters == self.adapters.on
         if is_on and self._continues(works) and _are_beside(moves, works):
             result = self._decode(works, plan._replace(steady=steady and not moves))
             return self._filled(moves, result) if moves else result
+        # Another step: the one begun ahead is undone. Slots that cannot forget its tokens are
+        # lost.
         lost, self._lost = self._drop() | self._lost, frozenset()
+        # Nothing moves.
         if not (moves or lost):
             return self._decode(works, plan)
+        # Moves come before works, because works may stand on what they bring.
         saved, lost, restore_s, moves_s = self._operations.run(moves, lost)
         if not lost:
             result = self._decode(works, plan)
             return result._replace(saved=saved, restore_s=restore_s, moves_s=moves_s)
+        # Works of slots that could not be filled are left out. The others are computed; the
+        # scheduler learns from Lost() which to begin anew.
         works_left = tuple(work for work in works if work.slot not in lost)
         result = self._decode(works_left, plan._replace(steady=False))
         outputs = result.outputs
@@ -283,6 +299,8 @@ class NativeExecutor:
     def _filled(self, moves: tuple[Move, ...], result: StepResult) -> StepResult:
         """Do *moves* after a decode that they do not concern."""
         if result.status is DecodeStatus.FAILED:
+            # There is another context, which the scheduler fills anew: a load is of no use to
+            # it.
             moves = tuple(move for move in moves if not isinstance(move, Load))
         _, lost, restore_s, moves_s = self._operations.run(moves)
         return result._replace(
@@ -303,6 +321,7 @@ class NativeExecutor:
             return StepResult()
         adapters, wanted = self.adapters, plan.lot.adapters
         try:
+            # To switch has all graphs prepared anew, so only a change does.
             if wanted != adapters.on:
                 adapters.switch(self.context, wanted)
             outcome = self._outcome(works, plan)
@@ -317,8 +336,10 @@ class NativeExecutor:
         if outcome.code:
             failed = self._failed(works, outcome.code)
             return failed._replace(decode_s=decode_s, sample_s=sample_s)
+        # All is computed and sampled.
         outputs = self._rows.outputs(works, outcome, self.context)
         switch_s = None
+        # The first two decodes after a switch tell what it has cost.
         if adapters.is_learning:
             switch_s = adapters.learned(plan.n_tokens, outcome.decode_ns)
         return StepResult(
@@ -326,20 +347,26 @@ class NativeExecutor:
         )
 
     def _outcome(self, works: tuple[Work, ...], plan: StepPlan) -> StepOutcome:
+        # Rows of embeddings have a batch of their own.
         if type(works[0]) is PrefillSpan:
             return self._rows.compute_spans(works, self.context)
         if type(works[0]) is ReadSource:
             return self._rows.read_sources(works, self.context)
+        # Masks are made while the decode runs.
         if self._open.n_masked:
             self._rows.prepare_masks(works)
+        # Else the batch holds these tokens already, because the shim has put them there.
         if not self._advanced:
             if self._open.need_all(works):
                 self.lanes.take_away(self.context)
             self._rows.fill(works)
         self._advanced = ()
         batch, samplers = self._rows.batch, self._rows.samplers
+        # Memory that cannot be cut could not take back a step begun ahead.
         ahead = plan.steady and self._operations.can_cut
+        # One C call: decode, sample, and perhaps begin the next decode.
         outcome = self.context.step(batch, samplers, ahead=ahead)
+        # A batch of one token a slot was filled with the next tokens by the shim.
         if outcome.code == 0 and batch.is_rows_only:
             self._advanced = works
         return outcome
@@ -355,6 +382,7 @@ class NativeExecutor:
             return frozenset()
         self._n_dropped += 1
         lost = set()
+        # Its tokens are behind what each slot is to hold.
         for work in advanced:
             if not self.context.cut(work.slot, work.pos + len(work.tokens)):
                 lost.add(work.slot)
@@ -366,16 +394,20 @@ class NativeExecutor:
         reads = type(works[0]) is ReadSource
         function = "llama_encode" if reads else "llama_decode"
         match code:
+            # No cells are left. The memory is as before.
             case 1:
                 return StepResult(DecodeStatus.NO_SPACE)
+            # Somebody aborted it. Each slot tells how far it got.
             case 2:
                 return StepResult(
                     DecodeStatus.ABORTED,
                     outputs=tuple(map(self._left, works)),
                     refuses_cuts=self._operations.refuses_cuts,
                 )
+            # The batch is wrong, and the memory as before.
             case -1:
                 return self._refused(decode_error(code, last_error(), function))
+            # Anything else leaves a context that nobody can use.
             case _:
                 return self._rebuilt(decode_error(code, last_error(), function))
 
@@ -404,14 +436,17 @@ class NativeExecutor:
         """Part of *work* that an aborted decode left, without a token to be sampled from."""
         slot, n_tokens = work.slot, len(work.tokens)
         if not self._operations.can_cut:
+            # Nothing can be cut off, so what is there cannot be trusted.
             self.context.seq_rm(slot)
             return Lost()
         if type(work) is PrefillSpan:
             return Held(0)  # positions do not tell how many of its rows there are
         highest = self.context.seq_pos_max(slot)
+        # The abort came before anything of it was there.
         if highest is None:
             return Lost()
         n_held = max(highest + 1 - work.pos, 0)  # a span may have ended further back
+        # The last token is there, but its row of logits is not: it is computed once more.
         if work.samples and n_held == n_tokens:
             n_held -= 1
             if not self.context.cut(slot, work.pos + n_held):

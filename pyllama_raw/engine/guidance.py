@@ -4,24 +4,40 @@ JSON schemas, regular expressions and Lark grammars, by the package llguidance.
 Its tokenizer is made once a model, from the pieces of the vocabulary. A request has a
 matcher, which gives the mask of the tokens that may come next.
 
-What a few bytes can make grow is limited: a constraint is tried in a process of its own before
-it is compiled (trials.py), masks have limits in llguidance (llguidance.py), and a number in an
-output of a JSON schema has a limit of digits, because llguidance gives it none.
+What a few bytes can make grow is limited:
+- Masks have limits in llguidance (`_ffi/llguidance.py`). A number in an output of a JSON schema
+  has a limit of digits, because llguidance gives it none.
+- Each constraint is compiled in a process of its own first, within limits of time and memory. A
+  text of 60 bytes can name an automaton of millions of states, and no limit of llguidance holds
+  for all kinds of them. What ends the process there is an error of one request. What passes is
+  compiled once more by the engine, at the same cost.
+- That process is started by the first constraint and kept. Where none can be started, as in a
+  frozen application, only the limits of llguidance and of our own checks hold.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import select
+import signal
+import subprocess
+import sys
+import weakref
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property, lru_cache, partial
+from itertools import accumulate
+from logging import getLogger
+from pathlib import Path
+from queue import LifoQueue
 from threading import Lock
 from typing import Any
 
+from pyllama_raw.engine.mailbox import CALLER_LEFT
 from pyllama_raw.engine.parts import Reading, at_once
-from pyllama_raw.engine.trials import Trials
 from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
 from pyllama_raw.native.grammar import Kind, MaskTokenizer, Matcher
 from pyllama_raw.native.pointers import UINT32
@@ -48,6 +64,24 @@ BYTES = [*(bytes([byte]) for byte in range(256)), b"\xff<end>"]
 OPTIONS_TEXT = json.dumps({"x-guidance": OPTIONS})[1:-1]
 GUESSED_BYTES = 64  # that a character of a constraint takes, where nobody can tell
 LEAST_BYTES = 2**14  # that a matcher takes, and what is known of it
+MAX_CPU_S = 1.0  # others wait for as long: most constraints take milliseconds
+MAX_BYTES = 2**29  # of addresses, beside those that the vocabulary takes
+MAX_COMPILED_BYTES = 2**24  # of one: each output copies it, which takes 2 ms a MiB
+BYTES_PER_PIECE = 1024  # of addresses that a vocabulary takes, at most
+N_PROCESSES = 2  # one slow constraint does not keep the others waiting
+LOOK_S = 0.05  # between two looks whether the caller is still there
+# The package is entered by its path: its __init__ would import all of the engine.
+_PROGRAM = """
+import json, sys, types
+path, folder = json.loads(sys.argv[1])
+sys.path[:] = path
+package = types.ModuleType("pyllama_raw")
+package.__path__ = [folder]
+sys.modules["pyllama_raw"] = package
+from pyllama_raw.native.trial_worker import main
+main()
+"""
+_log = getLogger(__name__)
 
 
 class Guidance:
@@ -78,6 +112,7 @@ class Guidance:
         made = partial(_without, pieces, sorted(vocab.eog_tokens), tokenize)
         tokenizers = lru_cache(MAX_TOKENIZERS)(made)
         try:
+            # The usual vocabulary; this imports llguidance.
             tokenizers(frozenset())
         except ImportError as error:
             text = f"they need llguidance 1.9 or later, below 2: {error}"
@@ -106,14 +141,17 @@ class Guidance:
         return start
 
     def _compile(self, kind: Kind, text: str) -> partial[MaskState]:
+        # A grammar may name tokens. Those have no text in its vocabulary.
         numbers = map(int, NUMBER.findall(text) if kind == "lark" else ())
         tokens = {token for token in numbers if token < len(self._pieces)}
         named = frozenset(token for token in tokens if self._pieces[token][0] != 0xFF)
+        # In a process of its own first, which tells how many bytes it takes.
         n_bytes = self._trials.n_bytes(kind, text, named)
         matcher = _compile(self._tokenizers(named), kind, text)
         # A grammar that has a schema of ours is that of a call.
         has_numbers = kind == "json_schema" or (kind == "lark" and OPTIONS_TEXT in text)
         start = partial(MaskState, kind, matcher, self._digits if has_numbers else None)
+        # There is no such process, so the size is a guess.
         if n_bytes is None:
             n_bytes = GUESSED_BYTES * len(text)
         n_bytes += len(text) + 4 * len(matcher.mask) + LEAST_BYTES
@@ -145,10 +183,12 @@ class CompiledCache:
         self, key: tuple[Kind, str], start: partial[MaskState], n_bytes: int
     ) -> None:
         """Keep *start*, unless it takes more than there is room for; the oldest give way."""
+        # It would displace all others and be displaced by the next.
         if n_bytes > MAX_CACHE_BYTES:
             return
         with self._lock:
             self._remove(key)
+            # The oldest give way.
             while self.n_bytes + n_bytes > MAX_CACHE_BYTES:
                 self._remove(next(iter(self._entries)))
             self._entries[key] = start, n_bytes
@@ -192,6 +232,7 @@ class DigitTokens:
         """Take out of *mask* what goes on with a number of *n_digits* for too long."""
         longer = self.longer_than
         n_more = max(MAX_DIGITS - n_digits, 0)
+        # No token has so many digits, or numbers cannot be told from texts.
         if n_more >= len(longer) - 1 or self.letter is None:
             return
         bits = int.from_bytes(mask.tobytes(), "little")
@@ -212,6 +253,7 @@ def _without(
     rest = [b"\xff" + p if t in named else p for t, p in enumerate(pieces)]
 
     def tokenize_without(text: bytes) -> Sequence[int]:
+        # A text that spells a named token: by the longest of the other pieces.
         if any(name in text for name in names):
             return _longest(rest, text)
         return tokenize(text)
@@ -262,6 +304,7 @@ def _check_size(schema: object) -> None:
     waiting, n_values, n_characters = [schema], 1, 0
     while waiting:
         value = waiting.pop()
+        # Texts are patterns, names and constants.
         if isinstance(value, str):
             n_characters += len(value)
             _check_count(len(value), "characters in one text", MAX_PATTERN)
@@ -317,6 +360,7 @@ class MaskState:
 
     def accept(self, token: int) -> None:
         """Go on after *token*."""
+        # The first token of this output: from here on it has a place of its own.
         if self._is_shared:
             self._matcher, self._is_shared = self._matcher.copy(self.mask), False
         self._matcher.accept(token)
@@ -344,3 +388,154 @@ def _pieces(vocab: Vocab) -> list[bytes]:
         piece or b"\xff" + vocab.piece(token, special=True)
         for token, piece in enumerate(vocab.pieces)
     ]
+
+
+class Trials:
+    """
+    Compiles constraints for one vocabulary; any thread may ask.
+
+    Args:
+        pieces: of all tokens.
+        eog: tokens that end an output.
+    """
+
+    def __init__(self, pieces: Sequence[bytes], eog: Sequence[int]) -> None:
+        self._pieces, self._eog = pieces, list(eog)
+        # What each trial takes and gives back: an idle process, or leave to start one.
+        self._places: LifoQueue[_TrialProcess | None] = LifoQueue()
+        for _ in range(N_PROCESSES):
+            self._places.put(None)
+        self._all: set[_TrialProcess] = set()
+        self._can_start = True
+        weakref.finalize(self, _end_all, self._all)
+
+    def n_bytes(self, kind: Kind, text: str, named: Collection[int] = ()) -> int | None:
+        """
+        What the constraint *text* takes once it is compiled; None: no process can be started.
+
+        Args:
+            named: tokens that have no text, because the constraint names them.
+
+        Raises:
+            BadSchema: it cannot be compiled, or not within the limits; says why.
+            ClosedError: the caller has left meanwhile.
+        """
+        constraint = {"kind": kind, "text": text, "named": sorted(named)}
+        # One of a few processes, or leave to start one; others wait here.
+        process = self._places.get()
+        answer = None
+        try:
+            if process is None:
+                process = self._started()
+            if process is not None:
+                answer = process.ask(constraint)
+        except _Ended as error:
+            raise BadSchema(kind, str(error), is_costly=True) from error
+        finally:
+            # It was ended by a limit, or the caller has left: another one is started next time.
+            if answer is None and process is not None:
+                process.end()
+                self._all.discard(process)
+                process = None
+            self._places.put(process)
+        if answer is None:
+            return None
+        if answer["error"]:
+            raise refused(kind, answer["error"])
+        n_bytes = max(int(answer["bytes"]), 0)
+        if n_bytes > MAX_COMPILED_BYTES:
+            size = f"it takes {n_bytes >> 10} KiB once it is compiled, at most"
+            allowed = f"{MAX_COMPILED_BYTES >> 10} are allowed: shorten or simplify it"
+            raise BadSchema(kind, f"{size} {allowed}")
+        return n_bytes
+
+    def _started(self) -> _TrialProcess | None:
+        if not self._can_start:
+            return None
+        try:
+            process = _TrialProcess(self._pieces, self._eog)
+        except OSError as error:
+            _log.warning("constraints are compiled without a trial: %s", error)
+            self._can_start = False
+            return None
+        self._all.add(process)
+        return process
+
+
+class _Ended(Exception):
+    """A limit was reached; says which."""
+
+
+class _TrialProcess:
+    def __init__(self, pieces: Sequence[bytes], eog: Sequence[int]) -> None:
+        if getattr(sys, "frozen", False) or not sys.executable:
+            raise FileNotFoundError("there is no Python that could be started")
+        folder = str(Path(__file__).resolve().parents[1])
+        argument = json.dumps([[str(entry) for entry in sys.path], folder])
+        # Isolated: no user's folder or environment variable adds modules. In a session
+        # of its own, because an interrupt from the terminal is not for it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._popen = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, argument],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                text=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._setup: dict[str, Any] | None = {
+            "pieces": b"".join(pieces).decode("latin-1"),
+            "ends": list(accumulate(map(len, pieces))),
+            "eog": eog,
+            "max_cpu_s": MAX_CPU_S,
+            "max_bytes": MAX_BYTES + BYTES_PER_PIECE * len(pieces),
+        }
+
+    def ask(self, constraint: dict[str, Any]) -> dict[str, Any]:
+        """The answer. Raises _Ended, ClosedError; the process must then be ended."""
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        try:
+            # The vocabulary goes ahead of the first constraint.
+            if self._setup is not None:
+                self._popen.stdin.write(json.dumps(self._setup) + "\n")
+                self._setup = None
+            self._popen.stdin.write(json.dumps(constraint) + "\n")
+            self._popen.stdin.flush()
+            left = CALLER_LEFT.get()
+            # A caller that has left does not keep the process.
+            while not select.select([self._popen.stdout], [], [], LOOK_S)[0]:
+                if left is not None and left.is_set():
+                    raise ClosedError("the caller has left")
+            line = self._popen.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise self._why()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _why(self) -> _Ended:
+        code = self._popen.wait()
+        # The system ends it at its limit of CPU time.
+        if code == -signal.SIGPROF:
+            text = f"it is not compiled within {MAX_CPU_S:g} s of CPU time"
+        # Recursion has used up its stack.
+        elif code in (-signal.SIGSEGV, -signal.SIGBUS):
+            text = "it nests too deeply"
+        else:
+            text = f"it is not compiled within {MAX_BYTES >> 20} MiB"
+        return _Ended(f"{text}: shorten it, or lower its numbers and repetitions")
+
+    def end(self) -> None:
+        self._popen.kill()
+        with suppress(BrokenPipeError), self._popen:
+            pass
+
+
+def _end_all(processes: set[_TrialProcess]) -> None:
+    while processes:
+        processes.pop().end()

@@ -45,9 +45,11 @@ class Lease:
     def take(self, place: Place, config: LeaseConfig, directory: Path) -> None:
         """Hold a slot of *place*, too. Raises LeaseRefused."""
         free, margin = place.free_bytes, config.margin_bytes
+        # The device is too full, whoever fills it.
         if free is not None and free < margin:
             reason = f"has {free} bytes free, the safety margin is {margin}"
             raise LeaseRefused(place.key, f"{reason}: free some, or lower margin_bytes")
+        # The first slot whose file nobody has locked.
         for slot in range(config.max_models):
             path = directory / f"gpu-{place.key}-slot-{slot}.lock"
             file = _locked(path)
@@ -89,6 +91,7 @@ def take_lease(
         return None
     config = LeaseConfig(**options["lease"])
     places = places_of(options, devices() if found is None else found)
+    # It is computed by CPUs, which nobody leases.
     if not places:
         return None
     lease = Lease()
@@ -98,6 +101,7 @@ def take_lease(
             lease.take(place, config, directory)
     except BaseException as error:
         lease.release()
+        # The directory is of no use: no slot could be had of any device.
         if not isinstance(error, OSError):
             raise
         raise LeaseRefused(places[0].key, f"has no slots: {error}") from error
@@ -114,9 +118,11 @@ def places_of(options: Mapping[str, Any], found: Iterable[Device]) -> list[Place
             key = re.sub(r"[^A-Za-z0-9_-]", "_", name)  # that a file may be named by
             free = device.memory_free_bytes if device.memory_total_bytes else None
             used.append(Place(key, free))
+    # One device has the whole model.
     if options.get("split_mode") == "none":
         main_gpu = options.get("main_gpu", 0)
         used = used[main_gpu : main_gpu + 1]
+    # All processes take devices in one order, so two do not refuse each other.
     by_key = {place.key: place for place in reversed(used)}
     return [by_key[key] for key in sorted(by_key)]
 

@@ -7,6 +7,7 @@ Who owns which part of the state of an engine:
   reads it. Other threads write one fact: `shut()` says that no request is taken any more.
 - `Sessions` (api/session.py) has which thread serves callers, and the state of an engine whose
   weights are freed or loaded, because no thread runs meanwhile.
+- `EngineOpening` (api/model.py) has the state before there is an engine.
 
 Rules:
 1. A step needs a context. Where there is none, requests come, wait, and end by their deadlines.
@@ -20,13 +21,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from enum import Enum, StrEnum, auto
+from enum import Enum, auto
 from logging import getLogger
 from typing import Protocol
 
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import Executor
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.errors import EngineFault, PyllamaError, SnapshotFailed, WrongUse
 
 WINDOW_S = 60.0
@@ -35,47 +37,29 @@ RETRY_S = 1.0  # between two tries of one restart
 _log = getLogger(__name__)
 
 
-class EngineState(StrEnum):
-    """What an engine does, and whether it takes requests."""
-
-    IDLE = "idle"
-    """It is not opened: the value of `AsyncEngine.open()` before anybody awaits it."""
-    LOADING = "loading"
-    """
-    It is being opened, makes its context anew after a failure, or loads its weights after a
-    sleep; requests wait.
-    """
-    READY = "ready"
-    """It takes requests, and has none."""
-    RUNNING = "running"
-    """It has requests, and takes more."""
-    SLEEPING = "sleeping"
-    """Its memory is free for others; requests wait until `wake()`."""
-    CLOSING = "closing"
-    """It refuses new requests; those that run may go on."""
-    CLOSED = "closed"
-    """It was closed."""
-    ERROR = "error"
-    """It has ended by itself; `AsyncEngine.error` says why."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether no other state follows."""
-        return self in (EngineState.CLOSED, EngineState.ERROR)
-
-
 class Phase(Enum):
-    """A row of the table."""
+    """A row of the table: what everybody sees, whether steps can be made, and its course."""
 
-    AWAKE = auto()  # it makes steps
-    LOST = auto()  # the context has failed, and another one is to be made
-    ASLEEP = auto()  # the context is freed
-    DRAINING = auto()  # it makes steps until no request is left
-    DRAINING_LOST = auto()  # it would, but the context has failed
-    ENDING = auto()  # requests that are left end without a step
-    ENDING_LOST = auto()  # they do, and there is no context to save anything of
-    CLOSED = auto()  # the thread is over
-    FAILED = auto()  # it is over by an error
+    # It makes steps; the context has failed, and another one is to be made; it is freed.
+    AWAKE = EngineState.READY, True, "serves"
+    LOST = EngineState.LOADING, False, "serves"
+    ASLEEP = EngineState.SLEEPING, False, "serves"
+    # It makes steps until no request is left, or would, but the context has failed.
+    DRAINING = EngineState.CLOSING, True, "drains"
+    DRAINING_LOST = EngineState.CLOSING, False, "drains"
+    # Requests that are left end without a step; without a context nothing can be saved either.
+    ENDING = EngineState.CLOSING, True, "ends"
+    ENDING_LOST = EngineState.CLOSING, False, "ends"
+    # The thread is over, in the second case by an error.
+    CLOSED = EngineState.CLOSED, False, "over"
+    FAILED = EngineState.ERROR, False, "over"
+
+    def __init__(self, state: EngineState, has_context: bool, course: str) -> None:
+        self.state = state  # as everybody sees it; READY is RUNNING if there is work
+        self.has_context = has_context
+        self.drains = course == "drains"
+        self.ends = course == "ends"
+        self.is_over = course == "over"  # no command is obeyed any more
 
 
 class LifeEvent(Enum):
@@ -93,23 +77,6 @@ class LifeEvent(Enum):
     END = auto()  # the thread is over
     FAIL = auto()  # the thread is over by an error
 
-
-SHOWN = {
-    Phase.AWAKE: EngineState.READY,
-    Phase.LOST: EngineState.LOADING,
-    Phase.ASLEEP: EngineState.SLEEPING,
-    Phase.DRAINING: EngineState.CLOSING,
-    Phase.DRAINING_LOST: EngineState.CLOSING,
-    Phase.ENDING: EngineState.CLOSING,
-    Phase.ENDING_LOST: EngineState.CLOSING,
-    Phase.CLOSED: EngineState.CLOSED,
-    Phase.FAILED: EngineState.ERROR,
-}
-# Groups of phases, for those who ask.
-WITH_CONTEXT = (Phase.AWAKE, Phase.DRAINING, Phase.ENDING)  # steps can be made
-DRAINS = (Phase.DRAINING, Phase.DRAINING_LOST)
-ENDS = (Phase.ENDING, Phase.ENDING_LOST)
-OVER = (Phase.CLOSED, Phase.FAILED)  # no command is obeyed any more
 
 _IS_LOST = "the engine makes its context anew after a failure: call again when its state is another one"
 _SLEEPS = "the engine sleeps: wake() it before"
@@ -210,6 +177,7 @@ class Restarts:
 
     def take(self, now: float, error: BaseException) -> bool:
         """Whether the engine may restart after *error*, which is noted."""
+        # What is older than a minute does not count.
         while self._moments and self._moments[0] <= now - WINDOW_S:
             self._moments.popleft()
         if len(self._moments) >= self.most:
@@ -302,6 +270,7 @@ class Life:
             WrongUse: the context is being made anew after a failure.
         """
         phase = self._after(LifeEvent.SLEEP)
+        # It may sleep already.
         if self.phase is not Phase.ASLEEP:
             self._memory = self._executor.suspend()
             self.phase = phase
@@ -319,7 +288,9 @@ class Life:
             ContextFailed, NativeError: it sleeps on.
         """
         phase = self._after(LifeEvent.WAKE)
+        # It may be awake already.
         if self.phase is Phase.ASLEEP:
+            # It sleeps on if this raises.
             is_whole = self._executor.resume(self._memory)
             self.phase, self._memory = phase, None
             self._lose(slots=not is_whole)
@@ -346,9 +317,11 @@ class Life:
     def warm_up(self) -> None:
         """Compute as much as a step may have. Raises WrongUse, NativeError, MemoryError."""
         self._after(LifeEvent.WARM_UP)
+        # A decode that fails leaves nothing in the context.
         is_whole = False
         try:
             is_whole = self._executor.warm_up()
+        # There was no room for a copy of it, and nothing has changed.
         except (SnapshotFailed, MemoryError):
             is_whole = True
             raise
@@ -370,6 +343,7 @@ class Life:
 
     def _note(self, error: Exception) -> None:
         """There is no context, because of *error*."""
+        # From here on no step is made until come_back() has succeeded.
         self.phase = self._after(LifeEvent.LOSE)
         self._failure = EngineFault(f"a step has failed, the engine goes on: {error!r}")
         self._failure.__cause__ = error

@@ -116,6 +116,7 @@ class Mailbox:
             Always the same deque. The reader removes a command once it is obeyed, so
             those it does not come to are found by rest().
         """
+        # The engine was idle: the first command may be the first of many.
         if timeout_s != 0.0 and self._hears_one(timeout_s):
             self._await_burst()
         for _ in range(len(self._posted)):
@@ -131,6 +132,7 @@ class Mailbox:
 
     def _hears_one(self, timeout_s: float | None) -> bool:
         """Whether there is a command, within *timeout_s*."""
+        # A lock waits for ever if it is told -1.
         wait_s = -1 if timeout_s is None else timeout_s
         while not self._posted:  # the bell may have rung for what was taken
             if not self._bell.acquire(timeout=wait_s):
@@ -138,6 +140,7 @@ class Mailbox:
         return bool(self._posted)
 
     def _await_burst(self) -> None:
+        # Until nothing comes for a while, and nobody prepares a request.
         end = self._clock() + BURST_S
         while len(self._posted) < self._n_enough and self._clock() < end:
             if not (self._bell.acquire(timeout=LINGER_S) or self._coming):

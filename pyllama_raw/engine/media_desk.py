@@ -1,21 +1,25 @@
-"""Desk of an engine for images and sounds: a projector, limits, numbers and an encoder."""
+"""
+Desk of an engine for images and sounds: a projector, limits, numbers and an encoder.
+
+A *reader* decodes an upload and has the projector cut it into runs. The *desk* makes spans of a
+prompt of them, and has them encoded.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from pyllama_raw.core.encodes import Encodes, Wanted
+from pyllama_raw.core.encodes import Encodes, RowKey, Wanted
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.spans import Span
 from pyllama_raw.engine.encoder import Cancellable, Encoder, RequestEncodes, Rows
-from pyllama_raw.engine.fingerprint import fingerprint
-from pyllama_raw.engine.media import MediaLayout, MediaReader
-from pyllama_raw.engine.model_files import model_files
+from pyllama_raw.engine.model_files import fingerprint, model_files
 from pyllama_raw.engine.requests import OpenRequest
 from pyllama_raw.engine.shared_models import ModelUse, Shared
 from pyllama_raw.engine.span_keys import SpanKeys
@@ -24,8 +28,114 @@ from pyllama_raw.media import pictures, sounds
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.content import MediaMessages, PromptPiece, list_pieces
 from pyllama_raw.media.limits import Media, MediaLimits
-from pyllama_raw.native.projector import EncodeCall, Projector, RowRun
+from pyllama_raw.media.upload import DecodeStopped, Stop, never
+from pyllama_raw.native.projector import Bitmap, Cut, EncodeCall, Projector, RowRun, Run
 from pyllama_raw.options.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLayout:
+    """Room that a part takes in a prompt: known from its size, before it is decoded."""
+
+    runs: tuple[Run, ...]
+    keys: tuple[bytes | None, ...]  # 32 bytes: rows with equal keys are equal
+
+
+class MediaReader:
+    """
+    Plans and decodes the images and sounds of prompts for one projector.
+
+    Args:
+        identity: all that must be equal for two projectors to make equal rows.
+
+    Thread:
+        Any.
+    """
+
+    def __init__(self, projector: Projector, identity: bytes) -> None:
+        self._projector, self._identity = projector, identity
+
+    def key(self, part: Media, namespace: Namespace) -> RowKey:
+        """Parts with equal ones have equal rows, and share them in *namespace* only."""
+        return RowKey(sha256(self._identity + part.digest).digest(), namespace)
+
+    def layout(self, part: Media) -> MediaLayout:
+        """
+        The layout of *part*, from its size.
+
+        Raises:
+            BadMedia: the size cannot be handled.
+            Unsupported: the projector does not see, or does not hear.
+        """
+        with self._placeholder(part) as bitmap, self._projector.cut(bitmap) as cut:
+            return MediaLayout(cut.runs, tuple(self._keys(part.digest, cut)))
+
+    def read(self, part: Media, stop: Stop = never) -> Cut:
+        """
+        Decode *part* and cut it for the encodes; takes a second for a large image.
+
+        Raises:
+            BadMedia: it is damaged, or not what its first bytes say.
+            Unsupported: the projector does not see, or does not hear.
+            DecodeStopped: *stop* says so.
+        """
+        with self.decode(part, stop) as bitmap:
+            return self._projector.cut(bitmap)
+
+    def encode(
+        self, part: Media, layout: MediaLayout, control: EncodeCall
+    ) -> array[float] | None:
+        """
+        All rows of *part*, in order; None if it was cancelled.
+
+        Raises:
+            BadMedia, Unsupported: as read().
+            EncodeFailed: the computation failed, or a value is not a number.
+        """
+        try:
+            # Decoding stops, too, if nobody wants it any more.
+            cut = self.read(part, lambda: control.cancelled)
+        except DecodeStopped:
+            return None
+        with cut:
+            assert cut.runs == layout.runs  # the size decides, and a bitmap has it
+            rows = array("f")
+            for index, run in enumerate(cut.runs):
+                if isinstance(run, RowRun):
+                    found = self._projector.encode(cut, index, control)
+                    if found is None:
+                        return None
+                    rows += found
+            return rows
+
+    def decode(self, part: Media, stop: Stop = never) -> Bitmap:
+        """The pixels or samples of *part*; raises as read()."""
+        self._projector.check_support(is_sound=isinstance(part, Audio))
+        if isinstance(part, Audio):
+            samples = part.samples(self._projector.sample_rate or part.rate, stop)
+            return Bitmap.sound(len(samples), samples)
+        return Bitmap.image(part.width, part.height, part.pixels(stop))
+
+    def _placeholder(self, part: Media) -> Bitmap:
+        if isinstance(part, Audio):
+            return Bitmap.sound(
+                part.n_samples(self._projector.sample_rate or part.rate)
+            )
+        return Bitmap.image(part.width, part.height)
+
+    def _keys(self, digest: bytes, cut: Cut) -> Iterator[bytes | None]:
+        """
+        A key for each run of rows; None for tokens, which are their own.
+
+        All slices of an image have its digest, so the place among them counts.
+        """
+        for ordinal, run in enumerate(cut.runs):
+            if isinstance(run, RowRun):
+                # Equal slices at other places have other rows.
+                facts = f" {ordinal} {run.n_cells} {run.n_pos}".encode()
+                yield sha256(self._identity + digest + facts).digest()
+            else:
+                yield None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +212,13 @@ class MediaDesk:
             "min_tokens": wanted.image_min_tokens,
             "max_tokens": wanted.image_max_tokens,
         }
+        # Engines on one model, with equal options, share a projector.
         self.projector = _projectors.enter(
             (id(use.model), files or str(path), *options.values()),
             partial(Projector.load, path, use.model, **options),
         )
         try:
+            # Rows are equal only if all that makes them is.
             limits = {"min": wanted.image_min_tokens, "max": wanted.image_max_tokens}
             identity = fingerprint(files, 0, limits, {}).encode()
             self._reader = MediaReader(self.projector, identity)
@@ -155,6 +267,7 @@ class MediaDesk:
             layout = self._reader.layout(part)
         except BadMedia as error:
             raise BadMedia(error.reason, index) from error
+        # Uploads and rows count against the limit of open requests.
         n_rows = sum(run.n_cells for run in layout.runs if isinstance(run, RowRun))
         n_bytes = len(part.content) + 4 * n_rows * self.projector.n_embd
         wanted = Wanted(self._reader.key(part, namespace), n_bytes)
@@ -162,10 +275,12 @@ class MediaDesk:
         tokens, spans, payloads, n_floats = array("i"), [], [], 0
         for run, key in zip(layout.runs, layout.keys, strict=True):
             start = len(tokens)
+            # Tokens that the projector writes itself, as around an image.
             if not isinstance(run, RowRun):
                 tokens += run.tokens
                 continue
             assert key is not None
+            # Rows: a number below 0 for each cell, equal where rows are.
             tokens += array("i", [self._keys.number(key)]) * run.n_cells
             spans.append(Span(start, len(tokens), run.n_pos, run.is_causal, key))
             n_own = run.n_cells * self.projector.n_embd
@@ -180,9 +295,11 @@ class MediaDesk:
         Raises:
             QueueFull, InvalidRequest: there is too much of them.
         """
+        # All requests first, because either all are encoded or none is.
         encodes = []
         for each in opened:
             payloads = cast(Sequence[MediaRows], each.request.payloads)
+            # An image with several runs is one task.
             if tasks := list({id(rows.task): rows.task for rows in payloads}.values()):
                 each.encodes = RequestEncodes(each.request.request_id, tasks)
                 encodes.append(each.encodes)

@@ -1,8 +1,8 @@
 """
 What an engine notices of itself now and then, and tells in the log of Python.
 
-It looks a few times a second, and when requests end: at preemptions and evictions, and at the share
-of the CPUs that its decodes get. Faults of a scheduling policy come as they happen.
+It looks a few times a second, and when requests end: at preemptions and evictions, and at the
+share of the CPUs that its decodes get. Faults of a scheduling policy come as they happen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ WINDOW_S = 0.5  # of decodes
 LEAST = 0.75  # one neighbour with the same right to the CPUs leaves about half
 # Of decodes with short waits, before long ones are tried again.
 FIRST_S, LONGEST_S = 2.0, 16.0
-
 _log = logging.getLogger("pyllama_raw.engine")
 
 
@@ -96,6 +95,7 @@ class CpuShare:
         if wall_s < WINDOW_S or not times.decode_cpu_s:
             return
         self.latest, self._before = cpu_s / wall_s, times
+        # Another program computes on the same CPUs: told once, until it has gone.
         is_small = self.latest < LEAST
         if is_small and not self._is_told:
             _log.info(
@@ -104,6 +104,7 @@ class CpuShare:
                 wall_s / max(cpu_s, 1e-9),
             )
         self._is_told = is_small
+        # Threads wait long for each other, as on a quiet machine.
         if self._left_s is None:
             if is_small:
                 more_s = 2 * self._hold_s if self._tries else FIRST_S
@@ -111,6 +112,7 @@ class CpuShare:
                 self._spins.begin()
             self._tries = False
         else:
+            # They wait shortly. After a while long waits are tried again.
             self._left_s -= wall_s
             if self._left_s <= 0:
                 self.close()

@@ -16,8 +16,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from pyllama_raw.engine.capabilities import Operation, capabilities_of, probe
-from pyllama_raw.engine.model_info import model_info
+from pyllama_raw.engine.info import Operation, capabilities_of, model_info, probe
 from pyllama_raw.engine.native_log import pass_on_lines
 from pyllama_raw.engine.shared_models import ModelUse, Report, open_model
 from pyllama_raw.native import libllama
@@ -33,7 +32,7 @@ NEXT = (
     "pyllama_raw.engine.build",
     "pyllama_raw.engine.logs",
     "pyllama_raw.engine.thread",
-    "pyllama_raw.api.preparation",
+    "pyllama_raw.api.session",
 )
 
 
@@ -60,14 +59,16 @@ def build(
     libllama.load()  # first: this, too, needs the interpreter, and C is to begin soon
     overrides = NO_OVERRIDES if config is None else config.model.kv_overrides
     options: dict[str, Any] = {}
+    # The header tells what is refused before a weight is read.
     capabilities = probe(path, overrides)
     capabilities.check(*_wanted(needs))
     if config is not None:
-        from pyllama_raw.engine.sources import checked_config
+        from pyllama_raw.engine.layout import checked_config
 
         checked_config(capabilities.model, config)
+        # Where memory is short, fewer cells and layers.
         if config.fit_ctx:
-            from pyllama_raw.engine.fit import fitted
+            from pyllama_raw.engine.estimate import fitted
 
             config = fitted(path, config)
         from pyllama_raw.options.config import OF_CHATS
@@ -75,6 +76,7 @@ def build(
         options = config.resolved_model.model_dump(
             exclude_defaults=True, exclude={*OF_CHATS}
         )
+    # C loads the model, and Python imports what comes next.
     importing = Thread(target=_import_all, name="pyllama-import")
     importing.start()
     try:
@@ -94,9 +96,14 @@ def build_on(
     with ExitStack() as undo:
         undo.callback(pass_on_lines)
         undo.callback(use.close)
+        # C has loaded the model, and the thread has imported these meanwhile.
+        from pyllama_raw.engine.build import assemble, assemble_embedder
+        from pyllama_raw.engine.life import Restarts
+        from pyllama_raw.engine.logs import open_logs
         from pyllama_raw.options.config import EngineConfig
 
         config, model = config or EngineConfig(), use.model
+        # What the model can do, by its header, and by what libllama makes of it.
         capabilities = capabilities_of(model_info(model.path, model.header))
         if model.is_recurrent or model.is_hybrid:
             capabilities = capabilities.without(
@@ -106,18 +113,12 @@ def build_on(
             )
         capabilities.check(*_wanted(needs))
         if Operation.GENERATE in capabilities.operations:
-            from pyllama_raw.engine.build import assemble
-
             memory = None if kept is None else kept.memory
             parts = assemble(use, config, capabilities, memory)
         else:
-            from pyllama_raw.engine.build_embedder import assemble_embedder
-
             parts = assemble_embedder(use, config, capabilities)
         undo.callback(parts.release)
-        from pyllama_raw.engine.life import Restarts
-        from pyllama_raw.engine.logs import open_logs
-
+        # Logs and the budget of restarts may be those of the session before.
         logs = restarts = None
         if kept is not None:
             restarts = kept.restarts

@@ -1,14 +1,17 @@
 """
-The moves of a plan, on a context.
+The moves of a plan, on a context, and its whole memory, copied to host memory and back.
 
 With unified KV a *range* of positions can be saved alone: it is copied to a scratch slot,
 which costs nothing, and that slot is saved. A load goes the same way back. So no position
 is ever held twice. A recurrent state has no range: each copy takes all of it, so that of the
-last range is what a load leaves. Split KV and memory that cannot be cut are saved whole, and so is what
-goes to files.
+last range is what a load leaves. Split KV and memory that cannot be cut are saved whole, and so
+is what goes to files.
 
 Between the parts of split KV a copy goes through host memory too. libllama's own copy is
 only noted and done in the next decode, after operations that must come later.
+
+In a copy of the whole memory, cells that slots share are copied once, and shared again. So
+whoever planned what the context holds need not know that another context holds it now.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from pyllama_raw.core.step import (
     Written,
 )
 from pyllama_raw.engine.disk_writer import DiskWriter
-from pyllama_raw.engine.span_records import to_file
+from pyllama_raw.engine.span_keys import to_file
 from pyllama_raw.engine.state_file import (
     ENTRY_BYTES,
     PART_TOKENS,
@@ -48,8 +51,13 @@ from pyllama_raw.engine.state_file import (
     parts_of,
 )
 from pyllama_raw.errors import SnapshotFailed
+from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.pointers import new_bytes
+from pyllama_raw.native.libllama import check_decode, last_error
+from pyllama_raw.native.memory import ALL_SLOTS
+from pyllama_raw.native.pointers import Buffer, new_bytes
+
+Copies = list[tuple[int, Buffer]]  # by slot, or one of all slots
 
 
 class Done(NamedTuple):
@@ -108,19 +116,26 @@ class SlotOperations:
     def _do(self, move: Move) -> None:
         context = self.context
         match move:
+            # The slot is empty, whatever became of it before.
             case Release(slot):
                 context.seq_rm(slot)
                 self._lost.discard(slot)
+            # Forget the end of a slot.
             case Trim(slot, n_pos):
                 self._trim(slot, n_pos)
+            # Forget a part in the middle, for an output that outgrows its slot.
             case Shift(slot, n_keep, n_discard):
                 self._shift(slot, n_keep, n_keep + n_discard)
+            # Another slot has the beginning of this prompt.
             case Copy(src, dst, n_pos):
                 self._copy(src, dst, n_pos)
+            # Capture before somebody else needs the place.
             case Save():
                 self._save(move)
+            # Host memory or a file has the beginning of this prompt.
             case Load():
                 self._load(move)
+            # Threads of files do these, and report.
             case Fetch() | Delete():
                 self._do_with_files(move)
 
@@ -139,15 +154,18 @@ class SlotOperations:
     def _save(self, save: Save) -> None:
         """To host memory, or from there to the thread that writes files."""
         capture_s = -self.capture_s
+        # What goes to a file may be in host memory already.
         if isinstance(save.source, Snapshot):
             state = save.source.payload
             assert isinstance(state, memoryview)
         else:
             state = self._capture(save, save.source)
         capture_s += self.capture_s
+        # A save that fails is left out: the scheduler sees that it is not there.
         if save.tier is CacheTier.HOST:
             if state is not None:
                 self._saved[save.save_id] = Saved(state, state.nbytes, capture_s)
+        # A file that will not be written is reported like one that could not.
         elif state is None:
             self._files.report(Written(save.save_id, None))
         else:
@@ -160,15 +178,18 @@ class SlotOperations:
         """Copy what *slot* holds of the range, by way of scratch if it is a part."""
         started = time.perf_counter()
         context, scratch = self.context, self._scratch
+        # A file holds all positions: in parts, where host memory has ranges.
         if save.tier is CacheTier.DISK:
             max_bytes = save.max_bytes - ENTRY_BYTES
             if self._kind is SnapshotKind.RANGE:
                 state = self._saved_parts(slot, save.stop, max_bytes)
             else:
                 state = self._saved_state(slot, max_bytes)
+        # All of the slot at once.
         elif not self._kind.is_part:
             state = self._saved_state(slot, save.max_bytes)
         else:
+            # Only the range, by way of scratch: cells are shared, not copied.
             context.seq_cp(slot, scratch, save.start, save.stop)
             state = self._saved_state(scratch, save.max_bytes)
             context.seq_rm(scratch)
@@ -180,6 +201,7 @@ class SlotOperations:
         self._lost.add(slot)
 
     def _trim(self, slot: int, n_pos: int) -> None:
+        # To empty a slot needs no cut.
         if n_pos == 0:
             self.context.seq_rm(slot)
         elif self._kind.can_cut and not self.context.cut(slot, n_pos):
@@ -198,14 +220,18 @@ class SlotOperations:
         self.note_refusal()
 
     def _copy(self, src: int, dst: int, n_pos: int) -> None:
+        # What it would be copied from is not there.
         if src in self._lost:
             self._lost.add(dst)
+        # Cells are shared, as many as are wanted.
         elif self._kind is SnapshotKind.RANGE:
             self.context.seq_cp(src, dst, 0, n_pos)
+        # A state can be copied as a whole only; its end is cut off, if it can be.
         elif self.context.kv_unified or self.context.model.is_recurrent:
             self.context.seq_cp(src, dst)
             self._trim(dst, n_pos)
         else:
+            # Split KV: by way of host memory, at once.
             self._copy_state(src, dst, n_pos)
 
     def _copy_state(self, src: int, dst: int, n_pos: int) -> None:
@@ -226,6 +252,7 @@ class SlotOperations:
         ranges = [(start, min(start + PART_TOKENS, n_pos)) for start in starts]
         sizes = []
         try:
+            # First the sizes, because the head of a file has them, and the limit counts.
             for start, stop in ranges:
                 context.seq_cp(slot, scratch, start, stop)
                 n_bytes = 0  # no row has these positions: they are behind an image
@@ -239,6 +266,7 @@ class SlotOperations:
                 return None
             payload = new_bytes(n_bytes)
             payload[:at] = make_head(sizes)
+            # Then each part, straight into its place.
             for (start, stop), (n, _) in zip(ranges, sizes, strict=True):
                 if not n:
                     continue
@@ -268,6 +296,7 @@ class SlotOperations:
         try:
             for piece in load.pieces:
                 self._load_piece(load.slot, piece)
+            # A file may have been forged: of fewer tokens than it says.
             highest = self.context.seq_pos_max(load.slot)
             if highest is None or not load.last_pos <= highest < load.pieces[-1].stop:
                 self._miss(load.slot)  # a forged file: of fewer tokens than it says
@@ -282,9 +311,11 @@ class SlotOperations:
         payload = piece.payload
         data = payload.data if isinstance(payload, FileState) else payload
         assert isinstance(data, memoryview)
+        # A whole state; what goes beyond the piece is cut off.
         if not self._kind.is_part:
             self.context.restore(slot, data)
             self._trim(slot, piece.stop)
+        # A file in parts: those that the piece touches.
         elif isinstance(payload, FileState):
             for start, stop, state in parts_of(data):
                 if len(state) and start < piece.stop and piece.start < stop:
@@ -302,3 +333,80 @@ class SlotOperations:
             context.seq_cp(self._scratch, slot, start, stop)
         finally:
             context.seq_rm(self._scratch)
+
+
+def captured(context: Context) -> Copies:
+    """
+    Copies of all that *context* holds.
+
+    Raises:
+        SnapshotFailed, MemoryError: there is none, and nothing has changed.
+    """
+    slots = [
+        slot
+        for slot in range(context.n_seq_max)
+        if context.seq_pos_max(slot) is not None
+    ]
+    if context.kv_unified or context.model.is_recurrent:  # slots may share cells
+        slots = [ALL_SLOTS] if slots else []
+    # One copy of all slots, or one each.
+    copies: Copies = []
+    for slot in slots:
+        copy = new_bytes(context.state_bytes(slot))
+        context.capture(slot, copy)
+        copies.append((slot, copy))
+    return copies
+
+
+def restored(context: Context, copies: object) -> bool:
+    """Whether *context*, which is empty, holds what captured() has copied; else it is empty."""
+    assert isinstance(copies, list)
+    try:
+        for slot, copy in copies:
+            context.restore(slot, copy)
+    except SnapshotFailed:
+        context.clear()
+        return False
+    return True
+
+
+def warm_up(context: Context) -> bool:
+    """
+    Compute a micro-batch of a prompt, and a token in each of several slots, for nothing.
+
+    Returns:
+        False: what the context held is gone.
+
+    Raises:
+        SnapshotFailed, MemoryError: there is no room for a copy of what the context holds.
+        NativeError: a decode has failed, and the context is empty.
+    """
+    # What the context holds is put aside meanwhile.
+    copies = captured(context)
+    context.clear()
+    try:
+        # The largest graph of a prompt.
+        _compute(context, {0: min(context.n_ubatch, context.n_ctx_seq)})
+        context.clear()
+        # The graph of a step that only decodes.
+        most = min(context.n_seq_max, context.n_outputs_max, context.max_tokens)
+        _compute(context, dict.fromkeys(range(most), 1))
+    finally:
+        context.clear()
+    return restored(context, copies)
+
+
+def _compute(context: Context, n_tokens: dict[int, int]) -> None:
+    """Decode so many tokens of each slot, and of sources as many as fit; the last has a row."""
+    batch = Batch(context.max_tokens)
+    token = context.model.vocab.bos or 0
+    # A decoder of sources sees only what its encoder has read.
+    if context.model.reads_sources:
+        n_each = context.n_ubatch // len(n_tokens)
+        for slot in n_tokens:
+            batch.add_scored([token] * n_each, 0, slot)
+        check_decode(context.read_sources(batch).code, last_error())
+        batch.clear()
+    for slot, n in n_tokens.items():
+        batch.add([token] * n, 0, slot, True)
+    context.decode(batch)

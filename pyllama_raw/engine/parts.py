@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.adapters import AdapterHost
-from pyllama_raw.engine.capabilities import Capabilities
-from pyllama_raw.engine.info import EngineInfo
+from pyllama_raw.engine.info import Capabilities, EngineInfo
 from pyllama_raw.engine.life import EngineExecutor, Restarts
 from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.model_files import ModelFile

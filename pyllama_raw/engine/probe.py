@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from math import inf
+from math import inf, isfinite
 from time import perf_counter
 from typing import TypeAlias
 
@@ -22,7 +22,7 @@ from pyllama_raw.core.speed import CopyPrice
 from pyllama_raw.errors import DecodeFailed, ModelLoadFailed, Unsupported
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.libllama import EXCEPTION
+from pyllama_raw.native.libllama import EXCEPTION, check_decode, last_error
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.pointers import new_bytes
 from pyllama_raw.options.config import ContextConfig
@@ -61,6 +61,7 @@ def measure(context: Context) -> SnapshotCost:
     """
     model = context.model
     with context.one_thread(), blaming(model):
+        # What a snapshot costs, and whether rows are those of their tokens.
         cost = _compute(context)
         context.clear()
         if model.is_recurrent or model.is_hybrid:
@@ -82,10 +83,12 @@ def blaming(model: Model) -> Iterator[None]:
 
 def _compute(context: Context) -> SnapshotCost:
     """Two tokens, and three in another slot: one decode, if all find room in it."""
+    # One decode is the usual case; a context of one slot or a few tokens needs several.
     fits = context.n_seq_max > 1 and context.max_tokens >= 5
     compute = _at_once if fits and context.n_outputs_max > 2 else _one_by_one
     cost, rows = compute(context, some_tokens(context))
     first, second, middle = rows
+    # The row in the middle of a prompt must be that of its second token.
     if MUCH_CLOSER * _distance(middle, first) < _distance(middle, second):
         raise _unsupported(context, "gives out wrong rows of a prompt")
     return cost
@@ -116,6 +119,7 @@ def _price(context: Context) -> CopyPrice:
     context.capture(0, state)
     runs_s = longer_s
     if has_runs:
+        # A cell from behind that of the other slot makes a second run.
         context.seq_cp(1, 0, 2, 3)
         runs_s = _capture_s(context, 0)
     return CopyPrice(
@@ -189,6 +193,7 @@ def _check_sequences(context: Context) -> None:
     slots = range(context.n_seq_max - n_slots, context.n_seq_max)
     last = slots[-1]
     try:
+        # The same sequence alone, in another slot, and beside equal and other neighbours.
         alone = _rows_of_last(context, {last: 0}, n_first)
         elsewhere = _rows_of_last(context, {0: 0}, n_first)
         beside_equals = _rows_of_last(context, dict.fromkeys(slots, 0), n_first)
@@ -201,6 +206,7 @@ def _check_sequences(context: Context) -> None:
     # How far rows of other tokens are from each other, and how far rounding moves a row.
     scale = _far(alone[:-1], alone[1:])
     rounding = _far(alone, elsewhere)
+    # Its rows look like those of other tokens, or move more than rounding moves them.
     is_other = MUCH_CLOSER * _far(alone, beside_others) > scale
     allowed = max(MUCH_CLOSER * rounding, SAME_SHAPE * scale)
     if is_other or _far(beside_equals, beside_others) > allowed:
@@ -221,6 +227,7 @@ def _rows_of_last(context: Context, begins: dict[int, int], n_first: int) -> lis
     tokens = some_tokens(context)
     last = max(begins)
     rows, pos = [], 0
+    # The last decode has three slots only.
     for n_tokens, n_beside in ((n_first, 0), (1, 0), (1, 0), (1, -3)):
         batch = Batch(context.max_tokens)
         for slot in sorted(begins)[n_beside:]:
@@ -257,3 +264,62 @@ def _distance(row: Row, other: Row) -> float:
     """Distance by a few hundred numbers; not a number if one is none."""
     step = len(row) // 256 + 1
     return sum(abs(x - y) for x, y in zip(row[::step], other[::step], strict=False))
+
+
+def slot_cost(context: Context) -> SnapshotCost:
+    """What a slot of *context* costs; raises as measure() and measure_sources() do."""
+    start = decoder_start(context.model)
+    return measure(context) if start is None else measure_sources(context, start)
+
+
+def decoder_start(model: Model) -> int | None:
+    """
+    The token that begins each output; None: *model* goes on with the prompt itself.
+
+    Raises:
+        Unsupported: the file names none.
+        ModelLoadFailed: it names one that there is not.
+    """
+    if not model.reads_sources:
+        return None
+    token = model.vocab.bos if model.decoder_start is None else model.decoder_start
+    if token is None:
+        reason = "the file names no token that begins an output"
+        raise Unsupported("generate", f"{reason}: give decoder_start_token_id")
+    if token >= model.n_vocab:
+        allowed = f"the vocabulary has {model.n_vocab} tokens"
+        raise ModelLoadFailed(model.path, f"decoder_start_token_id={token}: {allowed}")
+    return token
+
+
+def measure_sources(context: Context, start: int) -> SnapshotCost:
+    """
+    Have *context*, which is empty before and after, read two sources and decode after them.
+
+    Returns:
+        What a slot costs.
+
+    Raises:
+        ModelLoadFailed: libllama cannot compute the model.
+        Unsupported: it computes no numbers.
+    """
+    model, n_slots = context.model, min(context.n_seq_max, context.n_ubatch, 2)
+    *source, third = some_tokens(context)
+    source = source[: context.n_ubatch // n_slots]
+    sizes: list[int] = []
+    with context.one_thread(), blaming(model):
+        # Each decode needs the sources of all slots read before it.
+        for pos, token in enumerate((start, third)):
+            batch = Batch(2 * n_slots)
+            for slot in range(n_slots):
+                batch.add_scored(source, pos, slot)
+            check_decode(context.read_sources(batch).code, last_error())
+            batch.clear()
+            batch.add_rows([token] * n_slots, [pos] * n_slots, list(range(n_slots)))
+            context.decode(batch)
+            sizes.append(context.state_bytes(0))
+            rows = [context.logits(row) for row in range(n_slots)]
+            if not all(isfinite(value) for row in rows for value in row):
+                raise Unsupported("generate", "libllama computes no numbers of it")
+        context.clear()
+    return cost_of(1, *sizes)

@@ -25,7 +25,7 @@ from pyllama_raw.core.scheduling.roster import Deadlines, SlotChange
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.engine.adapters import Adapters, KnownAdapter
 from pyllama_raw.engine.encoder import RequestEncodes
-from pyllama_raw.engine.request_log import warms_up
+from pyllama_raw.engine.logs import warms_up
 from pyllama_raw.engine.stream import NOBODYS, Stream
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import PyllamaError
@@ -60,22 +60,22 @@ class OpenRequests(dict[int, OpenRequest]):
 
     def of_stream(self, stream: Stream) -> list[OpenRequest]:
         """The outputs of one prompt. Thread: any."""
-        return [each for each in self.all() if each.stream is stream]
+        return [record for record in self.all() if record.stream is stream]
 
     def warms_up(self, request_id: int) -> bool:
         """Whether a request only warms the engine up."""
-        opened = self.get(request_id)
-        return opened is not None and warms_up(opened.request.policy_data)
+        record = self.get(request_id)
+        return record is not None and warms_up(record.request.policy_data)
 
     @property
     def oldest(self) -> float | None:
         """Moment at which the oldest one came; None: there is none."""
-        return min((each.submitted for each in self.all()), default=None)
+        return min((record.submitted for record in self.all()), default=None)
 
     @property
     def oldest_wait(self) -> float | None:
         """Since when the one waits that has waited longest for a slot."""
-        waits = [each.waits_since for each in self.all()]
+        waits = [record.waits_since for record in self.all()]
         return min((since for since in waits if since is not None), default=None)
 
 
@@ -88,7 +88,7 @@ class Door(Watcher):
     """
 
     def __init__(self, admission: Admission, adapters: Adapters) -> None:
-        self.opened = OpenRequests()
+        self.records = OpenRequests()
         self._admission = admission
         self._adapters = adapters
         self._lock = Lock()  # no other one is taken while it is held
@@ -103,48 +103,54 @@ class Door(Watcher):
         """
         context = copy_context()
         pinned: list[tuple[KnownAdapter, ...]] = [()] * len(requests)
+        # First, because an adapter must not go while the request waits for the lock.
         if any(request.lot.adapters for request in requests):
             pinned = self._adapters.pin(requests)
         try:
             with self._lock:
+                # All of them count, or none does.
                 tickets = self._admission.enter(requests)
-                opened = tuple(
+                records = tuple(
                     OpenRequest(request, now, stream, context, ticket, adapters, now)
                     for request, ticket, adapters in zip(
                         requests, tickets, pinned, strict=True
                     )
                 )
-                self.opened.update((r.request.request_id, r) for r in opened)
+                self.records.update((r.request.request_id, r) for r in records)
         except PyllamaError:
+            # There is no room for them, so nothing of them is left.
             for adapters in pinned:
                 self._adapters.unpin(adapters)
             raise
-        return opened
+        return records
 
     def changed(self, change: SlotChange, request_id: int, now: float) -> None:
         """A request that loses its slot waits anew, and counts no second time."""
-        opened = self.opened.get(request_id)
-        if opened is None:
+        record = self.records.get(request_id)
+        if record is None:
             return
-        opened.waits_since = None if change == "running" else now
-        if opened.ticket.n_tokens:
+        # A slot, or a wait that begins anew.
+        record.waits_since = None if change == "running" else now
+        # Its prompt no longer counts as waiting, also if it waits again.
+        if record.ticket.n_tokens:
             with self._lock:
-                self._admission.seat(opened.ticket)
+                self._admission.seat(record.ticket)
 
-    def leave(self, opened: OpenRequest) -> None:
+    def leave(self, record: OpenRequest) -> None:
         """A request has ended, or was refused; can be repeated. Thread: any."""
         with self._lock:
-            self._admission.leave(opened.ticket)
-            adapters, opened.adapters = opened.adapters, ()
-            self.opened.pop(opened.request.request_id, None)
+            self._admission.leave(record.ticket)
+            # Once, although several may say that it has ended.
+            adapters, record.adapters = record.adapters, ()
+            self.records.pop(record.request.request_id, None)
         if adapters:
             self._adapters.unpin(adapters)
 
     def take_streams(self) -> set[Stream]:
         """The streams of all that are open, which are forgotten. Thread: any, several."""
         with self._lock:
-            streams = {opened.stream for opened in self.opened.all()}
-            self.opened.clear()
+            streams = {record.stream for record in self.records.all()}
+            self.records.clear()
         return streams
 
 
@@ -155,25 +161,27 @@ class WaitingRoom:
         self.waiting: list[OpenRequest] = []  # others read it
         self._deadlines = Deadlines()
 
-    def put(self, opened: Iterable[OpenRequest]) -> None:
-        """Keep *opened*."""
-        for each in opened:
-            self.waiting.append(each)
-            request = each.request
-            for moment in request.time_limits(each.submitted):
+    def put(self, records: Iterable[OpenRequest]) -> None:
+        """Keep *records*."""
+        for record in records:
+            self.waiting.append(record)
+            request = record.request
+            for moment in request.time_limits(record.submitted):
                 self._deadlines.add(moment, request.request_id)
 
     def take(self, request_id: int) -> OpenRequest | None:
         """Take a request out; None: it is not here."""
-        for index, opened in enumerate(self.waiting):
-            if opened.request.request_id == request_id:
+        for index, record in enumerate(self.waiting):
+            if record.request.request_id == request_id:
                 return self.waiting.pop(index)
         return None
 
     @property
     def next_deadline(self) -> float | None:
         """The earliest moment at which time may be over for a request that waits here."""
-        return self._deadlines.next({each.request.request_id for each in self.waiting})
+        return self._deadlines.next(
+            {record.request.request_id for record in self.waiting}
+        )
 
     def expired(self, now: float) -> Iterator[int]:
         """Ids of requests whose time may be over at *now*; some may have left."""
@@ -181,7 +189,7 @@ class WaitingRoom:
 
     def counted(self, stats: SchedulerStats) -> SchedulerStats:
         """*stats* of the scheduler, with the requests that wait here."""
-        n_tokens = sum(each.request.n_prompt for each in self.waiting)
+        n_tokens = sum(record.request.n_prompt for record in self.waiting)
         return replace(
             stats,
             submitted=stats.submitted + len(self.waiting),
@@ -193,8 +201,8 @@ class WaitingRoom:
 class Pace(Watcher):
     """How soon the queue is empty, by how long the last requests had one of *n_slots*."""
 
-    def __init__(self, opened: OpenRequests, n_slots: int) -> None:
-        self._opened, self._n_slots = opened, n_slots
+    def __init__(self, records: OpenRequests, n_slots: int) -> None:
+        self._records, self._n_slots = records, n_slots
         self._held_s: deque[float] = deque(maxlen=MAX_ENDS)
 
     def ended(self, request: Request, end: Finished) -> None:  # noqa: ARG002
@@ -209,12 +217,16 @@ class Pace(Watcher):
 
         It is 0 while a slot is free, and None before any request has ended.
         """
-        n_open = len(self._opened)
+        n_open = len(self._records)
+        # A slot is free.
         if n_open < self._n_slots:
             return 0.0
         held_s = tuple(self._held_s)
+        # Nobody has ended yet, so nobody knows.
         if not held_s:
             return None
-        n_waiting = sum(each.waits_since is not None for each in self._opened.all())
+        n_waiting = sum(
+            record.waits_since is not None for record in self._records.all()
+        )
         n_running = max(n_open - n_waiting, 1)  # fewer than slots if cells are scarce
         return (n_waiting + 1) * sum(held_s) / len(held_s) / n_running

@@ -1,13 +1,23 @@
 """
-Works as rows of the batch, and what was sampled of rows as outputs of works.
+Works as rows of the batch, samplers of requests, and what was sampled of rows as outputs.
 
-The batch is filled by slices, because there is a row for every token of a stream.
+Rules:
+1. The batch is filled by slices, because there is a row for every token of a stream.
+2. Few requests need more of a step than their token. Counts say whether any is open, so that a
+   step without one looks at nobody.
+3. Log-probabilities of output tokens are written by the row's sampler. Those of prompt tokens
+   are read from output rows that nothing was sampled from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from pyllama_raw.core.request import TokenLogprobs
 from pyllama_raw.core.step import (
     Computed,
     Decode,
@@ -15,20 +25,141 @@ from pyllama_raw.core.step import (
     PrefillSpan,
     RowFailed,
     Sampled,
+    Scored,
     ScoredPrefill,
     Work,
 )
-from pyllama_raw.engine.built_samplers import BuiltSamplers
 from pyllama_raw.engine.guidance import MaskState
-from pyllama_raw.engine.scores import with_logprobs
-from pyllama_raw.errors import BadGrammar, PyllamaError, SamplingFailed
+from pyllama_raw.errors import BadGrammar, InvalidRequest, PyllamaError, SamplingFailed
 from pyllama_raw.native.batch import Batch, RowBatch
 from pyllama_raw.native.context import Context, StepOutcome
-from pyllama_raw.native.libllama import last_error
-from pyllama_raw.native.sampler import RowSamplers
+from pyllama_raw.native.libllama import EXCEPTION, last_error
+from pyllama_raw.native.sampler import RowLogprobs, RowSampler, RowSamplers
 from pyllama_raw.options.constraints import refusal, refused
+from pyllama_raw.options.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.media_desk import MediaRows
 
 GRAMMAR = "grammar: "  # begins what _ffi/grammar says
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltSampler:
+    """A request whose sampler is built."""
+
+    params: SamplingParams
+    sampler: RowSampler
+    mask: MaskState | None  # of a constraint that Python advances after each token
+    logprobs: RowLogprobs | None  # of its last token; None: not asked for, or certain
+    needs_all: str  # why no lane can serve it; empty: one can
+    spans: tuple[MediaRows, ...] = ()
+
+
+class BuiltSamplers:
+    """All that are open, by request_id."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, BuiltSampler] = {}
+        self.n_masked = self.n_scored = self.n_needing_all = 0
+
+    def __getitem__(self, request_id: int) -> BuiltSampler:
+        return self._all[request_id]
+
+    @property
+    def request_ids(self) -> list[int]:
+        return list(self._all)
+
+    def add(self, request_id: int, opened: BuiltSampler) -> None:
+        self._all[request_id] = opened
+        self._count(opened, 1)
+
+    def pop(self, request_id: int) -> BuiltSampler | None:
+        """Take one out; None: it is not open."""
+        opened = self._all.pop(request_id, None)
+        if opened is not None:
+            self._count(opened, -1)
+        return opened
+
+    def need_all(self, works: Iterable[Work]) -> bool:
+        """Whether a request of *works* needs whole rows."""
+        return self.n_needing_all > 0 and any(
+            self._all[work.request_id].needs_all for work in works
+        )
+
+    def _count(self, opened: BuiltSampler, change: int) -> None:
+        params = opened.params
+        is_scored = params.logprobs is not None or params.prompt_logprobs is not None
+        self.n_masked += change * (opened.mask is not None)
+        self.n_scored += change * is_scored
+        self.n_needing_all += change * bool(opened.needs_all)
+
+
+def watch(params: SamplingParams, sampler: RowSampler) -> RowLogprobs | None:
+    """Let *sampler* write what *params* ask for; None: nothing, or each is certain."""
+    if params.logprobs is None:
+        return None
+    # A greedy sampler leaves one token, which is certain.
+    of_sampler = params.logprobs_of == "sampler"
+    if of_sampler and params.greedy:
+        return None
+    row = RowLogprobs(params.logprobs, of_sampler=of_sampler)
+    sampler.watch(row)
+    return row
+
+
+def with_logprobs(
+    outputs: Iterable[Output],
+    works: Items[Work],
+    opened: BuiltSamplers,
+    context: Context,
+) -> tuple[Output, ...]:
+    """*outputs* with the log-probabilities of *works*, which the batch held."""
+    told = []
+    start = 0
+    for work, output in zip(works, outputs, strict=True):
+        request = opened[work.request_id]
+        # An output token: the sampler of its row has written them.
+        if type(output) is Sampled and request.params.logprobs is not None:
+            rows = tuple(_of_output(request, token) for token in output.tokens)
+            output = Sampled(output.tokens, rows)  # noqa: PLW2901
+        # Tokens of a prompt that is scored: read from the rows of the chunk.
+        if type(work) is ScoredPrefill:
+            assert isinstance(output, Sampled | RowFailed | Computed)
+            n_top = request.params.prompt_logprobs or 0
+            try:
+                scores = _of_targets(work.targets, n_top, start, context)
+            # A row without numbers fails its request alone.
+            except InvalidRequest:
+                failed = SamplingFailed("plr_score", EXCEPTION, last_error())
+                output = RowFailed(failed)  # noqa: PLW2901
+            else:
+                output = Scored(scores, output)  # noqa: PLW2901
+        told.append(output)
+        start += len(work.tokens)
+    return tuple(told)
+
+
+def _of_output(opened: BuiltSampler, token: int) -> TokenLogprobs:
+    row = opened.logprobs
+    if row is None:
+        return TokenLogprobs(token, 0.0, ((token, 0.0),))
+    return TokenLogprobs(token, row.value, row.top)
+
+
+def _of_targets(
+    targets: array[int], n_top: int, start: int, context: Context
+) -> tuple[TokenLogprobs, ...]:
+    rows = array("i", range(start, start + len(targets)))
+    chosen, ids, values = context.score(rows, array("i", targets), n_top)
+    tops = [slice(n_top * i, n_top * (i + 1)) for i in range(len(targets))]
+    found = []
+    for token, logprob, top in zip(targets, chosen, tops, strict=True):
+        pairs = zip(ids[top], values[top], strict=True)
+        found.append(
+            TokenLogprobs(token, logprob, tuple(p for p in pairs if p[0] >= 0))
+        )
+    return tuple(found)
 
 
 class _Tokens(dict[int, Sampled]):
@@ -52,6 +183,7 @@ class Rows:
         """Have the batch hold *works*."""
         batch = self.batch
         batch.clear()
+        # Decodes come first in a plan: one row each, by slices of three arrays.
         n_rows = _count_decodes(works)
         decodes = works[:n_rows]
         batch.add_rows(
@@ -60,6 +192,8 @@ class Rows:
             [work.slot for work in decodes],
         )
         samplers = [self._open[work.request_id].sampler for work in decodes]
+        # Chunks of prompts: rows of all tokens if they are scored, else of the last one, if at
+        # all.
         for work in works[n_rows:]:
             add = batch.add_scored if type(work) is ScoredPrefill else batch.add
             add(work.tokens, work.pos, work.slot, work.samples)
@@ -74,6 +208,7 @@ class Rows:
             assert isinstance(work, PrefillSpan)
             span = self._open[work.request_id].spans[work.span]
             run, width = span.run, context.model.n_embd_inp
+            # All works of such a step have rows of one shape.
             if batch is None:
                 n_sections = len(run.positions)
                 batch = RowBatch(width, n_sections, is_causal=run.is_causal)
@@ -101,12 +236,16 @@ class Rows:
         self, works: tuple[Work, ...], outcome: StepOutcome, context: Context
     ) -> tuple[Output, ...]:
         """One of each of *works*, which the batch held."""
+        # Nearly always: a token a row, and each output of a token is made once.
         outputs: Iterator[Output] = map(self._tokens.__getitem__, outcome.tokens)
+        # A constraint has to take each token, or a row has failed.
         if self._open.n_masked or outcome.codes:
             outputs = self._checked(works, outcome)
+        # Works that end before their prompt does have no row.
         if len(outcome.tokens) < len(works):
             rows, computed = outputs, Computed()
             outputs = (next(rows) if work.samples else computed for work in works)
+        # Somebody asks for log-probabilities.
         if self._open.n_scored:
             return with_logprobs(outputs, works, self._open, context)
         return tuple(outputs)

@@ -1,9 +1,25 @@
 """
-From sampling parameters to what samples the rows of a request.
+From sampling parameters to what samples the rows of a request, on the host or in the graph.
 
 The order is that of llama-server: biases, the stages as given, then one draw. Greedy
 requests keep only the stages that can change which token is the most likely; without any
 they need no chain.
+
+Lanes choose tokens in the graph; all other tokens are chosen from logits on the host. A lane is
+the resident top-k of a slot: the device leaves the likeliest FIRST_MAX tokens of a row, and the
+request's own chain goes on with them on the host.
+
+Rules:
+1. All slots have a lane or none has: one row that is needed whole makes libllama copy all.
+2. A lane keeps nothing between steps. Seeds and histories stay in the request's chain, so
+   a token is the same with and without lanes.
+3. Lanes are used only if somebody asks for them, because the host is faster. On a CPU a lane runs
+   on one thread, while the others wait (`benchmarks/placement.py`). Elsewhere each lane is a few
+   operations of its own in the graph, one after the other, which take longer than the copy of all
+   rows that they save.
+4. Lanes are attached when the context has been probed. The first step that needs a whole row takes
+   them away for good: each switch has all graphs prepared anew, and a program
+   that has asked for whole rows once usually asks again.
 """
 
 from __future__ import annotations
@@ -12,13 +28,23 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
+from pyllama_raw.core.request import SamplerUse
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.native import stages
+from pyllama_raw.native.context import Context
 from pyllama_raw.native.grammar import Grammar
+from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import FIRST_MAX, RowSampler, SamplerChain, TokenTable
-from pyllama_raw.native.stages import Stage
+from pyllama_raw.native.stages import Stage, TopK
 from pyllama_raw.native.vocab import Vocab
+from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.sampling import SamplingParams
+
+NO_LANES = "the model reads prompts with an encoder: its rows have no lanes"
+AUTO = "auto: the host chooses faster than lanes do"
+CANNOT = "the device cannot select candidates"
+TAKEN = "lanes were taken away, because a request needed all logits"
+FAILED = "lanes were given up after a context had failed"
 
 
 class NamedTokens(NamedTuple):
@@ -67,10 +93,13 @@ def open_sampler(
     reach = Reach(min(len(prompt) + params.max_tokens, stages.HISTORY_MAX), n_ctx)
     chain: SamplerChain | None = None
     n_first = 0  # the size of the top-k that it begins with
+    # Greedy requests mostly have no chain: the shim takes the largest logit.
     if wanted := stages_of(params, reach):
         chain = SamplerChain.build(wanted, vocab)
+        # Penalties look back into the prompt.
         if n_history := params.n_history(reach.n_most):
             chain.accept(prompt[-n_history:])
+        # The shim then gives the chain so many candidates, and no more.
         if isinstance(wanted[0], stages.TopK) and wanted[0].k <= FIRST_MAX:
             n_first = wanted[0].k
     return RowSampler(
@@ -98,6 +127,7 @@ def stages_of(params: SamplingParams, reach: Reach) -> list[Stage]:
     """
     seed = params.seed
     assert seed is not None
+    # The stages before the draw, as they are given; mirostat has its own.
     names: Sequence[str] = params.stages
     if params.greedy:
         names = _before_greedy(params)
@@ -109,6 +139,7 @@ def stages_of(params: SamplingParams, reach: Reach) -> list[Stage]:
     if params.mirostat:
         tau, eta = params.mirostat_tau, params.mirostat_eta
         return [*found, stages.Mirostat(params.mirostat, tau, eta, seed)]
+    # Each way to draw is a last stage of its own.
     if params.adaptive_target is not None:
         target, decay = params.adaptive_target, params.adaptive_decay
         return [*found, stages.AdaptiveP(target, decay, seed)]
@@ -120,8 +151,10 @@ def _before_greedy(params: SamplingParams) -> Sequence[str]:
     if params.mirostat:
         return ()
     names = params.stages
+    # A temperature of 0 leaves one token, so nothing behind it matters.
     if params.is_cold and "temperature" in names:
         names = names[: names.index("temperature")]
+    # Most stages keep the most likely token. These may drop it, so all before them count.
     drops_best = {
         "typical": params.typical_p < 1,
         "xtc": params.xtc_probability > 0,
@@ -129,6 +162,7 @@ def _before_greedy(params: SamplingParams) -> Sequence[str]:
     }
     if any(drops_best.get(name, False) for name in names):
         return [name for name in names if name != "temperature"]
+    # Else only stages that change logits decide which is the largest.
     return [name for name in names if name in ("penalties", "dry")]
 
 
@@ -162,6 +196,7 @@ def _history(limit: int | None, n_most: int) -> int:
 
 def _xtc(params: SamplingParams, reach: Reach) -> Stage | None:  # noqa: ARG001
     probability, threshold = params.xtc_probability, params.xtc_threshold
+    # No two tokens can have more than a half each.
     if probability == 0 or threshold > 0.5:
         return None
     assert params.seed is not None
@@ -195,3 +230,82 @@ _STAGES: dict[str, Callable[[SamplingParams, Reach], Stage | None]] = {
     "temperature": _temperature,
     "infill": lambda p, _: stages.Infill(p.top_k),
 }
+
+
+def refusal(model: Model, config: EngineConfig) -> str:
+    """Why there can be no lanes, before a context is made; empty if there can."""
+    if model.reads_sources:
+        return NO_LANES
+    if config.sampler_placement == "host":
+        return "sampler_placement is host"
+    if config.model.split_mode == "tensor":
+        return "split_mode tensor has no lanes"
+    return AUTO if config.sampler_placement == "auto" else ""
+
+
+def make_lanes(vocab: Vocab, n_slots: int) -> list[SamplerChain]:
+    """A fresh lane for each slot."""
+    return [SamplerChain.build([TopK(FIRST_MAX)], vocab) for _ in range(n_slots)]
+
+
+def needs_all(params: SamplingParams, sampler: RowSampler) -> str:
+    """Why a lane cannot serve a request; empty if it can."""
+    n_first, n_forbidden = sampler.n_first, sampler.n_forbidden
+    # A lane has only the likeliest tokens of a row.
+    reads_row = params.logprobs is not None and params.logprobs_of == "model"
+    reasons = (
+        (params.constraint is not None, f"{params.constraint} may allow any token"),
+        (params.prompt_logprobs is not None, "prompt_logprobs reads all logits"),
+        (reads_row, "logprobs of the model reads all logits"),
+        (bool(params.logit_bias), "logit_bias may make any token likely"),
+        (not n_first, f"its first stage is not a top_k up to {FIRST_MAX}"),
+        (
+            n_first + n_forbidden > FIRST_MAX,
+            f"top_k and forbidden tokens are more than {FIRST_MAX} together",
+        ),
+    )
+    return next((why for is_so, why in reasons if is_so), "")
+
+
+class Lanes:
+    """
+    The lanes of an engine, through all its contexts.
+
+    Args:
+        off: why there are none; empty: they are wanted.
+    """
+
+    def __init__(self, vocab: Vocab, n_slots: int, *, off: str) -> None:
+        self.off = off
+        self.n_fallbacks = 0  # requests sampled on the host, though lanes were wanted
+        self._are_wanted = not off
+        self._vocab = vocab
+        self._n_slots = n_slots
+
+    def fresh(self) -> Sequence[SamplerChain]:
+        """For a new context."""
+        return () if self.off else make_lanes(self._vocab, self._n_slots)
+
+    def give_up(self) -> None:
+        """A context has failed: from now on without lanes, which take memory."""
+        self.off = self.off or FAILED
+
+    def missing(self, params: SamplingParams, sampler: RowSampler) -> str:
+        """Why no lane can serve a request; empty: one can, or none is wanted."""
+        return needs_all(params, sampler) if self._are_wanted else ""
+
+    def use(self, sampler: RowSampler, why: str) -> SamplerUse | None:
+        """Place in which the tokens of a request that ends were chosen; None: it has none."""
+        if not sampler.n_on_host + sampler.n_on_lane:
+            return None
+        # All of its tokens came from a lane.
+        if not sampler.n_on_host:
+            return SamplerUse("backend", "")
+        self.n_fallbacks += self._are_wanted
+        return SamplerUse("host", why or self.off or CANNOT)
+
+    def take_away(self, context: Context) -> None:
+        """The next step needs a whole row."""
+        if not self.off:
+            context.set_lanes(())
+            self.off = TAKEN

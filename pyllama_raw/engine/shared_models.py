@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Report = Callable[[float], bool]  # gets the loaded fraction; False: do not go on
-
 POLL_S = 0.05  # between two reports
 
 
@@ -113,6 +112,7 @@ class ModelUse:
         """Leave; the last one frees the model. Idempotent."""
         with _models.lock:
             loading, self._loading = self._loading, None
+        # The last one frees it, outside of the lock, because that takes long.
         if loading is not None and _models.leave(loading):
             loading.end()
 
@@ -146,10 +146,12 @@ class _Loading:
 
     def wait(self, report: Report) -> None:
         """Until the model is loaded; raises why it could not be, or what *report* does."""
+        # The caller may give up between two looks. Others may go on waiting for the same load.
         while not self._done.wait(POLL_S):
             if report(self._progress.fraction) is False:
                 said = "cancelled by the progress function"
                 raise ModelLoadFailed(str(self._path), said)
+        # All that have waited are told, each by an error of its own.
         if self._error is not None:
             error = copy(self._error)  # each user that waits raises one of its own
             raise error.with_traceback(self._error.__traceback__)
@@ -157,6 +159,7 @@ class _Loading:
 
     def end(self) -> None:
         """Nobody uses it any more."""
+        # A load that nobody waits for stops.
         self._progress.cancel()
         self._thread.join()
         try:
@@ -173,7 +176,7 @@ class _Loading:
         options = {**self._options}
         try:
             if options.pop("lease", None) is not None:
-                from pyllama_raw.engine.lease import take_lease
+                from pyllama_raw.engine.lease import take_lease  # and pydantic
 
                 self._lease = take_lease(self._options)
             self._model = Model.load(self._path, progress=self._progress, **options)
@@ -202,6 +205,7 @@ def open_model(
         LeaseRefused: there is no slot for it.
     """
     files = model_files(path)
+    # Equal files and equal options are one model. A path stands for files that cannot be read.
     key = files or str(path), repr(sorted(options.items()))  # repr: True is not 1
     loading = _models.enter(key, partial(_Loading, path, files, options))
     use = ModelUse(loading)

@@ -87,8 +87,10 @@ def make_key(fingerprint: str, namespace: str | Adapted | None, tokens: bytes) -
 def namespace_of(said: bytes) -> str | Adapted | None:
     """Namespace that json.dumps() made *said* of; JSON has no tuples. Raises ValueError."""
     match json.loads(said):
+        # Prefixes that were computed with adapters.
         case [str(digest), None | str() as salt]:
             return Adapted(digest, salt)
+        # Those without, of a salt or of nobody.
         case None | str() as salt:
             return salt
     raise ValueError("no namespace")
@@ -112,10 +114,12 @@ def write_file(path: Path, tokens: bytes, state: State, rest: Rest) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
     try:
         with os.fdopen(os.open(path, flags, 0o600), "wb") as stream:
+            # Tokens first, so that a look at them reads no state.
             stream.write(tokens)
             for data in slices(state, rest):
                 stream.write(data)
             stream.flush()
+            # Only then is the row written that makes the file count.
             os.fsync(stream.fileno())
     except OSError:
         path.unlink(missing_ok=True)
@@ -133,6 +137,7 @@ def read_state(file: StoredFile, rest: Rest) -> State:
         stream.seek(file.state_at)
         state, digest = new_bytes(file.n_bytes - file.state_at), sha256(file.key)
         for part in slices(state, rest):
+            # Somebody has cut it off since it was opened.
             if stream.readinto(part) != len(part):
                 raise BadFile("a wrong size")
             digest.update(part)
@@ -192,6 +197,7 @@ def parts_of(data: State) -> list[tuple[int, int, State]]:
     """
     try:
         (count,) = _COUNT.unpack_from(data)
+        # The count may be anything, so slices are checked by what is there.
         at = head_bytes(count)
         sizes = list(_ENTRY.iter_unpack(data[_COUNT.size : at]))
     except struct.error as error:
@@ -201,6 +207,7 @@ def parts_of(data: State) -> list[tuple[int, int, State]]:
     for n_bytes, n_more in sizes:
         parts.append((n_tokens, n_tokens + n_more, data[at : at + n_bytes]))
         at, n_tokens = at + n_bytes, n_tokens + n_more
+    # Parts fill the file exactly.
     if at != len(data) or len(parts) != count:
         raise SnapshotFailed("parts_of", 0, "a state of another size")
     return parts

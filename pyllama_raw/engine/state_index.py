@@ -79,6 +79,7 @@ class StateIndex:
             problem = f"it is no directory and cannot be made one: {error}"
             advice = "give a directory that you may write to"
             raise _refusal(directory, problem, advice) from error
+        # Files of other versions are not counted, so limits would not hold.
         if is_older:
             raise _refusal(directory, "an earlier version has written it", "delete it")
         path = self._path = self.root / "plrstates.sqlite"
@@ -115,10 +116,12 @@ class StateIndex:
 
     @contextmanager
     def _opened(self, mode: str, wait_s: float) -> Iterator[sqlite3.Connection]:
+        # Whoever may write here must not make us write elsewhere.
         if self._path.is_symlink():
             raise sqlite3.DatabaseError("a link leads elsewhere")
         if self._path.is_file() and self._path.stat().st_size > MAX_FILE_BYTES:
             raise sqlite3.DatabaseError(f"it has more than {MAX_FILE_BYTES} bytes")
+        # Each use is a connection of its own, with a limit of work.
         uri = f"{self._path.as_uri()}?mode={mode}"
         database = sqlite3.connect(uri, wait_s, isolation_level=None, uri=True)
         n_looks = count()
@@ -127,6 +130,7 @@ class StateIndex:
         )
         try:
             with closing(database):
+                # A new file gets its table; another process may do that at the same time.
                 if mode == "rwc" and not _fact(database, "page_count"):
                     self._path.chmod(0o600)
                     _make_table(database)

@@ -81,6 +81,7 @@ class Stream:
     def notify(self) -> None:
         """Wake the reader. Thread: the event loop's only."""
         arrival = self._arrival
+        # trio.
         if isinstance(arrival, anyio.Event):
             arrival.set()
         elif arrival is not None and not arrival.done():
@@ -95,6 +96,7 @@ def wake(loop: Any, streams: Iterable[Stream]) -> bool:
         loop: an asyncio event loop or a TrioToken.
         streams: all of that loop that have new events; must not change afterwards.
     """
+    # asyncio, or trio.
     post = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
     try:
         post(_notify, streams)

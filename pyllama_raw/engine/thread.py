@@ -37,15 +37,8 @@ from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.life import (
-    DRAINS,
-    ENDS,
-    OVER,
-    SHOWN,
-    WITH_CONTEXT,
-    EngineState,
-    Life,
-)
+from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.life import Life
 from pyllama_raw.engine.mailbox import (
     Command,
     Errand,
@@ -94,21 +87,22 @@ class EngineThread:
         self._parts = parts
         self._before_release = before_release
         self.clock = clock  # seconds, as deadlines count them
-        n_slots = parts.scheduler.limits.n_slots
+        self._limits = parts.scheduler.limits
+        n_slots = self._limits.n_slots
         self._mailbox = Mailbox(n_slots, clock)
         # Around the making of requests: an idle engine begins with all that come.
         self.coming = self._mailbox.coming
         self.adapters = Adapters(parts.adapter_host, parts.max_adapter_bytes)
         self.adapters.post = self._post_call
         self._door = Door(parts.admission, self.adapters)
-        self.opened = self._door.opened  # requests that have not ended
+        self.records = self._door.records  # of requests that have not ended
         self._room = WaitingRoom()
-        self.pace = Pace(self.opened, n_slots)
+        self.pace = Pace(self.records, n_slots)
         self.driver = Driver(
             parts.scheduler,
             parts.executor,
             clock,
-            opened=self.opened,
+            records=self.records,
             watchers=(self._door, self.pace, *parts.logs.watchers),
         )
         self.life = Life(
@@ -159,11 +153,12 @@ class EngineThread:
             ClosedError, EngineStopped.
         """
         self.check()
-        limits, media = self._parts.scheduler.limits, self._parts.media
+        limits, media = self._limits, self._parts.media
         # An output that can outgrow its slot may have no end, so what is unread is bounded.
         if any(request.max_tokens > limits.n_ctx_slot for request in requests):
             stream.max_events = max(limits.n_ctx_slot * len(requests), MAX_UNREAD)
         try:
+            # They count from here on, so QueueFull needs no answer of the thread.
             records = self._door.enter(requests, stream, self.clock() - waited_s)
         except PyllamaError as error:
             _log.info("requests were refused: %s", error)
@@ -199,6 +194,7 @@ class EngineThread:
 
     def quiet(self) -> Future[None]:
         """Answered when no request runs, or the thread ends."""
+        # The command only notes it; _tell_state() answers it.
         quiet = Future[None]()
         self.call(partial(self._quiet.append, quiet))
         return quiet
@@ -223,6 +219,7 @@ class EngineThread:
         Args:
             drains: the others are done first. A later close() without it ends them.
         """
+        # A drain does not revive what close() ends.
         if not self._is_running or (drains and self.life.is_shut):
             return
         self.life.shut()
@@ -244,7 +241,7 @@ class EngineThread:
 
     def _post(self, command: Command) -> None:
         self._mailbox.post(command)
-        if self.life.phase in OVER:
+        if self.life.phase.is_over:
             self._refuse_rest()
 
     # -- what becomes of the engine, for any thread --------------------------------------------
@@ -254,14 +251,14 @@ class EngineThread:
         """What the engine does now."""
         if not self.is_ours:
             return EngineState.CLOSED if self.error is None else EngineState.ERROR
-        if self.life.is_shut and self.life.phase not in OVER:
+        if self.life.is_shut and not self.life.phase.is_over:
             return EngineState.CLOSING
         return self._state
 
     @property
     def _state(self) -> EngineState:
         """What the thread does. It hears later than others that the engine closes."""
-        state = SHOWN[self.life.phase]
+        state = self.life.phase.state
         if state is EngineState.READY and self._has_work:
             return EngineState.RUNNING
         return state
@@ -283,7 +280,7 @@ class EngineThread:
 
     @property
     def _is_running(self) -> bool:
-        return self.life.phase not in OVER and self.is_ours
+        return not self.life.phase.is_over and self.is_ours
 
     @property
     def _has_work(self) -> bool:
@@ -296,7 +293,7 @@ class EngineThread:
             raise ClosedError(
                 "the engine belongs to the parent process: open one after the fork"
             )
-        if self.life.is_shut or self.life.phase in OVER:
+        if self.life.is_shut or self.life.phase.is_over:
             raise self._end_error()
 
     def check_for_waiting(self) -> None:
@@ -308,6 +305,7 @@ class EngineThread:
         """The error of whoever comes too late."""
         if self.error is None:
             return ClosedError("the engine is closed")
+        # Each caller gets an error of its own, with the same cause.
         error = EngineStopped(f"the engine thread has ended: {self.error!r}")
         error.__cause__ = self.error
         return error
@@ -321,6 +319,8 @@ class EngineThread:
             self._serve()
             self.life.end()
         except BaseException as error:  # noqa: BLE001 - readers are told why
+            # Another session may go on in place of this thread. Its watchers then hear of no
+            # end.
             if self.is_survived(error):
                 self.silence()
             self.life.fail(error)
@@ -347,21 +347,21 @@ class EngineThread:
             while commands:
                 self._obey(commands[0])
                 commands.popleft()
-            if self.life.phase in DRAINS and not self._has_work:
+            if self.life.phase.drains and not self._has_work:
                 self.life.drained()
             self._tell_state()
-            if self.life.phase in ENDS:
+            if self.life.phase.ends:
                 break
             # Schedule, execute, apply and deliver.
             wait_s = 0.0 if self._step() else self._idle_s()
             self._tell_state()
         # The engine closes, so what is left ends as closed, with what it has.
-        for request_id in list(self.opened):
+        for request_id in list(self.records):
             self._end(request_id, FinishReason.CLOSED)
         self.stats = self.driver.scheduler.stats()
         self._deliver_pending()
         # Files get what idle slots hold last, because nobody waits any more.
-        if self.life.phase in WITH_CONTEXT and self._parts.files is not None:
+        if self.life.phase.has_context and self._parts.files is not None:
             for events, has_ended in self.driver.last_steps():
                 self._deliver(events, has_ended)
                 self._parts.files.drain()
@@ -390,7 +390,7 @@ class EngineThread:
             if failure is not None:
                 self._deliver(*driver.give_up(failure))
         # There is none, or it sleeps: requests wait, but not beyond their deadlines.
-        if life.phase not in WITH_CONTEXT:
+        if not life.phase.has_context:
             driver.scheduler.expire(driver.clock())
             return self._deliver_pending()
         try:
@@ -412,6 +412,7 @@ class EngineThread:
 
     def _idle_s(self) -> float | None:
         """Seconds until something is to be done without a command; None: there is nothing."""
+        # A deadline, that of a request that waits for rows, or another try to make a context.
         moments = (
             self.driver.scheduler.next_deadline,
             self._room.next_deadline if self._room.waiting else None,
@@ -439,7 +440,7 @@ class EngineThread:
             self._stats_at = now
             self._teller.tell(self.driver.scheduler)
             self.cpu_share.note(self._parts.executor.times)
-        records = self.opened
+        records = self.records
         ready: dict[object, list[Stream]] = {}  # by event loop, those to be woken
         for event in events:
             record = records[event.request_id]
@@ -476,13 +477,13 @@ class EngineThread:
         """Have the requests of *stream* end before the next step."""
         error = OutputUnread(stream.max_events)
         stream.max_events = sys.maxsize  # once
-        for record in self.opened.of_stream(stream):
+        for record in self.records.of_stream(stream):
             fail = partial(self.driver.fail, record.request.request_id, error)
             self._mailbox.post(fail)
 
     def _abandon(self, loop: object) -> None:
         """End the requests whose event loop is closed, because nobody can read them."""
-        for record in self.opened.all():
+        for record in self.records.all():
             if record.stream.loop is loop:
                 self._end(record.request.request_id)
 
@@ -507,7 +508,7 @@ class EngineThread:
 
     def _note_encoded(self, request_id: int) -> None:
         """Have a request whose rows are there, or never will be, leave the waiting room."""
-        record, media = self.opened.get(request_id), self._parts.media
+        record, media = self.records.get(request_id), self._parts.media
         if record is None or media is None or record.encodes is None:
             return
         error = record.encodes.error
@@ -525,7 +526,7 @@ class EngineThread:
         try:
             record.context.run(add_all, (record.request,), record.submitted)
         except BaseException as error:  # noqa: BLE001 - the reader is told
-            self._refuse(self.opened.of_stream(record.stream), error)
+            self._refuse(self.records.of_stream(record.stream), error)
 
     def _refuse(self, records: Sequence[OpenRequest], error: BaseException) -> None:
         """Take on none of *records*, which have one stream."""
@@ -541,12 +542,13 @@ class EngineThread:
 
     def _give_up(self, stream: Stream, error: BaseException, what: str) -> None:
         """End *stream*, whose requests could not be *what*; drop what still comes of them."""
+        # Whatever a command raises, its reader gets an error that says who is at fault.
         if not isinstance(error, PyllamaError):
             text = f"the request could not be {what}, the engine goes on: {error!r}"
             fault = EngineFault(text)
             fault.__cause__ = error
             error = fault
-        for record in self.opened.of_stream(stream):
+        for record in self.records.of_stream(stream):
             record.stream = NOBODYS
         refuse(stream, error)
 
@@ -555,7 +557,7 @@ class EngineThread:
         try:
             self._end(request_id)
         except BaseException as error:
-            record = self.opened.get(request_id)
+            record = self.records.get(request_id)
             if record is not None:
                 self._give_up(record.stream, error, "cancelled")
             raise
@@ -580,6 +582,7 @@ class EngineThread:
 
     def _tell_state(self) -> None:
         """Tell of another state, if it is one."""
+        # Watchers hear of the state once, before all that happens in it.
         state = self._state
         if state is not self._watched_state:
             self._watched_state = state

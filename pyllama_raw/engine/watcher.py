@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.roster import SlotChange
-from pyllama_raw.engine.life import EngineState
+from pyllama_raw.engine.engine_state import EngineState
 
 METHODS = ("came", "changed", "stepped", "ended", "engine")
 
@@ -93,6 +93,7 @@ class Watchers(Watcher):
 
     def _set(self, watchers: tuple[Watcher, ...]) -> None:
         self._all = watchers
+        # Who does not override a method is never called for it.
         self._those_of = {  # watchers with a method of their own
             name: [each for each in watchers if _has(each, name)] for name in METHODS
         }
@@ -117,6 +118,8 @@ class Watchers(Watcher):
         for watcher in self._those_of[method]:
             try:
                 getattr(watcher, method)(*arguments)
+            # A watcher must not end the engine. An interrupt of the user's must end the
+            # program.
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt) and (
                     current_thread() is main_thread()  # other threads get none

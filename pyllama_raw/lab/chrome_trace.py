@@ -16,7 +16,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import IO, Any
 
-from pyllama_raw.engine.request_log import RequestRecord
+from pyllama_raw.engine.logs import RequestRecord
 from pyllama_raw.engine.watcher import StepRecord
 
 SLOTS, REQUESTS = 1, 2  # processes

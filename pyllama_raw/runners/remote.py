@@ -72,8 +72,7 @@ from pyllama_raw.runners.runner import (
 if TYPE_CHECKING:
     import httpx2
 
-    from pyllama_raw.api.embedding import TextPooling
-    from pyllama_raw.api.ranking import Ranked
+    from pyllama_raw.api.embedding import Ranked, TextPooling
     from pyllama_raw.api.vectors import Vectors
 
 logger = logging.getLogger(__name__)
@@ -241,7 +240,7 @@ class RemoteRunner(ModelRunner):
         self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
     ) -> list[Ranked]:
         """*documents*, the best first."""
-        from pyllama_raw.api.ranking import Ranked
+        from pyllama_raw.api.embedding import Ranked
 
         texts = list(documents)
         fields = {"query": query, "documents": texts, **options}

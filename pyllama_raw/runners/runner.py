@@ -40,8 +40,7 @@ from pyllama_raw.runners.prices import Cost, Prices
 from pyllama_raw.runners.run import RunHandle, Source
 
 if TYPE_CHECKING:
-    from pyllama_raw.api.embedding import TextPooling
-    from pyllama_raw.api.ranking import Ranked
+    from pyllama_raw.api.embedding import Ranked, TextPooling
     from pyllama_raw.api.vectors import Vectors
 
 T = TypeVar("T")

@@ -18,10 +18,16 @@ from pyllama_raw import AsyncEngine, EngineConfig, SchedulerConfig
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.engine.capabilities import Capabilities, capabilities_of
-from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
+from pyllama_raw.engine.info import (
+    Capabilities,
+    EngineInfo,
+    ModelClass,
+    ModelInfo,
+    SpecialToken,
+    VocabInfo,
+    capabilities_of,
+)
 from pyllama_raw.engine.logs import NO_LOGS, Logs
-from pyllama_raw.engine.model_info import ModelClass, ModelInfo
 from pyllama_raw.engine.notices import PolicyLog
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.testing.executor import (

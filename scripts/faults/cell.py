@@ -154,7 +154,7 @@ async def _ask(run: Run, engine: AsyncEngine, outcome: Outcome) -> None:
     if engine.error is not None:
         outcome.n_stopped += 1
     else:
-        await engine._between_steps(partial(_check_idle, engine, outcome))
+        await engine._sessions.between_steps(partial(_check_idle, engine, outcome))
 
 
 def _check_idle(engine: AsyncEngine, outcome: Outcome, parts: EngineParts) -> None:
@@ -168,7 +168,7 @@ def _check_idle(engine: AsyncEngine, outcome: Outcome, parts: EngineParts) -> No
         slots = parts.scheduler._memory.slots
         assert slots.cells.n_used == 0, f"{slots.cells.n_used} cells"
         assert not parts.executor._open.request_ids, "samplers"
-        assert not engine._thread.opened.all(), "requests"
+        assert not engine._thread.records.all(), "requests"
     except AssertionError as error:
         outcome.broken.append(f"left in the engine: {error}")
 

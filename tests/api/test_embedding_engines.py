@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pyllama_raw import AsyncEngine, Model, SamplingParams
-from pyllama_raw.engine.model_info import Pooling
+from pyllama_raw.engine.info import Pooling
 from pyllama_raw.errors import ClosedError
 from tests.api.embedding_support import TEXTS, config, open_engine
 from tests.last_digits import assert_near

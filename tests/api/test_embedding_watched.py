@@ -10,7 +10,7 @@ from pyllama_raw import LogConfig, QueueFull, SamplingParams, SchedulerConfig
 from pyllama_raw.api.events import RequestEvent
 from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.engine.embed_executor import MAX_CONTEXTS
-from pyllama_raw.engine.model_info import Pooling
+from pyllama_raw.engine.info import Pooling
 from pyllama_raw.errors import ContextFailed, DeadlineExceeded
 from tests.api.embedding_support import TEXTS, open_engine
 
@@ -202,12 +202,36 @@ async def test_vectors_that_are_there_need_no_worker():
     """
     A call whose last vector comes while the engine ends has its array all the same.
     """
+    texts = TEXTS[:3] * 100  # so many that a worker would copy their vectors
     async with open_engine("bert") as engine:
 
         def told(n_done: int) -> None:
-            if n_done == 3:
+            if n_done == len(texts):
                 engine._sessions.workers.close()
 
-        vectors = await engine.embed(TEXTS[:3], progress=told)
+        vectors = await engine.embed(texts, progress=told)
 
-    assert vectors.shape == (3, 64)
+    assert vectors.shape == (300, 64)
+
+
+async def test_only_many_characters_are_read_by_a_worker(monkeypatch):
+    """
+    A few short texts change no thread before they are computed, nor do their vectors.
+    """
+    kinds = []
+    async with open_engine("bert") as engine:
+        workers = engine._sessions.workers
+        run = workers.run
+
+        def note(kind, function):
+            kinds.append(kind)
+            return run(kind, function)
+
+        await engine.embed(["a"])  # its context is made by a worker
+        monkeypatch.setattr(workers, "run", note)
+        await engine.embed(["a", "b"])
+        n_of_few = len(kinds)
+        await engine.embed(["some words"] * 500)
+
+    assert n_of_few == 0
+    assert set(kinds) == {"text"}

@@ -15,10 +15,11 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.api.model import Opener
-from pyllama_raw.engine import fit, shared_models
+from pyllama_raw.engine import estimate as fit
 from pyllama_raw.engine import lease as leases
+from pyllama_raw.engine import shared_models
 from pyllama_raw.engine.estimate import estimate
-from pyllama_raw.engine.model_info import Pooling
+from pyllama_raw.engine.info import Pooling
 from pyllama_raw.errors import LeaseRefused, Unsupported, WaitedTooLong
 from pyllama_raw.native.libllama import Device
 from pyllama_raw.options.config import LeaseConfig

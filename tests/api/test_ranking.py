@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyllama_raw import AsyncEngine, ContextConfig, EmbeddingConfig, EngineConfig
-from pyllama_raw.api.ranking import pair_tokens
+from pyllama_raw.api.embedding import pair_tokens
 from pyllama_raw.errors import EmbeddingFailed, InvalidRequest, TextTooLong, Unsupported
 from tests.api.bert_reference import BertReference
 from tests.api.embedding_support import with_nan

@@ -379,7 +379,7 @@ async def test_a_wake_that_is_cancelled_leaves_all_as_it_was(monkeypatch):
             await engine.sleep(1)
             await engine.clear_cache()  # slots are emptied by the next step
             await engine.sleep(2)
-            make = engine._make
+            make = engine._sessions._open
             with anyio.CancelScope() as scope:
 
                 def make_too_late(*args, **options):
@@ -389,7 +389,7 @@ async def test_a_wake_that_is_cancelled_leaves_all_as_it_was(monkeypatch):
                     anyio.from_thread.run_sync(scope.cancel)
                     return session
 
-                monkeypatch.setattr(engine, "_make", make_too_late)
+                monkeypatch.setattr(engine._sessions, "_open", make_too_late)
                 await engine.wake()
             monkeypatch.undo()
             state = engine.state

@@ -97,7 +97,7 @@ async def test_an_engine_that_has_ended_is_opened_again(tmp_path, caplog):
     assert n_logged == 3
     assert states.count("loading") == 1
     assert "error" not in states
-    told = [r.getMessage() for r in caplog.records if r.name.endswith("engine.kept")]
+    told = [r.getMessage() for r in caplog.records if r.name.endswith("engine.life")]
     assert [each.split(" in ")[0] for each in told] == [
         "the engine failed, restart 1 of at most 3"
     ]

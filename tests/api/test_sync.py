@@ -6,8 +6,8 @@ import pytest
 
 import pyllama_raw
 from pyllama_raw import AsyncEngine, Result, SamplingParams
-from pyllama_raw.api.loading import Opening
-from pyllama_raw.api.sync import are_many
+from pyllama_raw.api.blocking import are_many
+from pyllama_raw.api.model import Opening
 from pyllama_raw.testing import fake_engine
 
 

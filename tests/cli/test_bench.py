@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw.cli.command import main
-from pyllama_raw.engine.records import read_records, write_records
-from pyllama_raw.engine.request_log import RequestLog, RequestRecord
+from pyllama_raw.engine.logs import (
+    RequestLog,
+    RequestRecord,
+    read_records,
+    write_records,
+)
 from pyllama_raw.lab.sim import Lengths, Machine, Workload, simulate
 from tests.limits import LIMIT_S
 from tests.tiny import tiny_model

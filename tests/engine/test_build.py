@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from pyllama_raw import CacheConfig, ConfigError, EngineConfig, SchedulerConfig
-from pyllama_raw.engine.build import layout_of
+from pyllama_raw.engine.layout import layout_of
 
 ATTENTION = SimpleNamespace(is_recurrent=False, is_hybrid=False, n_swa=0)
 

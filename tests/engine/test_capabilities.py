@@ -3,8 +3,7 @@
 import pytest
 
 from pyllama_raw import EngineConfig
-from pyllama_raw.engine.capabilities import capabilities_of
-from pyllama_raw.engine.model_info import ModelClass, ModelInfo, model_info
+from pyllama_raw.engine.info import ModelClass, ModelInfo, capabilities_of, model_info
 from pyllama_raw.errors import ModelLoadFailed, Unsupported
 from pyllama_raw.native.gguf_header import Header, TensorInfo
 from pyllama_raw.results import Operation, Pooling
@@ -195,7 +194,7 @@ def test_an_override_counts_as_the_file():
     """
     kv_overrides change what a model is taken for.
     """
-    from pyllama_raw.engine.capabilities import probe
+    from pyllama_raw.engine.info import probe
     from tests.tiny import tiny_model
 
     overrides = {"bert.pooling_type": 2}
@@ -219,7 +218,7 @@ def test_the_width_of_what_a_model_makes_of_a_text_is_in_its_header(
     """
     A vector has the width of the model, ranks have a score for each label, or one.
     """
-    from pyllama_raw.engine.capabilities import probe
+    from pyllama_raw.engine.info import probe
     from tests.tiny import tiny_model
 
     model = probe(tiny_model(name)).model

@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.request_log import RequestLog
-from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.logs import RequestLog, StepLog
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.lab.chrome_trace import write_trace
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts

@@ -30,7 +30,7 @@ def test_moments_of_requests_are_known_until_they_have_ended(door):
     moments = []
 
     def note():
-        moments.append((door.opened.oldest, door.opened.oldest_wait))
+        moments.append((door.records.oldest, door.records.oldest_wait))
 
     note()
     for change, request_id, now in [
@@ -67,11 +67,11 @@ def test_the_prompt_that_gets_a_slot_makes_room_for_another(door):
     with pytest.raises(QueueFull):
         enter(door, 4)
 
-    door.leave(door.opened[1])
+    door.leave(door.records[1])
     door.changed("running", 3, 1.0)
 
     assert enter(door, 4, n_prompt=16)
-    assert list(door.opened) == [2, 3, 4]
+    assert list(door.records) == [2, 3, 4]
     assert chosen.waits_since is None
 
 
@@ -85,7 +85,7 @@ def test_a_group_that_is_refused_leaves_nothing(door):
     with pytest.raises(AdapterNotFound):
         enter(door, 2, lot=Lot(adapters=((7, 1.0),)))
 
-    assert list(door.opened) == [1]
+    assert list(door.records) == [1]
     assert door._admission.n_open == 1
 
 

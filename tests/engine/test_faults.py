@@ -84,7 +84,7 @@ class Burst:
         assert opened.result(HANG_S) == set()
         admission = self.thread._door._admission
         assert (admission.n_open, admission.n_tokens) == (0, 0)
-        assert self.thread.opened == {}
+        assert self.thread.records == {}
         assert self.thread.alive
 
 

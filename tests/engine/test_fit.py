@@ -14,9 +14,14 @@ from pyllama_raw import (
     Model,
     ModelConfig,
 )
-from pyllama_raw.engine import fit
-from pyllama_raw.engine.estimate import DeviceMemory, MemoryEstimate, estimate
-from pyllama_raw.engine.fit import _most, fitted
+from pyllama_raw.engine import estimate as fit
+from pyllama_raw.engine.estimate import (
+    DeviceMemory,
+    MemoryEstimate,
+    _most,
+    estimate,
+    fitted,
+)
 from pyllama_raw.errors import ContextFailed
 from pyllama_raw.native.libllama import Device
 from tests.tiny import tiny_model

@@ -9,11 +9,10 @@ import pytest
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, SamplingParams
 from pyllama_raw.engine import guidance as module
 from pyllama_raw.engine.constraint import Grammars
-from pyllama_raw.engine.guidance import Guidance, checked_schema
+from pyllama_raw.engine.guidance import Guidance, Trials, checked_schema
 from pyllama_raw.engine.mailbox import CALLER_LEFT
 from pyllama_raw.engine.parts import at_once
 from pyllama_raw.engine.rows import _error
-from pyllama_raw.engine.trials import Trials
 from pyllama_raw.errors import BadGrammar, BadSchema, ClosedError
 from pyllama_raw.native.model import Model
 

@@ -8,7 +8,7 @@ import pytest
 from pyllama_raw import EngineConfig, SamplingParams
 from pyllama_raw.core.request import Finished, Request, SamplerUse
 from pyllama_raw.core.step import DecodeStatus, StepResult
-from pyllama_raw.engine import lanes as rules
+from pyllama_raw.engine import sampling as rules
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import NativeError

@@ -6,13 +6,11 @@ from dataclasses import replace
 import pytest
 
 from pyllama_raw.core.request import FinishReason
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.life import (
     RETRY_S,
-    SHOWN,
     TABLE,
     WINDOW_S,
-    WITH_CONTEXT,
-    EngineState,
     Life,
     LifeEvent,
     Phase,
@@ -154,7 +152,7 @@ def test_verbs_do_what_the_table_says(phase):
 
         after = phase if isinstance(cell, str) else cell
         assert (event, lived.life.phase) == (event, after)
-        assert not (after in WITH_CONTEXT and lived.executor.is_suspended)
+        assert not (after.has_context and lived.executor.is_suspended)
 
 
 def test_every_life_can_end_and_no_end_is_left():
@@ -167,7 +165,7 @@ def test_every_life_can_end_and_no_end_is_left():
         lived = Lived(*WAYS[phase], LifeEvent.CLOSE, LifeEvent.END)
         assert lived.life.phase is Phase.CLOSED
     assert {cell for phase in ends for cell in TABLE[phase].values()} == {Phase.FAILED}
-    assert set(TABLE) == set(SHOWN) == set(Phase)
+    assert set(TABLE) == set(Phase)
 
 
 def test_requests_go_on_after_failures_of_the_executor(caplog):

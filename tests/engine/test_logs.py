@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import LogConfig, SamplingParams
-from pyllama_raw.engine.logs import Logs, open_logs
-from pyllama_raw.engine.records import RecordFile, read_records
-from pyllama_raw.engine.request_log import RequestLog, RequestRecord
-from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.logs import (
+    Logs,
+    RecordFile,
+    RequestLog,
+    RequestRecord,
+    StepLog,
+    open_logs,
+    read_records,
+)
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.testing import fake_engine
@@ -202,8 +207,8 @@ def test_records_beyond_the_limit_are_counted(tmp_path, caplog, monkeypatch):
     """
     The oldest that wait are lost, and the log says how many.
     """
-    monkeypatch.setattr("pyllama_raw.engine.records.MAX_WAITING", 2)
-    monkeypatch.setattr("pyllama_raw.engine.records.WRITE_S", 60.0)
+    monkeypatch.setattr("pyllama_raw.engine.logs.MAX_WAITING", 2)
+    monkeypatch.setattr("pyllama_raw.engine.logs.WRITE_S", 60.0)
     file = RecordFile(tmp_path / "steps", StepRecord)
     for n in range(5):
         file.put(RECORD._replace(at_s=float(n)))

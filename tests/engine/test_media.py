@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyllama_raw.engine.media import MediaReader
+from pyllama_raw.engine.media_desk import MediaReader
 from pyllama_raw.errors import BadMedia, Unsupported
 from pyllama_raw.media import Audio, Image
 from pyllama_raw.native.projector import EncodeCall, RowRun

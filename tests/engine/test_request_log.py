@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from pyllama_raw.core.namespace import Private
 from pyllama_raw.core.request import CacheTier, Finished, FinishReason, Moments
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.records import read_records, write_records
-from pyllama_raw.engine.request_log import (
+from pyllama_raw.engine.logs import (
     BLOCK,
     RequestLog,
     RequestRecord,
     block_ids,
+    read_records,
+    write_records,
 )
 from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts

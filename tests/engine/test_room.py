@@ -123,7 +123,7 @@ class House:
         assert thread.call(lambda: set(self.executor.opened)).result(HANG_S) == set()
         assert thread._room.waiting == []
         assert self.desk.encoder.stats.media_bytes == 0
-        assert thread.opened.oldest is None
+        assert thread.records.oldest is None
 
 
 def ends_of(stream: PlainStream, n: int) -> list[Finished]:

@@ -44,7 +44,5 @@ async def test_each_changed_size_is_one_warning(context, expected, caplog):
     async with AsyncEngine.open(tiny_model("llama"), config):
         pass
 
-    told = [
-        r.getMessage() for r in caplog.records if r.name.endswith("engine.describer")
-    ]
+    told = [r.getMessage() for r in caplog.records if r.name.endswith("engine.layout")]
     assert told == expected

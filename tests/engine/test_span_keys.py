@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama_raw.core.spans import Span
-from pyllama_raw.engine.span_keys import SpanKeys
-from pyllama_raw.engine.span_records import from_file, to_file
+from pyllama_raw.engine.span_keys import SpanKeys, from_file, to_file
 from pyllama_raw.engine.state_file import BadFile
 
 

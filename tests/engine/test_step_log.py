@@ -18,13 +18,14 @@ from pyllama_raw.core.step import (
     StepResult,
 )
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.records import read_records, write_records
-from pyllama_raw.engine.step_log import (
+from pyllama_raw.engine.logs import (
     Size,
     StepLog,
     StepRecord,
+    read_records,
     size_of,
     step_record,
+    write_records,
 )
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from tests.core.support import make_request

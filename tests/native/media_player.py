@@ -23,7 +23,7 @@ from pyllama_raw.core.step import (
     Written,
 )
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.media import MediaReader
+from pyllama_raw.engine.media_desk import MediaReader
 from pyllama_raw.engine.opening import build
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.image import Image

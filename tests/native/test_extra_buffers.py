@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pyllama_raw import ContextConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pyllama_raw.engine.kernels_used import kernels_used
+from pyllama_raw.engine.estimate import kernels_used
 from pyllama_raw.native.kernels import Watch
 from pyllama_raw.native.libllama import system_info
 from pyllama_raw.native.model import Model, quantize

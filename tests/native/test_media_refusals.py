@@ -18,7 +18,7 @@ pytestmark = pytest.mark.native
 CODE = """
 import sys
 from array import array
-from pyllama_raw.engine.media import MediaReader
+from pyllama_raw.engine.media_desk import MediaReader
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.media import Audio, Image
 from pyllama_raw.native.projector import Bitmap

@@ -13,7 +13,7 @@ import pytest
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Load, Piece, Save
-from pyllama_raw.engine.build import layout_of
+from pyllama_raw.engine.layout import layout_of
 from pyllama_raw.engine.operations import SlotOperations
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_raw.engine.whole_memory import captured, restored, warm_up
+from pyllama_raw.engine.operations import captured, restored, warm_up
 from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.memory import ALL_SLOTS
 from pyllama_raw.native.model import Model

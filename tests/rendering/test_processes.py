@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from pyllama_raw.engine.trials import N_PROCESSES
+from pyllama_raw.engine.guidance import N_PROCESSES
 from pyllama_raw.errors import ClosedError
 from pyllama_raw.prompts.rendering import processes
 from pyllama_raw.prompts.rendering.processes import (

@@ -87,7 +87,7 @@ async def test_a_client_says_how_long_it_waits_for_a_slot(anyio_backend_name):
                     await first.post(chat(max_tokens=3))
                     await anyio.to_thread.run_sync(steps.wait_for_one)
                     await other.post(chat(stream=True, max_tokens=3, max_wait_s=1e-6))
-                    while len(engine._thread.opened) < 2:
+                    while len(engine._thread.records) < 2:
                         await anyio.lowlevel.checkpoint()
                     steps.allow(1000)
                     status, headers, told = await other.answer()

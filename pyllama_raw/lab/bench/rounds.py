@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 
-from pyllama_raw.engine.request_log import WARM_UP
+from pyllama_raw.engine.logs import WARM_UP
 from pyllama_raw.lab.bench.call import Call, Target
 from pyllama_raw.lab.bench.drive import Run, arrivals, closed_loop, open_loop
 from pyllama_raw.lab.bench.engine_target import EngineTarget

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pyllama_raw.engine.request_log import RequestRecord, warms_up
+from pyllama_raw.engine.logs import RequestRecord, warms_up
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.call import ASKED, Call, Prompt
 from pyllama_raw.lab.bench.writer import Writer, generator

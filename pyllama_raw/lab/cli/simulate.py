@@ -11,9 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from pyllama_raw.cli.options import given
-from pyllama_raw.engine.records import read_records, write_records
-from pyllama_raw.engine.request_log import RequestLog
-from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.logs import RequestLog, StepLog, read_records, write_records
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError, PyllamaError
 from pyllama_raw.lab.cli.simulate_options import OF_SCHEDULER

@@ -5,8 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from pyllama_raw.cli.running import output
-from pyllama_raw.engine.records import read_records
-from pyllama_raw.engine.request_log import RequestRecord
+from pyllama_raw.engine.logs import RequestRecord, read_records
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.chrome_trace import write_trace

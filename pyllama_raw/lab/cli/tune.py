@@ -12,7 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pyllama_raw.cli.options import is_busy
-from pyllama_raw.engine.kernels_used import kernels_used
+from pyllama_raw.engine.estimate import kernels_used
 from pyllama_raw.lab.tune import Tuning, Work, n_measurements
 from pyllama_raw.lab.tune import tune as search
 from pyllama_raw.native.model import Model

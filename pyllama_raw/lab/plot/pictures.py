@@ -12,8 +12,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from pyllama_raw.core.policies.vtc import OUTPUT_COST
-from pyllama_raw.engine.records import read_records
-from pyllama_raw.engine.request_log import RequestRecord
+from pyllama_raw.engine.logs import RequestRecord, read_records
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.report import read_results
 from pyllama_raw.lab.plot.bench import figures as of_bench

@@ -35,7 +35,7 @@ from pyllama_raw.core.step import (
     StepResult,
     Work,
 )
-from pyllama_raw.engine.step_log import Size, size_of
+from pyllama_raw.engine.logs import Size, size_of
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.lab.checked import Checked, Count, NotNegative, Positive, Whole

@@ -65,7 +65,7 @@ class Simulated:
     def _take(self, events: list[Event], ended: bool) -> None:
         for event in events if ended else ():
             if type(event) is Finished:
-                request = self.driver.opened[event.request_id].request
+                request = self.driver.records[event.request_id].request
                 self.n_open -= 1
                 self.n_open_tokens -= request.n_prompt + request.max_tokens
                 self._tell(request, event)

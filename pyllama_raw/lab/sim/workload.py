@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Protocol, cast
 from pydantic import Field
 
 from pyllama_raw.core.request import Request
-from pyllama_raw.engine.request_log import RequestRecord
+from pyllama_raw.engine.logs import RequestRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.traces import Arrival, of_log, read
 from pyllama_raw.lab.checked import Checked, Count, Factor

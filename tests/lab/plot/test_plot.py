@@ -8,8 +8,7 @@ import anyio
 import pytest
 
 from pyllama_raw.cli import main
-from pyllama_raw.engine.records import write_records
-from pyllama_raw.engine.request_log import RequestLog
+from pyllama_raw.engine.logs import RequestLog, write_records
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.rounds import Point
 from pyllama_raw.lab.plot import compared, pictures

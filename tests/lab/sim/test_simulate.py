@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyllama_raw.core.request import Request
-from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.logs import StepLog
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.lab.sim import (

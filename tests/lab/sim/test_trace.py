@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pyllama_raw.engine.request_log import RequestLog
+from pyllama_raw.engine.logs import RequestLog
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.traces import Arrival
 from pyllama_raw.lab.sim import Lengths, Machine, Trace, Workload, simulate
