@@ -82,8 +82,6 @@ N_LATE = 110
 
 # Files that still import two modules of one name.
 TWICE = {
-    "serve/texts.py": {"body", "codec"},
-    "serve/native/fill.py": {"body"},
     "engine/constraint.py": {"guidance", "sampling", "grammar"},
     "engine/executor.py": {"sampling"},
     "api/constraining.py": {"constraint"},
