@@ -238,7 +238,12 @@ class Service:
 
     def ended(self, exchange: Exchange, route: str) -> None:
         """Count a request and its tokens, and write it down; *route* is "" if there is none."""
-        self.traffic.ended(exchange, route)
+        traffic = self.traffic
+        method = exchange.method if exchange.method in METHODS else "other"
+        traffic.n_requests[method, route, str(exchange.status)] += 1
+        traffic.n_left += not exchange.is_whole
+        if exchange.refused is not None:
+            traffic.n_refused[exchange.refused,] += 1
         n_tokens = exchange.n_prompt + exchange.n_output
         self.rates.charge("tokens", exchange.client, n_tokens)
         if self._log is not None:
@@ -314,26 +319,18 @@ class Traffic:
 
     def __init__(self) -> None:
         self.in_flight = 0
-        self._n_requests = Counter[tuple[str, ...]]()
-        self._n_refused = Counter[tuple[str, ...]]()
-        self._n_left = 0
+        self.n_requests = Counter[tuple[str, ...]]()
+        self.n_refused = Counter[tuple[str, ...]]()
+        self.n_left = 0
         # Parts that were left out of chats, by KINDS of conversation.py; texts stand for them.
         self.left_out = Counter[str]()
-
-    def ended(self, exchange: Exchange, route: str) -> None:
-        """Take in one request; *route* is "" if there is none of its path."""
-        method = exchange.method if exchange.method in METHODS else "other"
-        self._n_requests[method, route, str(exchange.status)] += 1
-        self._n_left += not exchange.is_whole
-        if exchange.refused is not None:
-            self._n_refused[exchange.refused,] += 1
 
     def collect(self) -> Iterator[Metric]:
         """All of it."""
         name, text = "pyllama_raw:http_requests", "Requests that have ended"
-        yield _counted(name, text, ("method", "route", "status"), self._n_requests)
+        yield _counted(name, text, ("method", "route", "status"), self.n_requests)
         name, text = "pyllama_raw:http_refused", "Requests that did not come in"
-        yield _counted(name, text, ("reason",), self._n_refused)
+        yield _counted(name, text, ("reason",), self.n_refused)
         name = "pyllama_raw:http_left_out"
         text = "Parts of chats that are not known here"
         kinds = {(kind,): n for kind, n in self.left_out.items()}
@@ -341,7 +338,7 @@ class Traffic:
         name, text = "pyllama_raw:http_requests_in_flight", "Requests in work"
         yield GaugeMetricFamily(name, text, self.in_flight)
         name, text = "pyllama_raw:http_disconnects", "Clients that left before the end"
-        yield CounterMetricFamily(name, text, self._n_left)
+        yield CounterMetricFamily(name, text, self.n_left)
 
 
 def _counted(
