@@ -15,12 +15,10 @@ from pathlib import Path
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.body import Body, TextBody
 from pyllama_raw.serve.fields import Alias, Ignored, Neutral, Rule
-from pyllama_raw.serve.messages.body import MessagesBody
-from pyllama_raw.serve.native.body import NativeCompletionBody
-from pyllama_raw.serve.native.fill import InfillBody
-from pyllama_raw.serve.openai.chat import ChatBody
-from pyllama_raw.serve.openai.completions import CompletionBody
-from pyllama_raw.serve.responses.body import ResponsesBody
+from pyllama_raw.serve.llamacpp import InfillBody, NativeCompletionBody
+from pyllama_raw.serve.messages import MessagesBody
+from pyllama_raw.serve.openai import ChatBody, CompletionBody
+from pyllama_raw.serve.responses import ResponsesBody
 from pyllama_raw.serve.tokens import DetokenizeBody, TokenizeBody
 from pyllama_raw.serve.vectors import EmbeddingBody, RerankBody
 
@@ -73,7 +71,7 @@ def _own(body: type[Body]) -> set[str]:
     """Fields that bodies of a class have, but for those of SamplingParams alone."""
     if body is Body:
         return {*Body.model_fields}
-    return {*body.sorter.own} - ({*body.takes} - {*body.model_fields}) - {*body.refuses}
+    return {*body.kinds_of} - ({*body.takes} - {*body.model_fields}) - {*body.refuses}
 
 
 def _row(name: str, own: Iterable[str], rules: Mapping[str, Rule]) -> str:

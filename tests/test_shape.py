@@ -86,8 +86,6 @@ N_LATE = 74
 
 # Files that still import two modules of one name.
 TWICE = {
-    "serve/texts.py": {"body", "codec"},
-    "serve/native/fill.py": {"body"},
     "engine/constraint.py": {"sampling"},
     "engine/executor.py": {"sampling"},
     "prompts/reply_plan.py": {"constraint"},

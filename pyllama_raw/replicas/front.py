@@ -22,8 +22,8 @@ from starlette.types import Message, Scope
 
 from pyllama_raw.replicas.relay import Progress, routed_request
 from pyllama_raw.routing import RoutedRequest
+from pyllama_raw.serve.codec import event
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.events import event
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.reading import Bodies, check_values
 

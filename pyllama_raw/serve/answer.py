@@ -1,5 +1,8 @@
 """
-Runs what was asked and sends the answer, whole or in events.
+A request for text as any dialect makes it of a body, and its answer, whole or in events.
+
+A dialect is a file: a pydantic model of its body, a function that reads a TextRequest of it, and a
+Codec, which writes the answer in the words of the dialect. This file knows no field of a body.
 
 Rules:
 1. What goes wrong before the answer begins is a status; what goes wrong later is an event.
@@ -8,127 +11,249 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-from anyio import create_task_group
+from anyio import Lock, create_task_group, current_time, fail_after, sleep
 from anyio.abc import TaskGroup
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pyllama_raw import (
+    ChatOptions,
     FinishReason,
     Generation,
+    Prompt,
     PyllamaError,
+    RequestOptions,
     Result,
+    SamplingParams,
 )
-from pyllama_raw.errors import BadMedia, SamplingFailed, first_of
-from pyllama_raw.serve.asked import Asked
+from pyllama_raw.errors import (
+    BadGrammar,
+    BadMedia,
+    BadSchema,
+    InvalidRequest,
+    PromptTooLong,
+    SamplingFailed,
+    Unsupported,
+    first_of,
+)
+from pyllama_raw.options.sampling import CONSTRAINTS
 from pyllama_raw.serve.codec import Codec
-from pyllama_raw.serve.events import EventStream
-from pyllama_raw.serve.exchange import Exchange
 from pyllama_raw.serve.failures import JSON, Failure, failure_of
-from pyllama_raw.serve.service import Found, Service
+from pyllama_raw.serve.service import Exchange, ServedModel, Service, retry_s
 
+STREAMED: dict[int | str, dict[str, Any]] = {  # of endpoints that answer either way
+    200: {"content": {"text/event-stream": {}}}
+}
+HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 UNBEGUN = {  # ends before the answer began
     FinishReason.DEADLINE: (504, "deadline_s was over before the answer began"),
     FinishReason.CLOSED: (503, "the service ends: ask another one, or later"),
 }
+MESSAGE = re.compile(r"messages\[(\d+)\]")
+
+
+# -- the request -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A request of a client, in the words of the engine."""
+
+    model: ServedModel
+    prompts: tuple[Prompt, ...]  # one for a chat
+    params: SamplingParams  # with n outputs for each prompt
+    options: RequestOptions
+    streams: bool
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the body, by the names that errors of the engine have for them."""
+    media: list[str] = field(default_factory=list)
+    """The places of its images and sounds in the body."""
+    old_media: list[dict[str, Any] | None] = field(default_factory=list)
+    """For each of media: its part of the chat, if it is of the history."""
+    origins: Sequence[str] = ()
+    """The places of the messages in the body, if they are not `messages`."""
+
+    async def count(self) -> int:
+        """Tokens of all prompts."""
+        count = self.model.engine.count
+        while True:
+            try:
+                counts = [await count(p, **self.of_chat) for p in self.prompts]
+                return sum(counts)
+            except BadMedia as error:
+                if not self.goes_on_without(error):
+                    raise
+
+    async def texts(self) -> list[str]:
+        """The prompts as the model gets them, with the names of control tokens."""
+        engine, options = self.model.engine, self.of_chat
+        tokens = [await engine.tokenize(prompt, **options) for prompt in self.prompts]
+        return [await engine.detokenize(prompt, special=True) for prompt in tokens]
+
+    @property
+    def of_chat(self) -> Any:
+        """Options of the chat template and of the reply."""
+        names = ChatOptions.__annotations__
+        return {n: value for n, value in self.options.items() if n in names}
+
+    def goes_on_without(self, error: BadMedia) -> bool:
+        """
+        Put a short text in place of the medium that *error* is about, and go on.
+
+        False: it is not of the history, which clients send again with each request.
+        """
+        at = error.index
+        if at is None or not 0 <= at < len(self.old_media):
+            return False
+        part = self.old_media[at]
+        if part is None:
+            return False
+        kind = part["type"]
+        part.clear()
+        part |= {"type": "text", "text": f"[{kind}]"}
+        del self.media[at], self.old_media[at]
+        return True
+
+    def failure(self, error: PyllamaError) -> Failure:
+        """An *error* of the engine, with the field of the body that it is about."""
+        if isinstance(error, SamplingFailed):
+            params = ("suppress_tokens", "logit_bias", *CONSTRAINTS)
+            narrowing = [
+                self.names.get(n, n) for n in params if getattr(self.params, n)
+            ]
+            # No other try can end otherwise, so it is the request's fault and not ours.
+            if narrowing:
+                reason = (
+                    f"they leave no token that may come next ({error}): loosen them"
+                )
+                message = f"{', '.join(narrowing)}: {reason}"
+                return Failure(400, error.code, message, narrowing[0])
+        failure = failure_of(error, retry_s([self.model.engine]))
+        param: str | None = None
+        match error:
+            case BadMedia(index=int(index)) if index < len(self.media):
+                param = self.media[index]
+            case PromptTooLong():
+                param = self.names.get("prompt", "prompt")
+            case BadGrammar():
+                param = self.names.get("grammar", "grammar")
+            case InvalidRequest() | BadSchema():
+                param = self.names.get(error.name)
+                # A message of the chat comes from a place of the body with another name.
+                place = MESSAGE.match(error.name)
+                number = int(place[1]) if place else len(self.origins)
+                if not param:
+                    is_there = number < len(self.origins)
+                    param = self.origins[number] if is_there else error.name
+            case Unsupported():
+                param = self.names.get(error.operation)
+        failure.param = param or failure.param
+        return failure
+
+
+# -- the answer --------------------------------------------------------------------------
 
 
 class TextAnswer(Response):
     """An answer that is computed while it is sent."""
 
-    def __init__(self, service: Service, asked: Asked, codec: Codec) -> None:
+    def __init__(self, service: Service, request: TextRequest, codec: Codec) -> None:
         super().__init__()
-        self._service, self._asked, self._codec = service, asked, codec
+        self._service, self._request, self._codec = service, request, codec
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Return when all is sent, or the client has left."""
         events = EventStream(send)
+        exchange: Exchange = scope["state"]["exchange"]
+        exchange.model = self._request.model.name
         last: ASGIApp | None = None  # of a client that has left
-        self._exchange: Exchange = scope["state"]["exchange"]
-        self._exchange.model = name = self._asked.found.name
-        with self._service.places_of[name].taken():
-            with suppress(TimeoutError):  # nobody reads what is sent
-                last = await self._answer(events, scope["path"])
-            if last is not None:
-                await last(scope, receive, send)
+        with suppress(TimeoutError):  # nobody reads what is sent
+            while True:
+                try:
+                    last = await self._run(exchange, events)
+                    break
+                except (Failure, PyllamaError) as error:
+                    # A medium of the history that cannot be read is no reason to refuse the chat
+                    # for ever.
+                    if (
+                        isinstance(error, BadMedia)
+                        and not events.has_begun
+                        and self._request.goes_on_without(error)
+                    ):
+                        self._service.traffic.left_out["image"] += 1
+                        continue
+                    failure = self._failure(error)
+                if failure.status in (429, 503):
+                    exchange.refused = failure.code
+                # A status may still be sent, or is said already.
+                if not events.has_begun:
+                    last = failure.answer(scope["path"])
+                else:
+                    await events.write(self._codec.failed(failure))
+                    last = events.end
+                break
+        if last is not None:
+            await last(scope, receive, send)
 
-    async def _answer(self, events: EventStream, path: str) -> ASGIApp:
-        """All of it but the last message."""
-        while True:
-            try:
-                return await self._run(events)
-            except BadMedia as error:
-                if not events.has_begun and self._asked.goes_on_without(error):
-                    self._service.traffic.left_out["image"] += 1
-                    continue
-                failure = self._failure(error)
-            except (Failure, PyllamaError) as error:
-                failure = self._failure(error)
-            break
-        if failure.status in (429, 503):
-            self._exchange.refused = failure.code
-        if not events.has_begun:
-            return failure.answer(path)
-        await events.write(self._codec.failed(failure))
-        return events.end
-
-    async def _run(self, events: EventStream) -> ASGIApp:
-        async with AsyncExitStack() as stack:
-            generations = self._generations()
-            # It is called when all are left, so also what a client has not waited for counts.
-            stack.callback(self._count, generations)
-            for generation in generations:
-                await stack.enter_async_context(generation)
-            if self._asked.streams:
-                await self._stream(generations, events)
-                return events.end
-            async with _together() as group:
+    async def _run(self, exchange: Exchange, events: EventStream) -> ASGIApp:
+        """Compute the answer, and send all of it but the last message."""
+        request = self._request
+        options = self._service.text_options_of(exchange, request.options)
+        generate = request.model.engine.generate
+        generations = [generate(p, request.params, **options) for p in request.prompts]
+        try:
+            async with AsyncExitStack() as stack:
                 for generation in generations:
-                    group.start_soon(generation.collect_all)
-            results = [generation.results for generation in generations]
-            outputs = [result for of_prompt in results for result in of_prompt]
-            _check_begun(outputs)
-            n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
-            headers = {"x-cached-tokens": str(n_cached)}
-            told = self._codec.whole(results)
-            return JSON(self._with_errors(told, generations), headers=headers)
+                    await stack.enter_async_context(generation)
+                if request.streams:
+                    await self._stream(generations, events)
+                    return events.end
+                async with _together() as group:
+                    for generation in generations:
+                        group.start_soon(generation.collect_all)
+                return self._whole(generations)
+        finally:
+            # All are left now, so what a client has not waited for counts, too.
+            for generation in generations:
+                usage = generation.usage
+                exchange.n_prompt += usage.prompt_tokens
+                exchange.n_cached += usage.cached_tokens
+                exchange.n_output += usage.completion_tokens
 
-    def _generations(self) -> list[Generation]:
-        asked = self._asked
-        options = self._service.text_options_of(self._exchange, asked.options)
-        generate = asked.found.engine.generate
-        return [generate(prompt, asked.params, **options) for prompt in asked.prompts]
-
-    def _count(self, generations: Sequence[Generation]) -> None:
-        """Tokens of the prompts, of what ended, of what failed and of what was left."""
-        for generation in generations:
-            usage = generation.usage
-            self._exchange.n_prompt += usage.prompt_tokens
-            self._exchange.n_cached += usage.cached_tokens
-            self._exchange.n_output += usage.completion_tokens
-
-    def _with_errors(self, told: Any, generations: Sequence[Generation]) -> Any:
-        """The answer *told*, and outputs that failed beside others."""
-        n = self._asked.params.n
+    def _whole(self, generations: Sequence[Generation]) -> Response:
+        """The answer at once."""
+        results = [generation.results for generation in generations]
+        _check_begun([result for of_prompt in results for result in of_prompt])
+        n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
+        answer = self._codec.whole(results)
+        # Outputs that failed stand beside the others.
+        n = self._request.params.n
         failed = [
             {"index": prompt * n + index} | self._failure(error).body()
             for prompt, generation in enumerate(generations)
             for index, error in generation.errors.items()
         ]
-        if not failed:
-            return told
-        return [*told, *failed] if isinstance(told, list) else told | {"errors": failed}
+        if failed and isinstance(answer, list):
+            answer = [*answer, *failed]
+        elif failed:
+            answer |= {"errors": failed}
+        return JSON(answer, headers={"x-cached-tokens": str(n_cached)})
 
     async def _stream(
         self, generations: Sequence[Generation], events: EventStream
     ) -> None:
+        config = self._service.config
         async with _together() as pings:
-            config = self._service.config
             pings.start_soon(events.ping, config.ping_s, config.send_s)
             async with _together() as group:
                 for prompt, generation in enumerate(generations):
@@ -141,35 +266,23 @@ class TextAnswer(Response):
         self, prompt: int, generation: Generation, events: EventStream
     ) -> None:
         """Events of one generation, each as soon as there is something to tell."""
-        has_begun = False
+        codec, has_begun = self._codec, False
         async for delta in generation:
-            frames = b"" if has_begun else self._begin(generation)
-            has_begun = True
-            await events.write(frames + self._codec.delta(prompt, delta))
+            frames = b""
+            if not has_begun:
+                frames = codec.begin(len(generation.prompt_token_ids))
+                has_begun = True
+            await events.write(frames + codec.delta(prompt, delta))
         results, errors = generation.results, generation.errors
         if not events.has_begun:
             _check_begun(results)
-        frames = b"" if has_begun else self._begin(generation)
-        ends = [self._codec.ended(prompt, result) for result in results]
-        fails = [self._codec.failed(self._failure(e)) for e in errors.values()]
+        frames = b"" if has_begun else codec.begin(len(generation.prompt_token_ids))
+        ends = [codec.ended(prompt, result) for result in results]
+        fails = [codec.failed(self._failure(error)) for error in errors.values()]
         await events.write(frames + b"".join(ends + fails))
 
-    def _begin(self, generation: Generation) -> bytes:
-        return self._codec.begin(len(generation.prompt_token_ids))
-
     def _failure(self, error: Failure | PyllamaError) -> Failure:
-        if isinstance(error, Failure):
-            return error
-        if isinstance(error, SamplingFailed) and (narrowing := self._asked.narrowing):
-            # No other try can end otherwise, so it is the request's fault and not ours.
-            reason = f"they leave no token that may come next ({error}): loosen them"
-            return Failure(
-                400, error.code, f"{', '.join(narrowing)}: {reason}", narrowing[0]
-            )
-        places = self._service.places_of[self._asked.found.name]
-        failure = failure_of(error, places.retry_s())
-        failure.param = self._asked.param_of(error) or failure.param
-        return failure
+        return error if isinstance(error, Failure) else self._request.failure(error)
 
 
 def _check_begun(results: Sequence[Result]) -> None:
@@ -193,10 +306,45 @@ async def _together() -> AsyncIterator[TaskGroup]:
         raise first_of(errors) from None
 
 
-async def computed(
-    service: Service, found: Found, request: Request, work: Coroutine[Any, Any, Any]
-) -> Response:
-    """The result of *work* as JSON, which has a place of the model."""
-    request.state.exchange.model = found.name
-    with closing(work), service.places_of[found.name].taken():
-        return JSON(await work)
+class EventStream:
+    """
+    Frames of one answer, with comments when nothing else comes.
+
+    It begins with what is written first; several tasks may write.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self.has_begun = False
+        self._send = send
+        self._lock = Lock()
+        self._written = current_time()
+
+    async def write(self, frames: bytes) -> None:
+        """Send complete frames. A client that reads slowly holds up nobody but itself."""
+        if not frames:
+            return
+        async with self._lock:
+            if not self.has_begun:
+                self.has_begun = True
+                start = {"type": "http.response.start", "status": 200}
+                await self._send({**start, "headers": HEADERS})
+            part = {"type": "http.response.body", "body": frames, "more_body": True}
+            await self._send(part)
+            self._written = current_time()
+
+    async def ping(self, every_s: float, limit_s: float) -> None:
+        """
+        Write a comment whenever *every_s* have passed in silence; for ever.
+
+        Raises:
+            TimeoutError: the client has not read for *limit_s* more.
+        """
+        while True:
+            await sleep(max(self._written + every_s - current_time(), 0.0))
+            if current_time() >= self._written + every_s:
+                with fail_after(limit_s):
+                    await self.write(b": ping\n\n")
+
+    async def end(self, *_: object) -> None:
+        """Tell the server that all is written, as an application."""
+        await self._send({"type": "http.response.body", "body": b""})

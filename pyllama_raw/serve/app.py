@@ -19,7 +19,16 @@ from starlette.routing import Match, Route
 
 from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.serve import facts, models, page, texts, tokens, vectors
+from pyllama_raw.serve import (
+    facts,
+    llamacpp,
+    messages,
+    openai,
+    page,
+    responses,
+    tokens,
+    vectors,
+)
 from pyllama_raw.serve.body import Body
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import (
@@ -30,12 +39,11 @@ from pyllama_raw.serve.failures import (
     refused,
 )
 from pyllama_raw.serve.gate import Gate
-from pyllama_raw.serve.service import Service
+from pyllama_raw.serve.service import Exchange, Service, retry_s
 
 ROUTES: tuple[Callable[[FastAPI, Service], None], ...] = (
-    *(texts.openai_routes, texts.agent_routes, texts.native_routes),
-    *(vectors.routes, tokens.routes),
-    *(models.routes, facts.routes, page.routes),
+    *(openai.routes, responses.routes, messages.routes, llamacpp.routes),
+    *(vectors.routes, tokens.routes, facts.routes, page.routes),
 )
 LOCALHOST = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
@@ -54,6 +62,7 @@ def make_app(
     Raises:
         ConfigError: there is no engine.
     """
+    # A single engine is known by the name of its model.
     if isinstance(engines, AsyncEngine):
         engines = {engines.model_name or "model": engines}
     if not engines:
@@ -66,6 +75,7 @@ def make_app(
         strict_content_type=False,  # a page of another host cannot leave it out
     )
     app.state.service = service
+    # Routes that are added from here on have their bodies read by our rules.
     app.router.route_class = BodyRoute
     _describe(app)
     for routes in ROUTES:
@@ -95,11 +105,11 @@ def _describe(app: FastAPI) -> None:
     """Serve the description from a thread, because to make it takes a second or more."""
     path, routes = app.openapi_url, app.router.routes
     routes[:] = [route for route in routes if getattr(route, "path", None) != path]
-    one = CapacityLimiter(1)
+    limiter = CapacityLimiter(1)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def description() -> Response:
-        return JSON(await to_thread.run_sync(app.openapi, limiter=one))
+        return JSON(await to_thread.run_sync(app.openapi, limiter=limiter))
 
 
 class BodyRoute(APIRoute):
@@ -116,10 +126,13 @@ class BodyRoute(APIRoute):
         async def handle(request: Request) -> Response:
             service: Service = request.app.state.service
             content = (await request.receive())["body"]
-            body = await service.bodies.made(model, request.headers, content)
+            exchange: Exchange = request.state.exchange
+            body = await service.bodies.parse(
+                model, request.headers, content, exchange.ignored
+            )
             del content  # it stays no longer than its answer needs it
-            more = {request_name: request} if request_name else {}
-            response: Response = await function(**{name: body}, **more)
+            arguments = {name: body} | ({request_name: request} if request_name else {})
+            response: Response = await function(**arguments)
             return response
 
         return handle
@@ -137,9 +150,9 @@ class Origins(CORSMiddleware):
 
 def _pattern_of(origins: Iterable[str]) -> str:
     """A regular expression of the *origins*, for a full match."""
-    known = {"localhost": LOCALHOST, "*": ".*"}
+    words = {"localhost": LOCALHOST, "*": ".*"}
     patterns = (
-        known.get(origin) or r"[^/]*".join(map(re.escape, origin.split("*")))
+        words.get(origin) or r"[^/]*".join(map(re.escape, origin.split("*")))
         for origin in origins
     )
     return "|".join(f"(?:{pattern})" for pattern in patterns)
@@ -161,25 +174,21 @@ async def _refused(request: Request, error: Exception) -> Response:
     param = "body" if error.status_code == 400 else None
     message = f"{request.method} {request.url.path}: {error.detail}"
     failure = Failure(error.status_code, code, message, param, headers=error.headers)
-    if (
-        error.status_code == 405
-    ):  # the router knows the methods of one route of the path
+    # The router knows the methods of one route of the path, and the path may have several.
+    if error.status_code == 405:
+        routes = (route for route in request.app.routes if isinstance(route, Route))
+        fitting = (r for r in routes if r.matches(request.scope)[0] is not Match.NONE)
+        methods = {method for route in fitting for method in route.methods or ()}
+        methods |= {"HEAD"} if "GET" in methods else set()
         failure.headers.pop("Allow", None)
-        failure.headers["allow"] = ", ".join(sorted(_methods(request)))
+        failure.headers["allow"] = ", ".join(sorted(methods))
     return failure.answer(request.url.path)
-
-
-def _methods(request: Request) -> set[str]:
-    """The methods of all routes that have the path of *request*."""
-    routes = (route for route in request.app.routes if isinstance(route, Route))
-    fitting = (r for r in routes if r.matches(request.scope)[0] is not Match.NONE)
-    methods = {method for route in fitting for method in route.methods or ()}
-    return methods | ({"HEAD"} if "GET" in methods else set())
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """An error before anything of the answer was sent."""
     assert isinstance(error, Failure | PyllamaError)
     if isinstance(error, PyllamaError):
-        error = failure_of(error, request.app.state.service.places.retry_s())
+        engines = request.app.state.service.engines.values()
+        error = failure_of(error, retry_s(engines))
     return error.answer(request.url.path)

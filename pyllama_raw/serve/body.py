@@ -1,29 +1,46 @@
 """
-Fields of bodies that ask for text, in the words of OpenAI's API and in our own.
+Bodies: their fields, and what all bodies that ask for text say in the same words.
 
-A field of SamplingParams is taken in any dialect, under its own name. What becomes of other
-fields: fields.py.
+A body is sorted by the tables of fields.py before its model checks it. A field of SamplingParams is
+taken in any dialect that asks for text, under its own name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
+import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from secrets import randbelow
-from typing import Annotated, Any, ClassVar, TypeVar
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from pyllama_raw import SamplingParams
 from pyllama_raw.errors import InvalidSampling
+from pyllama_raw.options.frozen import suggestion
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused, renamed
 from pyllama_raw.serve.forms import READERS, Form, ResponseFormat, form_of
-from pyllama_raw.serve.service import Found
+from pyllama_raw.serve.service import ServedModel, Service
 
 ANY_SEED = 2**32 - 1
 
@@ -43,11 +60,13 @@ NO_LIMIT = (-1, -2)  # of max_tokens; -2 is Ollama's word for the rest of the co
 OPENAI = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # its defaults
 Limit = Annotated[int, Field(ge=min(NO_LIMIT))]
 
+NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+MAX_NUMBER = 64  # characters of a number in words
+FLAGS = {"true": True, "false": False}
+CONTAINERS = {dict: dict, Mapping: dict, list: list, tuple: list, Sequence: list}
 
-def _seed(given: int) -> int:
-    """*given* in 32 bits; if all are set, as those of -1, they stand for any number."""
-    seed = given % 2**32
-    return seed if seed != ANY_SEED else randbelow(ANY_SEED)
+
+# -- the fields of any body --------------------------------------------------------------
 
 
 class Exact(BaseModel):
@@ -61,20 +80,10 @@ class Exact(BaseModel):
         if isinstance(values, dict):
             for name in values:
                 if name not in cls.model_fields:
-                    reason, shown = (
-                        "{name} is no field of it",
-                        {"name": repr(name[:99])},
-                    )
-                    raise PydanticCustomError("extra_forbidden", reason, shown)
+                    place = {"name": repr(name[:99])}
+                    reason = "{name} is no field of it"
+                    raise PydanticCustomError("extra_forbidden", reason, place)
         return values
-
-
-class StreamOptions(BaseModel):
-    """Options of a stream."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    include_usage: bool = False
 
 
 class Body(BaseModel):
@@ -86,23 +95,105 @@ class Body(BaseModel):
 
     rules: ClassVar[fields.Rules] = fields.ANY
     takes: ClassVar[Mapping[str, FieldInfo]] = {}  # fields beside those of the class
-    refuses: ClassVar[
-        tuple[str, ...]
-    ] = ()  # fields that are read to say why they are refused
-    sorter: ClassVar[fields.Sorter]
+    # Fields that are read to say why they are refused.
+    refuses: ClassVar[tuple[str, ...]] = ()
+    # Types of JSON that a field may have, by all names of the field.
+    kinds_of: ClassVar[dict[str, frozenset[type]]]
 
     model: str | None = None
     """A name of `/v1/models`; left out: the first model that can do what is asked."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        cls.sorter = fields.Sorter({**cls.takes, **cls.model_fields}, cls.rules)
+        cls.kinds_of = {}
+        for name, field in {**cls.takes, **cls.model_fields}.items():
+            alias = field.validation_alias
+            names = (name,) if alias is None else getattr(alias, "choices", (alias,))
+            kinds = frozenset(_kinds_of(field.annotation))
+            cls.kinds_of |= dict.fromkeys(map(str, names), kinds)
 
     @model_validator(mode="before")
     @classmethod
-    def _sort(cls, values: Any) -> Any:
-        """Take the fields that are done here; raises Failure for one that is not known."""
-        return cls.sorter.sort(values) if isinstance(values, dict) else values
+    def _sort(cls, values: Any, info: ValidationInfo) -> Any:
+        """
+        Take the fields that are done here, under our names.
+
+        The context of the validation is a list, which gets the names of fields that are ignored.
+        Raises Failure if a field is not known, or not done.
+        """
+        if not isinstance(values, dict):
+            return values
+        own: dict[str, Any] = {}
+        ignored: list[str] = []
+        for name, value in values.items():
+            # A body's own field comes first: `user` of one body may be idle in another.
+            if name in cls.kinds_of:
+                own[name] = read_plain(value, cls.kinds_of[name])
+                continue
+            match cls.rules.get(name):
+                # It changes no output, so it is left out, and the answer names it.
+                case fields.Ignored():
+                    ignored.append(name)
+                # Our name wins, if the body has both.
+                case fields.Alias(name=ours):
+                    if value is not None and values.get(ours) is None:
+                        own[ours] = read_plain(value, cls.kinds_of[ours])
+                # Only a value that asks for what happens anyway is let be.
+                case fields.Neutral() as rule:
+                    if not rule.has(value):
+                        raise refused(name, rule.reason, "unknown_parameter")
+                # Nobody knows it, so it may be meant to change the output.
+                case None if value is not None:
+                    hint = suggestion(name, cls.kinds_of)
+                    raise refused(name, fields.UNKNOWN + hint, "unknown_parameter")
+        options = own.get("stream_options")
+        if isinstance(options, dict):
+            idle = (name for name in fields.STREAM_OPTIONS if name in options)
+            ignored += [f"stream_options.{name}" for name in idle]
+        if info.context is not None:
+            info.context.extend(ignored)
+        return own
+
+
+def read_plain(value: object, kinds: frozenset[type]) -> object:
+    """
+    *value* as a number or a flag, if it is written as another one or in words.
+
+    An empty list is an empty object where there is no list: PHP writes both alike.
+    """
+    if value == [] and dict in kinds and list not in kinds:
+        return {}
+    if isinstance(value, float) and int in kinds and float not in kinds:
+        return int(value) if value.is_integer() else value
+    if not isinstance(value, str) or str in kinds or len(value) > MAX_NUMBER:
+        return value
+    if bool in kinds and value.lower() in FLAGS:
+        return FLAGS[value.lower()]
+    if kinds & {int, float} and NUMBER.fullmatch(value):
+        if value.strip().lstrip("+-").isdecimal():
+            return int(value)
+        return read_plain(float(value), kinds)
+    return value
+
+
+def _kinds_of(annotation: Any) -> list[type]:
+    """The types of JSON that *annotation* allows, not those inside of lists and objects."""
+    kinds = get_args(annotation)
+    origin = get_origin(annotation)
+    if origin in CONTAINERS:
+        return [CONTAINERS[origin]]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [dict]
+    if origin is Annotated:
+        return _kinds_of(kinds[0])
+    if origin in (Union, UnionType):
+        return [plain for kind in kinds for plain in _kinds_of(kind)]
+    if origin is Literal:
+        return [type(kind) for kind in kinds]
+    return [annotation] if annotation in (int, float, bool, str) else []
+
+
+# -- bodies of work, and of text ---------------------------------------------------------
 
 
 class ServedBody(Body):
@@ -112,10 +203,24 @@ class ServedBody(Body):
     deadline_s: float | None = None
     max_wait_s: float | None = None
 
-    def served(self, config: ServeConfig) -> dict[str, Any]:
-        """Options of serving the request."""
-        given = self.model_dump(include=OPTIONS, exclude_none=True)
-        return config.time_limits | given
+    def served(self, service: Service) -> dict[str, Any]:
+        """Options of serving the request; the service has limits of time for others."""
+        options = self.model_dump(include=OPTIONS, exclude_none=True)
+        return service.time_limits | options
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    include_usage: bool = False
+
+
+def _seed(number: int) -> int:
+    """*number* in 32 bits; if all are set, as those of -1, they stand for any number."""
+    seed = number % 2**32
+    return seed if seed != ANY_SEED else randbelow(ANY_SEED)
 
 
 class TextBody(ServedBody):
@@ -163,132 +268,106 @@ class TextBody(ServedBody):
     adapters: Named[float] | None = None
     policy_data: dict[str, Any] | None = None
 
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with the counts of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
     @cached_property
     def form(self) -> Form:
         """The form that the text must have. Raises Failure."""
-        given = {name: getattr(self, name, None) for name in READERS}
-        return form_of(given | {n: v for n, v in self._extra.items() if n in READERS})
+        values = {name: getattr(self, name, None) for name in READERS}
+        is_free = all(value in (None, "") for value in values.values())
+        return Form({}, {}) if is_free else form_of(values)
 
     @property
-    def names(self) -> dict[str, str]:
-        """Fields of the body, by what the engine calls them."""
-        return {**self.form.names}
-
-    @property
-    def _extra(self) -> dict[str, Any]:
+    def unnamed(self) -> dict[str, Any]:
         """Fields of SamplingParams that OpenAI's API does not name."""
-        given = self.model_extra or {}
-        return {name: value for name, value in given.items() if value is not None}
+        extra = self.model_extra or {}
+        return {
+            name: value
+            for name, value in extra.items()
+            if value is not None and name not in READERS
+        }
 
-    def options(self, found: Found, config: ServeConfig) -> Any:
+    def options(self, model: ServedModel, service: Service) -> Any:
         """Options of serving the request, with the adapters of the model that it names."""
-        options = self.served(config)
-        if found.adapters:
-            options["adapters"] = {**found.adapters, **(self.adapters or {})}
+        options = self.served(service)
+        if model.adapters:
+            options["adapters"] = {**model.adapters, **(self.adapters or {})}
         return options
 
-    def params(self, found: Found, config: ServeConfig, **more: Any) -> SamplingParams:
+    def params(
+        self,
+        model: ServedModel,
+        service: Service,
+        names: Mapping[str, str],
+        **dialect: Any,
+    ) -> SamplingParams:
         """
         Parameters by the service's defaults and OpenAI's: temperature 1, the rest of the context.
 
         Args:
-            more: what a dialect says in other words.
+            names: of fields of the body, by those of SamplingParams.
+            dialect: fields of SamplingParams that the dialect has other names for.
 
         Raises:
             Failure: a value that is not allowed.
         """
-        given = self.model_dump(include=SAMPLED, exclude_none=True)
-        given |= {n: v for n, v in self._extra.items() if n not in READERS} | more
+        values = self.model_dump(include=SAMPLED, exclude_none=True)
+        values |= self.unnamed | dialect
         if self.logit_bias is not None:
-            given["logit_bias"] = _biases(self.logit_bias)
-        given |= self.form.params
-        defaults = {"max_tokens": found.engine.n_ctx_slot} | config.sampling
-        if not (defaults | given).get("from_model"):
+            try:
+                biases = {int(token): bias for token, bias in self.logit_bias.items()}
+            except ValueError as error:
+                raise refused("logit_bias", f"names are token ids: {error}") from error
+            values["logit_bias"] = biases
+        values |= self.form.params
+        n_ctx = model.engine.n_ctx_slot
+        defaults = {"max_tokens": n_ctx} | service.sampling
+        # Where the service takes the defaults of the model file, OpenAI's would hide them.
+        if not (defaults | values).get("from_model"):
             defaults = OPENAI | defaults
-        given = adapted(given, found.engine.n_ctx_slot)
-        return checked_params(defaults | given, self.names)
+        return checked_params(defaults | adapted(values, n_ctx), names)
 
 
-def adapted(given: Mapping[str, Any], n_ctx: int) -> dict[str, Any]:
-    """*given* with the values of SamplingParams in place of those that other servers have."""
-    given = dict(given)
-    if given.get("max_tokens") in NO_LIMIT:
-        given["max_tokens"] = n_ctx
-    if given.get("top_k") == -1:
-        given["top_k"] = 0
+def adapted(values: Mapping[str, Any], n_ctx: int) -> dict[str, Any]:
+    """*values* with those of SamplingParams in place of those that other servers have."""
+    values = dict(values)
+    if values.get("max_tokens") in NO_LIMIT:
+        values["max_tokens"] = n_ctx
+    if values.get("top_k") == -1:
+        values["top_k"] = 0
     # A share of nothing holds the most likely token alone; so does a choice without a draw.
-    if given.get("top_p") == 0 or given.get("do_sample") is False:
-        given.pop("top_p", None)
-        given["temperature"] = 0.0
-    given.pop("do_sample", None)
+    if values.get("top_p") == 0 or values.get("do_sample") is False:
+        values.pop("top_p", None)
+        values["temperature"] = 0.0
+    values.pop("do_sample", None)
     for name in ("top_n_sigma", "adaptive_target"):  # -1 is off
-        if isinstance(value := given.get(name), int | float) and value < 0:
-            del given[name]
+        if isinstance(value := values.get(name), int | float) and value < 0:
+            del values[name]
     for name in ("penalty_last_n", "dry_last_n"):  # -1 is all of it
-        if given.get(name) == -1:
-            given[name] = None
-    if (penalty := given.pop("repetition_penalty", None)) is not None and penalty != 1:
-        given.setdefault("repeat_penalty", penalty)
-        given.setdefault("penalty_last_n", None)
-    if "stop" in given:
-        stop = given["stop"]
+        if values.get(name) == -1:
+            values[name] = None
+    # The penalty of others counts all tokens, ours the last ones unless it is told otherwise.
+    if (penalty := values.pop("repetition_penalty", None)) is not None and penalty != 1:
+        values.setdefault("repeat_penalty", penalty)
+        values.setdefault("penalty_last_n", None)
+    # An empty text would end each output at once.
+    if "stop" in values:
+        stop = values["stop"]
         texts = [stop] if isinstance(stop, str) else stop
-        given["stop"] = tuple(text for text in texts if text != "")
-    return given
+        values["stop"] = tuple(text for text in texts if text != "")
+    return values
 
 
-def checked_params(given: dict[str, Any], names: Mapping[str, str]) -> SamplingParams:
+def checked_params(
+    values: Mapping[str, Any], names: Mapping[str, str]
+) -> SamplingParams:
     """
-    SamplingParams of *given*; raises Failure.
+    SamplingParams of *values*; raises Failure.
 
     Args:
         names: of fields of the body, by those of SamplingParams.
     """
     try:
-        return SamplingParams(**given)
+        return SamplingParams(**values)
     except InvalidSampling as error:
         name = renamed(error.name, names)
         message = str(error).replace(f"SamplingParams.{error.name}", name)
         raise Failure(400, error.code, message, name) from error
-
-
-def template_variables(
-    given: dict[str, Any] | None, asks: bool | None = None
-) -> dict[str, Any]:
-    """
-    Variables of a chat template: *given*, and the day, by the names of llama.cpp's server.
-
-    Args:
-        asks: whether it asks for an answer; None: unless one has begun.
-
-    The time of day is not told, because each prompt would begin otherwise than the one before.
-    """
-    today = datetime.now().astimezone()
-    told: dict[str, Any] = {"date_string": f"{today:%d %b %Y}"}
-    told["datetime"] = f"{today:%b %d %Y}"
-    if asks is not None:
-        told["add_generation_prompt"] = asks
-    return told | (given or {})
-
-
-def effort_variables(effort: object) -> dict[str, Any]:
-    """Variables of a chat template for an *effort*, of which "none" also asks for none."""
-    off = thinking_variables(thinks=False) if effort == "none" else {}
-    return {} if effort is None else {"reasoning_effort": effort} | off
-
-
-def thinking_variables(*, thinks: bool) -> dict[str, Any]:
-    """Variables of a chat template that let the model think or not, in both of their names."""
-    return {"enable_thinking": thinks, "thinking": thinks}
-
-
-def _biases(given: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in given.items()}
-    except ValueError as error:
-        raise refused("logit_bias", f"names are token ids: {error}") from error

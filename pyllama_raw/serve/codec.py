@@ -1,48 +1,57 @@
-"""Writers of answers: what they have in common, in whatever dialect."""
+"""
+Writers of answers: what dialects have in common, and parts that several of them write.
+
+A codec writes one answer. Its frames are complete server-sent events; an empty one is not sent.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Protocol, Self
+
+from pydantic_core import to_json
 
 from pyllama_raw import Delta, Result
 from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning
-from pyllama_raw.serve.events import event
 from pyllama_raw.serve.failures import Failure
 
+DONE = b"data: [DONE]\n\n"
 
-class Codec(ABC):
-    """
-    Writes one answer. Output *index* is that of `n`, *prompt* that of the list of prompts.
 
-    Frames are complete events; an empty one is not sent.
-    """
+class Codec(Protocol):
+    """Output *index* of a delta or result is that of `n`, *prompt* that of the list of prompts."""
 
-    def begin(self, n_prompt: int) -> bytes:  # noqa: ARG002
+    def begin(self, n_prompt: int) -> bytes:
         """Frames before the first delta; the prompt has *n_prompt* tokens."""
-        return b""
 
-    @abstractmethod
     def delta(self, prompt: int, delta: Delta) -> bytes:
         """Frames of new text."""
 
-    @abstractmethod
     def ended(self, prompt: int, result: Result) -> bytes:
         """Frames of the end of an output."""
 
     def failed(self, failure: Failure) -> bytes:
         """Frames of an error after the answer began."""
-        return event(failure.body())
 
-    def done(self, results: Sequence[Sequence[Result]]) -> bytes:  # noqa: ARG002
+    def done(self, results: Sequence[Sequence[Result]]) -> bytes:
         """Frames when all is written."""
-        return b""
 
-    @abstractmethod
     def whole(self, results: Sequence[Sequence[Result]]) -> Any:
         """The answer at once, for a JSON encoder; results by prompt, then by index."""
+
+
+def event(value: Any) -> bytes:
+    """A frame with *value* as JSON on one line."""
+    return b"data: %b\n\n" % to_json(value)
+
+
+def named_event(name: str, /, **fields: Any) -> bytes:
+    """A frame of an event that has its name in *fields*, too, as their type."""
+    return b"event: %b\n%b" % (name.encode(), event({"type": name, **fields}))
+
+
+# -- answers that are made of blocks -----------------------------------------------------
 
 
 @dataclass(eq=False, slots=True)
@@ -59,18 +68,18 @@ class Block:
     def of(cls, part: Part, index: int) -> Self:
         """A block that begins with *part*."""
         if isinstance(part, CallDelta):
-            named = part.id or "", part.name or ""
-            return cls(CallDelta, index, [part.arguments], *named)
+            tool = part.id or "", part.name or ""
+            return cls(CallDelta, index, [part.arguments], *tool)
         return cls(type(part), index, [part.text])
 
     @property
     def text(self) -> str:
-        """What is thought or said, or the arguments."""
+        """Thoughts, a text, or the arguments of a call."""
         return "".join(self.pieces)
 
 
 def blocks_of(result: Result) -> list[Block]:
-    """The blocks of a whole answer: what is thought, what is said, and the calls."""
+    """The blocks of a whole answer: thoughts, the text, and the calls."""
     parts: list[Part] = [Reasoning(result.reasoning)] if result.reasoning else []
     parts += [Content(result.text)] if result.text else []
     parts += [
@@ -80,46 +89,36 @@ def blocks_of(result: Result) -> list[Block]:
     return [Block.of(part, index) for index, part in enumerate(parts)]
 
 
-class BlockCodec(Codec):
-    """Writes one answer of blocks; only the last one grows."""
+class Growth(NamedTuple):
+    """The change of an answer by one part."""
+
+    closed: Block | None  # the block before, if it is at its end
+    block: Block
+    is_new: bool  # the block begins
+    text: str  # that is new in it
+
+
+class Blocks:
+    """The blocks of an answer that is being written; only the last one grows."""
 
     def __init__(self) -> None:
-        self._blocks: list[Block] = []
+        self.all: list[Block] = []
         self._last: object = None  # the kind and the call of the last block
 
-    def delta(self, prompt: int, delta: Delta) -> bytes:  # noqa: ARG002 - there is one
-        """What is new in the blocks."""
-        return b"".join(map(self._take, delta.parts))
-
-    def ended(self, prompt: int, result: Result) -> bytes:  # noqa: ARG002
-        """The end of the last block."""
-        return self._close(self._blocks[-1], result) if self._blocks else b""
-
-    @abstractmethod
-    def _open(self, block: Block) -> bytes:
-        """Frames of a new block, without its text."""
-
-    @abstractmethod
-    def _grow(self, block: Block, text: str) -> bytes:
-        """Frames of the *text* that is new in a block."""
-
-    @abstractmethod
-    def _close(self, block: Block, result: Result | None = None) -> bytes:
-        """Frames of the end of a block; that of the last one is the end of *result*."""
-
-    def _take(self, part: Part) -> bytes:
+    def take(self, part: Part) -> Growth:
+        """Add *part* to the last block, or begin one with it."""
         text = part.arguments if isinstance(part, CallDelta) else part.text
-        kind, call = type(part), getattr(part, "index", None)
-        frames = b""
-        if (kind, call) == self._last:
-            self._blocks[-1].pieces.append(text)
-        else:
-            if self._blocks:
-                frames = self._close(self._blocks[-1])
-            self._last = kind, call
-            self._blocks.append(Block.of(part, len(self._blocks)))
-            frames += self._open(self._blocks[-1])
-        return frames + self._grow(self._blocks[-1], text) if text else frames
+        place = type(part), getattr(part, "index", None)
+        if place == self._last:
+            self.all[-1].pieces.append(text)
+            return Growth(None, self.all[-1], False, text)
+        closed = self.all[-1] if self.all else None
+        self._last = place
+        self.all.append(Block.of(part, len(self.all)))
+        return Growth(closed, self.all[-1], True, text)
+
+
+# -- times of an answer ------------------------------------------------------------------
 
 
 def timings(result: Result, n_output: int) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -108,14 +108,3 @@ class ServeConfig(Frozen):
     """Servers by whose names `/metrics` tells what they tell, beside names of our own."""
     access_log: str | None = None
     """The file that gets a line of JSON for each request; "-" is the standard output."""
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """The defaults that are set."""
-        return {n: getattr(self.defaults, n) for n in self.defaults.model_fields_set}
-
-    @property
-    def time_limits(self) -> dict[str, float]:
-        """Options of a request that names none."""
-        given = {"deadline_s": self.deadline_s, "max_wait_s": self.max_wait_s}
-        return {name: value for name, value in given.items() if value is not None}

@@ -1,4 +1,8 @@
-"""Facts that people, monitors and balancers ask of a running service."""
+"""
+Facts that people, monitors and balancers ask of a running service: its models, adapters and slots.
+
+Keys of most clients see their own requests only, and no folders.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from fastapi import FastAPI
 from prometheus_client import generate_latest
@@ -18,9 +23,10 @@ from starlette.responses import PlainTextResponse, Response
 from pyllama_raw import AsyncEngine, SamplingParams, __version__
 from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.results import HealthState
+from pyllama_raw.serve.body import Body, Exact
 from pyllama_raw.serve.failures import JSON
-from pyllama_raw.serve.native.body import settings
-from pyllama_raw.serve.service import Found, Service
+from pyllama_raw.serve.llamacpp import settings
+from pyllama_raw.serve.service import ServedModel, Service
 
 COMPUTED, CACHED = "computed prompt tokens", "vllm:prefix_cache_hits_total"
 TIME = "vllm:request_{}_time_seconds_sum"
@@ -35,27 +41,59 @@ LLAMACPP = {  # names of its server, with our sample and what it says
     "requests_deferred": ("vllm:num_requests_waiting", "Requests that wait"),
 }
 
-
 SHOWN = (  # of /props, to keys that do not see all
     *("model", "model_path", "total_slots", "default_generation_settings"),
     *("chat_template", "build_info", "modalities", "n_slots", "vocab"),
 )
 
 
-def sees_all(request: Request) -> bool:
-    """Whether who sends *request* may be told of the requests of others."""
-    key = request.state.exchange.key
-    return key is None or key.sees_all
+class AdapterBody(Body, Exact):
+    """An adapter that is to be loaded."""
 
-
-def owner_of(request: Request) -> str | None:
-    """The owner of the only requests that *request* may be told of; None: of all."""
-    return None if sees_all(request) else request.state.exchange.client
+    name: str
+    """The name that requests give."""
+    path: str
+    """A GGUF file on the machine of the service."""
 
 
 def routes(app: FastAPI, service: Service) -> None:
-    """Add the endpoints; probes need no key."""
+    """Add the endpoints; probes need no key, and what changes something that of an operator."""
     metrics = _Metrics(service)
+
+    @app.get("/v1/models", tags=["models"])
+    @app.get("/models", include_in_schema=False)
+    async def models() -> Response:
+        """All models, and each adapter of one as a model `base:adapter`."""
+        data = [
+            _model(service, name, engine, suffix)
+            for name, engine in service.engines.items()
+            for suffix in ("", *(f":{info.name}" for info in engine.adapters()))
+        ]
+        return JSON({"object": "list", "data": data})
+
+    @app.get("/v1/models/{name:path}", tags=["models"])
+    async def model(name: str) -> Response:
+        """One model."""
+        served = service.named(unquote(name))
+        suffix = "".join(f":{adapter}" for adapter in served.adapters)
+        return JSON(_model(service, served.name, served.engine, suffix))
+
+    @app.get("/lora-adapters", tags=["adapters"])
+    async def adapters(request: Request) -> Response:
+        """All adapters that requests may name."""
+        return JSON(_adapters(service, sees_all=sees_all(request)))
+
+    @app.put("/lora-adapters", tags=["adapters"])
+    async def load(body: AdapterBody) -> Response:
+        """Load an adapter; one of that name gives way to it."""
+        await service.named(body.model).engine.load_adapter(body.name, body.path)
+        return JSON(_adapters(service))
+
+    @app.delete("/lora-adapters/{name}", tags=["adapters"])
+    async def unload(name: str, model: str | None = None) -> Response:
+        """Let no further request have the adapter."""
+        await service.named(model).engine.unload_adapter(name)
+        return JSON(_adapters(service))
 
     @app.get("/metrics", tags=["facts"], response_class=PlainTextResponse)
     async def told() -> Response:
@@ -67,17 +105,18 @@ def routes(app: FastAPI, service: Service) -> None:
     @app.get("/props", tags=["facts"])
     async def props(request: Request, model: str | None = None) -> Response:
         """The model and what its options came to."""
-        found = service.named(model)
-        told = _props(found.name, found.engine, service.config.sampling)
+        served = service.named(model)
+        facts = _props(served.name, served.engine, service.sampling)
         if not sees_all(request):  # what is left is what clients of the model need
-            names = told["model"], Path(told["model_path"]).name
-            told = {n: told[n] for n in SHOWN} | {"model_path": names[1] or names[0]}
-        return JSON(told)
+            names = facts["model"], Path(facts["model_path"]).name
+            facts = {n: facts[n] for n in SHOWN} | {"model_path": names[1] or names[0]}
+        return JSON(facts)
 
     @app.get("/slots", tags=["facts"])
     async def slots(request: Request, model: str | None = None) -> Response:
         """What runs now, by slot, between two steps."""
-        return JSON(await _slots(service.named(model), owner_of(request)))
+        owner = None if sees_all(request) else request.state.exchange.client
+        return JSON(await _slots(service.named(model), owner))
 
     @app.get("/livez", tags=["probes"])
     async def livez() -> Response:
@@ -85,10 +124,11 @@ def routes(app: FastAPI, service: Service) -> None:
         stall_s = service.config.stall_s
         states = {n: e.health(stall_s).state for n, e in service.engines.items()}
         lives = not {HealthState.STALLED, HealthState.DEAD} & {*states.values()}
-        told: dict[str, Any] = {"status": "ok" if lives else "stalled"}
+        answer: dict[str, Any] = {"status": "ok" if lives else "stalled"}
+        # Probes need no key, so they tell no names where there are keys.
         if not service.keys:
-            told["models"] = states
-        return JSON(told, 200 if lives else 503)
+            answer["models"] = states
+        return JSON(answer, 200 if lives else 503)
 
     @app.get("/readyz", tags=["probes"])
     @app.get("/health", tags=["probes"])
@@ -99,10 +139,58 @@ def routes(app: FastAPI, service: Service) -> None:
         return JSON({"status": "ok" if ready else "draining"}, 200 if ready else 503)
 
 
+def sees_all(request: Request) -> bool:
+    """Whether who sends *request* may be told of the requests of others."""
+    key = request.state.exchange.key
+    return key is None or key.sees_all
+
+
+def _model(
+    service: Service, name: str, engine: AsyncEngine, suffix: str
+) -> dict[str, Any]:
+    uses = engine.capabilities
+    return {
+        "id": name + suffix,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "pyllama_raw",
+        "root": name,
+        "parent": name if suffix else None,
+        "max_model_len": engine.n_ctx_slot,
+        "chat_template": engine.info.chat_template,
+        "capabilities": [str(operation) for operation in uses.operations],
+        "meta": {
+            "n_ctx_train": uses.model.n_ctx_train,
+            "n_embd": uses.model.n_embd,
+            "architecture": uses.model.architecture,
+        },
+    }
+
+
+def _adapters(service: Service, *, sees_all: bool = True) -> list[dict[str, Any]]:
+    """All adapters; without folders and users unless a key *sees_all*."""
+    adapters = [
+        {
+            "id": index,
+            "model": model,
+            "name": adapter.name,
+            "path": adapter.path if sees_all else Path(adapter.path).name,
+            "bytes": adapter.n_bytes,
+            "requests": adapter.n_requests if sees_all else None,
+        }
+        for model, engine in service.engines.items()
+        for index, adapter in enumerate(engine.adapters())
+    ]
+    return [
+        {n: value for n, value in adapter.items() if value is not None}
+        for adapter in adapters
+    ]
+
+
 def _props(name: str, engine: AsyncEngine, defaults: dict[str, Any]) -> dict[str, Any]:
     params = SamplingParams(**{"max_tokens": engine.n_ctx_slot} | defaults)
     usual = {"n_ctx": engine.n_ctx_slot, "params": settings(params, engine)}
-    info, known = asdict(engine.info), engine.capabilities
+    info, uses = asdict(engine.info), engine.capabilities
     del info["config"], info["metadata"]
     return {
         "model": name,
@@ -111,31 +199,32 @@ def _props(name: str, engine: AsyncEngine, defaults: dict[str, Any]) -> dict[str
         "default_generation_settings": usual,
         "chat_template": engine.info.metadata.get("tokenizer.chat_template", ""),
         "build_info": f"pyllama_raw {__version__}",
-        "modalities": {"vision": known.images, "audio": known.sounds},
+        "modalities": {"vision": uses.images, "audio": uses.sounds},
         "stats": asdict(engine.stats()),
         **info,
     }
 
 
-async def _slots(found: Found, owner: str | None) -> list[dict[str, Any]]:
+async def _slots(model: ServedModel, owner: str | None) -> list[dict[str, Any]]:
     """All slots of a model, or those that run requests of *owner*."""
-    engine = found.engine
-    common = {"model": found.name, "n_ctx": engine.n_ctx_slot, "is_processing": False}
-    told: list[dict[str, Any]] = [
+    engine = model.engine
+    common = {"model": model.name, "n_ctx": engine.n_ctx_slot, "is_processing": False}
+    slots: list[dict[str, Any]] = [
         {"id": slot, **common} for slot in range(engine.info.n_slots)
     ]
-    for has in await engine.slots():
-        if owner is not None and has.client != owner:
+    # Slots that run nothing are told as idle, and only to whom may see all.
+    for slot in await engine.slots():
+        if owner is not None and slot.client != owner:
             continue
-        told[has.slot] |= {
+        slots[slot.slot] |= {
             "is_processing": True,
-            "id_task": has.request_id,
-            "n_prompt": has.n_prompt,
-            "n_cached": has.n_cached,
-            "n_computed": has.n_computed,
-            "n_decoded": has.n_output,
+            "id_task": slot.request_id,
+            "n_prompt": slot.n_prompt,
+            "n_cached": slot.n_cached,
+            "n_computed": slot.n_computed,
+            "n_decoded": slot.n_output,
         }
-    return [slot for slot in told if owner is None or slot["is_processing"]]
+    return [slot for slot in slots if owner is None or slot["is_processing"]]
 
 
 class _Metrics(Collector):
@@ -147,19 +236,20 @@ class _Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        found: dict[str, Metric] = {}
+        families: dict[str, Metric] = {}
+        # All models have the same families, so their samples are put together.
         for model, metrics in self._of.items():
             for family in metrics.collect():
                 new = Metric(family.name, family.documentation, family.type)
-                known = found.setdefault(family.name, new)
+                shared = families.setdefault(family.name, new)
                 for sample in family.samples:
                     labels = {**sample.labels, "model_name": model}
-                    known.samples.append(sample._replace(labels=labels))
-        for family in found.values():
+                    shared.samples.append(sample._replace(labels=labels))
+        for family in families.values():
             if "vllm" in self._names or not family.name.startswith("vllm:"):
                 yield family
         if "llamacpp" in self._names:
-            yield from _of_llamacpp(found.values())
+            yield from _of_llamacpp(families.values())
         yield from self._traffic.collect()
 
 
@@ -168,6 +258,7 @@ def _of_llamacpp(families: Iterable[Metric]) -> Iterator[Metric]:
     totals = defaultdict[str, float](float)
     for sample in (sample for family in families for sample in family.samples):
         totals[sample.name] += sample.value
+    # Ours counts all tokens of prompts, and theirs those that were computed.
     totals[COMPUTED] = totals["vllm:prompt_tokens_total"] - totals[CACHED]
     for name, (source, text) in LLAMACPP.items():
         is_now = name.startswith("requests_")

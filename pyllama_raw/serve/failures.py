@@ -93,11 +93,11 @@ class Failure(Exception):
         param: str | None = None,
         *,
         headers: Mapping[str, str] | None = None,
-        more: Mapping[str, Any] | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
-            more: further fields of the object.
+            fields: further ones of the object.
         """
         message = (
             message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
@@ -105,7 +105,7 @@ class Failure(Exception):
         param = param and param[:MAX_PARAM]
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
-        self.headers, self.more = dict(headers or {}), dict(more or {})
+        self.headers, self.fields = dict(headers or {}), dict(fields or {})
         if status == 503:
             self.headers.setdefault("retry-after", "1")
 
@@ -113,8 +113,8 @@ class Failure(Exception):
         """The error, for a JSON encoder."""
         other = "server_error" if self.status >= 500 else TYPES[400]
         kind = TYPES.get(self.status, other)
-        told = {"message": self.message, "type": kind, "param": self.param}
-        return {"error": told | {"code": self.code} | self.more}
+        error = {"message": self.message, "type": kind, "param": self.param}
+        return {"error": error | {"code": self.code} | self.fields}
 
     def answer(self, path: str) -> JSON:
         """The whole of it, in the words of the dialect at *path*."""
@@ -207,12 +207,14 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
     return Failure(400, error.code, str(error), param)
 
 
-def _too_long(error: PyllamaError, param: str, n_tokens: int, most: int) -> Failure:
-    more: dict[str, Any] = {"type": "exceed_context_size_error"}
-    more |= {"n_prompt_tokens": n_tokens, "n_ctx": most}
+def _too_long(
+    error: PyllamaError, param: str, n_tokens: int, max_tokens: int
+) -> Failure:
+    fields: dict[str, Any] = {"type": "exceed_context_size_error"}
+    fields |= {"n_prompt_tokens": n_tokens, "n_ctx": max_tokens}
     words = "the prompt is too large, it exceeds the available context size"
     message = f"{words}: {error}"
-    return Failure(400, "context_length_exceeded", message, param, more=more)
+    return Failure(400, "context_length_exceeded", message, param, fields=fields)
 
 
 def renamed(param: str, names: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 Fields of bodies that are not the body's own, and what becomes of them.
 
 Clients of one server send its fields to another, most of them with the value that changes
-nothing. So a body is sorted before it is read:
+nothing. So a body is sorted before it is read (body.py):
 
 1. A field of the body's own is done, as is one of SamplingParams where a body asks for text.
    Numbers may be whole floats, and numbers and flags may be words.
@@ -19,25 +19,11 @@ OpenRouter and LiteLLM.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-
-from pyllama_raw.options.frozen import suggestion
-from pyllama_raw.serve.exchange import current
-from pyllama_raw.serve.failures import refused
+from typing import Any
 
 UNKNOWN = "it is not known here, and may change the output: leave it out"
 NOT_DONE = "this is not done here: leave it out"
-NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
-MAX_NUMBER = 64  # characters of a number in words
-FLAGS = {"true": True, "false": False}
-CONTAINERS = {dict: dict, Mapping: dict, list: list, tuple: list, Sequence: list}
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,106 +262,3 @@ TOKENS: Rules = ANY | {
     **_idle("truncation_side"),
 }
 STREAM_OPTIONS = ("include_obfuscation", "continuous_usage_stats")  # idle, too
-
-
-# -- sorting a body ----------------------------------------------------------------------
-
-
-class Sorter:
-    """
-    Sorts the fields of the bodies of one class.
-
-    Args:
-        own: the fields that the class has, and those of SamplingParams if it takes them.
-    """
-
-    def __init__(self, own: Mapping[str, FieldInfo], rules: Rules) -> None:
-        self.rules = rules
-        self.own: dict[
-            str, frozenset[type]
-        ] = {}  # the types of JSON that each may have
-        for name, field in own.items():
-            for alias in _names_of(name, field):
-                self.own[alias] = frozenset(_plain(field.annotation))
-
-    def sort(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """
-        The fields of *values* that are done, under our names.
-
-        The others are left out, and the exchange is told which of them were ignored.
-
-        Raises:
-            Failure: a field is not known, or is not done.
-        """
-        taken: dict[str, Any] = {}
-        ignored: list[str] = []
-        for name, value in values.items():
-            # A body's own field comes first: `user` of one body may be idle in another.
-            if name in self.own:
-                taken[name] = read_plain(value, self.own[name])
-                continue
-            match self.rules.get(name):
-                case Ignored():
-                    ignored.append(name)
-                case Alias(name=ours):
-                    if value is not None and values.get(ours) is None:
-                        taken[ours] = read_plain(value, self.own[ours])
-                case Neutral() as rule:
-                    if not rule.has(value):
-                        raise refused(name, rule.reason, "unknown_parameter")
-                case None if value is not None:
-                    hint = suggestion(name, self.own)
-                    raise refused(name, UNKNOWN + hint, "unknown_parameter")
-        options = taken.get("stream_options")
-        if isinstance(options, dict):
-            ignored += [f"stream_options.{n}" for n in STREAM_OPTIONS if n in options]
-        if ignored and (exchange := current()) is not None:
-            exchange.ignored += ignored
-        return taken
-
-
-def read_plain(value: object, kinds: frozenset[type]) -> object:
-    """
-    *value* as a number or a flag, if it is written as another one or in words.
-
-    An empty list is an empty object where there is no list: PHP writes both alike.
-    """
-    if value == [] and dict in kinds and list not in kinds:
-        return {}
-    if isinstance(value, float) and int in kinds and float not in kinds:
-        return int(value) if value.is_integer() else value
-    if not isinstance(value, str) or str in kinds or len(value) > MAX_NUMBER:
-        return value
-    if bool in kinds and value.lower() in FLAGS:
-        return FLAGS[value.lower()]
-    if kinds & {int, float} and NUMBER.fullmatch(value):
-        if value.strip().lstrip("+-").isdecimal():
-            return int(value)
-        return read_plain(float(value), kinds)
-    return value
-
-
-def _names_of(name: str, field: FieldInfo) -> Sequence[str]:
-    """Names under which a body may have the field."""
-    alias = field.validation_alias
-    if alias is None:
-        return (name,)
-    choices = getattr(alias, "choices", (alias,))
-    return [str(choice) for choice in choices]
-
-
-def _plain(annotation: Any) -> list[type]:
-    """The types of JSON that *annotation* allows, not those inside of lists and objects."""
-    kinds = get_args(annotation)
-    origin = get_origin(annotation)
-    if origin in CONTAINERS:
-        return [CONTAINERS[origin]]
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [dict]
-    if origin is Annotated:
-        return _plain(kinds[0])
-    if origin in (Union, UnionType):
-        return [plain for kind in kinds for plain in _plain(kind)]
-    if origin is Literal:
-        return [type(kind) for kind in kinds]
-    return [annotation] if annotation in (int, float, bool, str) else []

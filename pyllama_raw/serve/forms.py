@@ -61,9 +61,9 @@ class ResponseFormat(BaseModel):
                 return _of_tgi({"type": kind, "value": value}, "response_format")
 
 
-def form_of(given: Mapping[str, Any]) -> Form:
+def form_of(fields: Mapping[str, Any]) -> Form:
     """
-    The constraint that the fields *given* of a body ask for.
+    The constraint that *fields* of a body ask for.
 
     Raises:
         Failure: one of them is none, or two ask for the same thing.
@@ -71,7 +71,7 @@ def form_of(given: Mapping[str, Any]) -> Form:
     params: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, read in READERS.items():
-        value = given.get(name)
+        value = fields.get(name)
         if value is None or value == "":
             continue
         for field, constraint in read(value, name).items():
@@ -161,12 +161,12 @@ def _structured(value: Any, name: str) -> dict[str, Any]:
         if inner not in INNER and inner not in HINTS and not is_off:
             allowed = ", ".join(INNER)
             raise refused(f"{name}.{inner}", f"this is not done here: give {allowed}")
-    given = {
+    constraints = {
         inner: value[inner] for inner in INNER if value.get(inner) not in (None, False)
     }
-    if len(given) > 1:
-        raise refused(name, f"give one of {', '.join(given)}")
-    for inner, constraint in given.items():
+    if len(constraints) > 1:
+        raise refused(name, f"give one of {', '.join(constraints)}")
+    for inner, constraint in constraints.items():
         return INNER[inner](constraint, f"{name}.{inner}")
     return {}
 

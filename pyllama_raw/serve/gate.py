@@ -1,5 +1,5 @@
 """
-What all requests pass before they are read: ids, keys, limits, whether there is room.
+The door that all requests pass before they are read: ids, keys, limits, whether there is room.
 
 It is ASGI itself and no middleware class of a framework, because those wrap streams, and
 because a refusal must cost next to nothing.
@@ -24,11 +24,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama_raw.errors import first_of
-from pyllama_raw.serve.exchange import LEFT, Exchange, working_for
-from pyllama_raw.serve.failures import JSON, Failure
+from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.keys import ADMIN, MONITOR
-from pyllama_raw.serve.reading import DRAINING, is_small, let_go, replayed
-from pyllama_raw.serve.service import Service
+from pyllama_raw.serve.reading import is_small, let_go, replayed
+from pyllama_raw.serve.service import CURRENT, LEFT, Exchange, Service
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/v1/health"}
 CHANGED = "/lora-adapters"  # by an operator only
@@ -49,15 +48,19 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        exchange = _begun(scope, headers)
+        headers, service = Headers(scope=scope), self._service
+        request_id = headers.get("x-request-id", "")
+        if not IDS.fullmatch(request_id):
+            request_id = uuid4().hex
+        exchange = Exchange(request_id, scope["method"], scope["path"])
+        scope.setdefault("state", {})["exchange"] = exchange
         if scope["method"] == "HEAD":  # is answered as GET, and has no body
             scope = {**scope, "method": "GET"}
-        answer = _Answer(self._service, scope, send)
-        self._service.traffic.in_flight += 1
+        answer = _Answer(service, scope, send)
+        current = CURRENT.set(exchange)
+        service.traffic.in_flight += 1
         try:
-            with working_for(exchange):
-                await self._pass(scope, headers, receive, answer)
+            await self._pass(scope, headers, receive, answer)
         except Exception:
             if exchange.status == LEFT:  # nothing was sent
                 message = "the server failed: its log says more, under the x-request-id"
@@ -65,8 +68,9 @@ class Gate:
                 await failure.answer(scope["path"])(scope, receive, answer.send)
             raise
         finally:
-            self._service.traffic.in_flight -= 1
-            self._service.ended(exchange, getattr(scope.get("route"), "path", ""))
+            CURRENT.reset(current)
+            service.traffic.in_flight -= 1
+            service.ended(exchange, getattr(scope.get("route"), "path", ""))
 
     async def _pass(
         self, scope: Scope, headers: Headers, receive: Receive, answer: _Answer
@@ -74,23 +78,50 @@ class Gate:
         """Let the request in, or answer that it cannot come in."""
         service, exchange = self._service, scope["state"]["exchange"]
         has_body, is_read = scope["method"] in CHANGING, False
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
         try:
-            self._check(scope, headers, exchange)
+            # Some paths need a key, and some of these one with a right.
+            if path not in OPEN or has_body:
+                right = None
+                if path.startswith(CHANGED) and has_body:
+                    right = ADMIN
+                elif path in WATCHED:
+                    right = MONITOR
+                exchange.key = service.keys.check(headers, right)
+                exchange.client = "" if exchange.key is None else exchange.key.name
+            # Without a body it asks for facts, which are told at any time.
             if not has_body:
                 await self._handle(scope, replayed(b""), receive, answer)
                 return
+            # The head alone says that there is no room for the body.
+            service.check_room()
+            service.bodies.check(headers.get("content-length", "0"))
+            service.rates.enter(exchange.client)
             body = await service.bodies.read(receive)
             if body is None:  # the client left
                 return
             is_read, exchange.n_read = True, len(body)
             again = replayed(body)
             del body  # the handler frees it once it is parsed
-            with service.places.taken():
-                await self._handle(scope, again, receive, answer)
+            # Others may have come while this one was read.
+            service.check_room()
+            service.n_open += 1
+            try:
+                async with service.bodies.used(exchange.n_read):
+                    await self._handle(scope, again, receive, answer)
+            finally:
+                service.n_open -= 1
         except Failure as failure:
             exchange.refused = failure.code
-            unread = None if is_read or is_small(headers) else receive
-            await _refuse(failure.answer(scope["path"]), unread, answer.send)
+            response = failure.answer(scope["path"])
+            start = {"status": response.status_code, "headers": response.raw_headers}
+            await answer.send({"type": "http.response.start", **start})
+            part = {"body": response.body, "more_body": True}
+            await answer.send({"type": "http.response.body", **part})
+            # The client has the answer, and gets time to read it while it still sends.
+            if not is_read and not is_small(headers):
+                await let_go(receive)
+            await answer.send({"type": "http.response.body"})
 
     async def _handle(
         self, scope: Scope, body: Receive, receive: Receive, answer: _Answer
@@ -111,25 +142,6 @@ class Gate:
                 answer.watching.cancel()
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
-
-    def _check(self, scope: Scope, headers: Headers, exchange: Exchange) -> None:
-        """Raise Failure if the head of a request says that it cannot come in."""
-        service, has_body = self._service, scope["method"] in CHANGING
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path not in OPEN or has_body:
-            right = None
-            if path.startswith(CHANGED) and has_body:
-                right = ADMIN
-            elif path in WATCHED:
-                right = MONITOR
-            exchange.key = service.keys.check(headers, right)
-        if not has_body:
-            return
-        if service.drains:
-            raise Failure(503, "server_is_draining", DRAINING)
-        service.places.check()
-        service.bodies.check(headers.get("content-length", "0"))
-        service.rates.enter(exchange.client)
 
 
 class _Answer:
@@ -158,7 +170,8 @@ class _Answer:
             return
         body = b"" if exchange.method == "HEAD" else message.get("body", b"")
         if len(body) > PART:
-            body = await self._send_parts(body)
+            await self._send_parts(body)
+            body = b""
         exchange.n_bytes += len(body)
         is_last = not message.get("more_body", False)
         if is_last:  # a server may say that the client left as soon as all is sent
@@ -166,12 +179,11 @@ class _Answer:
             self.watching.cancel()
         await self._send({**message, "body": body})
 
-    async def _send_parts(self, body: bytes) -> bytes:
-        """Send all of *body*; what is left is empty. A client that does not read has left."""
+    async def _send_parts(self, body: bytes) -> None:
+        """Send all of *body*, before the end. A client that does not read it has left."""
         try:
-            for at in range(
-                0, len(body) + PART, PART
-            ):  # the last, empty one waits, too
+            # The last part is empty, and waits for those before it, too.
+            for at in range(0, len(body) + PART, PART):
                 part = body[at : at + PART]
                 with fail_after(self._service.config.send_s):
                     message = {"body": part, "more_body": True}
@@ -182,29 +194,3 @@ class _Answer:
                 raise
             self.group.cancel_scope.cancel()
             await sleep_forever()
-        return b""
-
-
-def _begun(scope: Scope, headers: Headers) -> Exchange:
-    request_id = headers.get("x-request-id", "")
-    if not IDS.fullmatch(request_id):
-        request_id = uuid4().hex
-    exchange = Exchange(request_id, scope["method"], scope["path"])
-    scope.setdefault("state", {})["exchange"] = exchange
-    return exchange
-
-
-async def _refuse(response: JSON, unread: Receive | None, send: Send) -> None:
-    """
-    Send *response* at once, and end when the client had time to read it.
-
-    Args:
-        unread: what the rest of the body comes from.
-    """
-    start = {"status": response.status_code, "headers": response.raw_headers}
-    await send({"type": "http.response.start", **start})
-    part = {"body": response.body, "more_body": True}
-    await send({"type": "http.response.body", **part})
-    if unread is not None:
-        await let_go(unread)
-    await send({"type": "http.response.body"})

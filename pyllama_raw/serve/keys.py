@@ -1,5 +1,7 @@
 """
-Keys of clients: from a file or the environment, never from a command line, which others see.
+Keys of clients, and how much each may ask for in a minute.
+
+They come from a file or the environment, never from a command line, which others see.
 
 A line is a key, or the name of its owner and the key; `#` begins a comment. In the
 environment commas stand between them. The key of the owner `admin` opens all, and alone opens
@@ -15,7 +17,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 from pyllama_raw.errors import ConfigError
@@ -37,9 +41,9 @@ class Key(NamedTuple):
         """Whether the key may be told of the requests of others."""
         return self.name in (ADMIN, MONITOR)
 
-    def salt(self, given: str | None) -> str:
-        """The cache_salt for a request that gives *given*: no other key has the same."""
-        mixed = (given or "").encode("utf-8", "surrogatepass")
+    def salt(self, salt: str | None) -> str:
+        """The cache_salt for a request with *salt*: no other key has the same."""
+        mixed = (salt or "").encode("utf-8", "surrogatepass")
         return hashlib.blake2b(mixed, key=self.digest, digest_size=16).hexdigest()
 
 
@@ -62,22 +66,33 @@ class Keys:
         """Whether there are keys."""
         return bool(self._owners)
 
-    def check(self, given: Mapping[str, str], right: str | None = None) -> Key | None:
+    def check(self, headers: Mapping[str, str], right: str | None) -> Key | None:
         """
-        The key of a request; None: there are no keys.
+        The key of a request by its *headers*; None: there are no keys.
 
         Args:
-            given: its headers.
             right: the request needs it: ADMIN to change the service, MONITOR to see all of it.
 
         Raises:
             Failure: it may not come in.
         """
-        key = self._find(given)
+        key = None
+        # Either header may have the key; a wrong one does not hide a right one.
+        if self._owners:
+            kind, _, token = headers.get("authorization", "").partition(" ")
+            tokens = (
+                token if kind.lower() == "bearer" else "",
+                headers.get("x-api-key", ""),
+            )
+            owners = (
+                self._owners.get(_digest(token.strip().encode("latin-1")))
+                for token in tokens
+            )
+            key = next(filter(None, owners), None)
         if key is None and self._owners:
-            headers = {"www-authenticate": "Bearer"}
+            scheme = {"www-authenticate": "Bearer"}
             message = "a key is needed, as `Authorization: Bearer KEY` or `X-Api-Key`"
-            raise Failure(401, "invalid_api_key", message, headers=headers)
+            raise Failure(401, "invalid_api_key", message, headers=scheme)
         if right == ADMIN and (key is None or key.name != ADMIN):
             message = f"this needs a key of {ADMIN!r}, which a service may not have"
             raise Failure(403, "admin_key_needed", message)
@@ -86,18 +101,10 @@ class Keys:
             raise Failure(403, "monitor_key_needed", message)
         return key
 
-    def _find(self, given: Mapping[str, str]) -> Key | None:
-        kind, _, token = given.get("authorization", "").partition(" ")
-        token = token if kind.lower() == "bearer" else ""
-        found = (
-            self._owners.get(_digest(key.strip().encode("latin-1")))
-            for key in (token, given.get("x-api-key", ""))
-        )
-        return next(filter(None, found), None) if self._owners else None
-
     def _add(self, lines: list[str], where: str) -> None:
         n_before = len(self._owners)
         for number, line in enumerate(lines, 1):
+            # A key alone is named by its line.
             words = line.partition("#")[0].split()
             if len(words) > 2:
                 raise ConfigError(f"line {number} of {where} is no key, nor NAME KEY")
@@ -111,3 +118,51 @@ class Keys:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
+
+
+class Bucket:
+    """A budget that fills evenly, up to that of a minute; it can be overdrawn."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self._per_minute, self._level, self._at = per_minute, float(per_minute), now
+
+    def wait_s(self, n: float, now: float) -> float:
+        """Seconds until there are *n*; 0: there are."""
+        filled = self._level + (now - self._at) * self._per_minute / 60
+        self._level, self._at = min(filled, float(self._per_minute)), now
+        return max(n - self._level, 0.0) * 60 / self._per_minute
+
+    def take(self, n: int) -> None:
+        """Use *n*, whether they are there or not."""
+        self._level -= n
+
+
+class Rates:
+    """The budgets of each key; without keys all clients share them."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        limits = {
+            "requests": config.requests_per_minute,
+            "tokens": config.tokens_per_minute,
+        }
+        self._limits = {budget: limit for budget, limit in limits.items() if limit}
+        self._buckets: dict[tuple[str, str], Bucket] = {}  # by budget and key
+
+    def enter(self, name: str) -> None:
+        """Count a request of the key *name*. Raises Failure if it has to wait."""
+        # Nothing is taken of one budget if the other one is empty.
+        for budget in self._limits:
+            if wait_s := self._bucket(budget, name).wait_s(1, monotonic()):
+                headers = {"retry-after": str(ceil(wait_s))}
+                message = f"too many {budget} in a minute: try again in {wait_s:.1f} s"
+                raise Failure(429, "rate_limit_exceeded", message, headers=headers)
+        self.charge("requests", name, 1)
+
+    def charge(self, budget: str, name: str, n: int) -> None:
+        """Take *n*; tokens are known when an answer has ended."""
+        if budget in self._limits:
+            self._bucket(budget, name).take(n)
+
+    def _bucket(self, budget: str, name: str) -> Bucket:
+        new = Bucket(self._limits[budget], monotonic())
+        return self._buckets.setdefault((budget, name), new)

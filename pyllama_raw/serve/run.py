@@ -187,13 +187,13 @@ def _descriptors() -> int:
         return 2**13  # of the C library
     import resource
 
-    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if most == resource.RLIM_INFINITY else min(DESCRIPTORS, most)
-    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+    allowed, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if allowed != resource.RLIM_INFINITY and allowed < limit:
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if allowed == resource.RLIM_INFINITY else min(allowed, DESCRIPTORS)
+    return limit if allowed == resource.RLIM_INFINITY else min(allowed, DESCRIPTORS)
 
 
 def _n_used() -> int:

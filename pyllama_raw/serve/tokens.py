@@ -1,5 +1,5 @@
 """
-What clients ask of a tokenizer and a template, in the words of llama-server and of vLLM.
+A tokenizer and a template over HTTP, in the words of llama-server and of vLLM.
 
 `content` in, `tokens` out are llama-server's words; `prompt`, `count` and `max_model_len`
 are vLLM's. An answer has both.
@@ -14,9 +14,10 @@ from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.body import Body, Items, template_variables
+from pyllama_raw.serve.body import Body, Items
+from pyllama_raw.serve.conversation import template_variables
 from pyllama_raw.serve.failures import JSON, refused
-from pyllama_raw.serve.openai.chat import ChatBody
+from pyllama_raw.serve.openai import ChatBody, read_chat
 from pyllama_raw.serve.service import Service
 
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
@@ -63,17 +64,18 @@ def routes(app: FastAPI, service: Service) -> None:
         """Make tokens of a text, or of a chat."""
         engine = service.named(body.model).engine
         tokens = await _tokens(engine, body)
-        told: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
-        is_shown = body.with_pieces or body.return_token_strs
-        pieces = await engine.pieces(tokens) if is_shown else []
+        answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
+        has_pieces = body.with_pieces or body.return_token_strs
+        pieces = await engine.pieces(tokens) if has_pieces else []
+        # llama-server tells each token with its text, vLLM has the texts in a list.
         if body.with_pieces:
-            told["tokens"] = [
-                {"id": id_, "piece": _shown(piece)}
+            answer["tokens"] = [
+                {"id": id_, "piece": _text_or_bytes(piece)}
                 for id_, piece in zip(tokens, pieces, strict=True)
             ]
         if body.return_token_strs:
-            told["token_strs"] = [piece.decode(errors="replace") for piece in pieces]
-        return JSON(told | {"max_model_len": engine.n_ctx_slot})
+            answer["token_strs"] = [piece.decode(errors="replace") for piece in pieces]
+        return JSON(answer | {"max_model_len": engine.n_ctx_slot})
 
     @app.post("/detokenize", tags=["tokens"])
     async def detokenize(body: DetokenizeBody) -> Response:
@@ -87,20 +89,30 @@ def routes(app: FastAPI, service: Service) -> None:
     async def tokenizer_info() -> Response:
         """Tokens that have a role, and the chat template."""
         engine = service.named(None).engine
-        return JSON(await _described(engine))
+        metadata = engine.info.metadata
+        template = metadata.get("tokenizer.chat_template")
+        answer: dict[str, Any] = {"chat_template": template}
+        # The file names tokens by their ids; a role may have none.
+        for role, key in ROLES.items():
+            token = metadata.get(f"tokenizer.ggml.{key}_token_id", "")
+            ids = [int(token)] if token.isdecimal() else []
+            text = await engine.detokenize(ids, special=True)
+            answer[f"{role}_token"] = text or None
+        return JSON(answer)
 
     @app.post("/v1/chat/completions/render", tags=["tokens"])
     @app.post("/apply-template", tags=["tokens"])
     async def render(body: ChatBody) -> Response:
         """The prompt that the chat template makes of a chat, which is sent as for an answer."""
-        asked = await body.asked(service)
-        messages: Any = asked.prompts[0]
-        prompt = await asked.found.engine.render(messages, **asked.of_chat)
+        request = await read_chat(body, service)
+        messages: Any = request.prompts[0]
+        prompt = await request.model.engine.render(messages, **request.of_chat)
         return JSON({"prompt": prompt})
 
 
 async def _tokens(engine: AsyncEngine, body: TokenizeBody) -> list[int]:
     """Unless it is told, llama-server adds nothing to a text, and vLLM what begins prompts."""
+    # A chat goes through the template, as one that is to be answered.
     if body.messages is not None:
         variables, asks = body.chat_template_kwargs, body.add_generation_prompt
         options: Any = {"template_kwargs": template_variables(variables, asks)}
@@ -110,26 +122,15 @@ async def _tokens(engine: AsyncEngine, body: TokenizeBody) -> list[int]:
     text = body.content if body.content is not None else body.prompt
     if text is None:
         raise refused("content", "give a text, or prompt or messages instead")
-    told = body.add_special, body.add_special_tokens, body.content is None
-    adds = next(each for each in told if each is not None)
+    flags = body.add_special, body.add_special_tokens, body.content is None
+    adds = next(flag for flag in flags if flag is not None)
     return await engine.tokenize(
         text, add_special=adds, parse_special=body.parse_special
     )
 
 
-def _shown(piece: bytes) -> str | list[int]:
+def _text_or_bytes(piece: bytes) -> str | list[int]:
     try:
         return piece.decode()
     except UnicodeDecodeError:
         return list(piece)
-
-
-async def _described(engine: AsyncEngine) -> dict[str, Any]:
-    metadata = engine.info.metadata
-    told: dict[str, Any] = {"chat_template": metadata.get("tokenizer.chat_template")}
-    for role, key in ROLES.items():
-        token = metadata.get(f"tokenizer.ggml.{key}_token_id", "")
-        ids = [int(token)] if token.isdecimal() else []
-        text = await engine.detokenize(ids, special=True)
-        told[f"{role}_token"] = text or None
-    return told

@@ -16,18 +16,16 @@ from pyllama_raw import AsyncEngine
 from pyllama_raw.errors import PromptTooLong, TextTooLong
 from pyllama_raw.results import Operation, Pooling, Ranked
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.answer import computed
 from pyllama_raw.serve.body import Items, ServedBody
-from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import refused
-from pyllama_raw.serve.native.prompts import (
+from pyllama_raw.serve.failures import JSON, refused
+from pyllama_raw.serve.llamacpp import (
     Prompts,
     TextObject,
     n_texts,
     prompts_of,
     tokens_of,
 )
-from pyllama_raw.serve.service import Found, Service
+from pyllama_raw.serve.service import ServedModel, Service
 
 Word = Literal["mean", "cls", "last"]
 Text = str | list[int]
@@ -103,13 +101,13 @@ def routes(app: FastAPI, service: Service) -> None:
     @app.post("/embeddings", include_in_schema=False)
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         """Make a vector of each text."""
-        found = service.find(body.model, Operation.EMBED)
+        model = service.find(body.model, Operation.EMBED)
         service.check_texts("input", n_texts(prompts_of(body.input, "input")))
-        options = body.served(service.config)
-        options = service.options_of(request.state.exchange, options)
-        pooling = body.pooling or _pooling(found, service.config)
-        work = _embedded(found, body, pooling, options)
-        return await computed(service, found, request, work)
+        exchange = request.state.exchange
+        options = service.options_of(exchange, body.served(service))
+        pooling = body.pooling or _pooling(model, service)
+        exchange.model = model.name
+        return JSON(await _embedded(model, body, pooling, options))
 
     @app.post("/v1/rerank", tags=["vectors"])
     @app.post("/rerank", include_in_schema=False)
@@ -117,45 +115,46 @@ def routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/reranking", include_in_schema=False)
     async def rerank(body: RerankBody, request: Request) -> Response:
         """Rank documents by how they answer a query, the best first."""
-        found = service.find(body.model, Operation.RANK)
+        model = service.find(body.model, Operation.RANK)
         service.check_texts("documents", len(body.texts or body.documents))
-        options = body.served(service.config)
-        options = service.options_of(request.state.exchange, options)
-        work = _ranked(found, body, options)
-        return await computed(service, found, request, work)
+        exchange = request.state.exchange
+        options = service.options_of(exchange, body.served(service))
+        exchange.model = model.name
+        return JSON(await _ranked(model, body, options))
 
 
-def _pooling(found: Found, config: ServeConfig) -> Word | None:
+def _pooling(model: ServedModel, service: Service) -> Word | None:
     """The pooling of a request that names none; None: as the file of the model states."""
-    stated = found.engine.capabilities.model.pooling
-    if config.pooling is None and stated is Pooling.RANK:
+    stated, usual = model.engine.capabilities.model.pooling, service.config.pooling
+    if usual is None and stated is Pooling.RANK:
         reason = 'the model ranks: ask /v1/rerank, or give "mean", "cls" or "last"'
         raise refused("model", reason, "unsupported")
     # llama.cpp and sentence-transformers, too, take the mean where nobody says otherwise.
-    usual: Word | None = "mean" if stated in (None, Pooling.NONE) else None
-    return config.pooling or usual
+    return usual or ("mean" if stated in (None, Pooling.NONE) else None)
 
 
 async def _embedded(
-    found: Found,
+    model: ServedModel,
     body: EmbeddingBody,
     pooling: Word | None,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    engine = found.engine
+    engine = model.engine
     texts = [
         await _embeddable(engine, body, p) for p in prompts_of(body.input, "input")
     ]
+    # The engine makes vectors as long as 1. Other norms are made here, of what the model computes.
     norm = body.embd_normalize
     is_own = norm is None or norm == 2  # else the numbers as the model makes them
     normalize = is_own and body.normalize is not False
     try:
         rows = await engine.embed(texts, body.dimensions, normalize, pooling, **options)
     except TextTooLong as error:
+        # The engine knows how many tokens a text may have.
         if body.limit != -1:
             raise
-        most = error.max_tokens
-        texts = [await _cut(engine, body, text, most) for text in texts]
+        limit = error.max_tokens
+        texts = [await _cut(engine, body, text, limit) for text in texts]
         rows = await engine.embed(texts, body.dimensions, normalize, pooling, **options)
     if norm is not None and not is_own:
         rows = _normed(rows, norm)
@@ -167,37 +166,38 @@ async def _embedded(
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return {
         "object": "list",
-        "model": body.model or found.name,
+        "model": body.model or model.name,
         "data": data,
         "usage": usage,
     }
 
 
-async def _embeddable(engine: AsyncEngine, body: EmbeddingBody, given: Any) -> Text:
+async def _embeddable(engine: AsyncEngine, body: EmbeddingBody, prompt: Any) -> Text:
     """A text, or the token ids of one that the engine would not make by itself."""
-    if isinstance(given, TextObject):
-        given = given.text
-    elif isinstance(given, list) and any(isinstance(item, str) for item in given):
-        given = await tokens_of(engine, given)
+    text = prompt.text if isinstance(prompt, TextObject) else prompt
+    # Texts and token ids that are mixed become tokens.
+    if isinstance(text, list) and any(isinstance(item, str) for item in text):
+        text = await tokens_of(engine, text)
     if body.limit is not None and body.limit >= 0:
-        return await _cut(engine, body, given, body.limit)
-    if isinstance(given, str) and body.add_special_tokens is False:
-        return await _tokens(engine, given, adds=False)
-    text: Text = given
-    return text
+        return await _cut(engine, body, text, body.limit)
+    if isinstance(text, str) and body.add_special_tokens is False:
+        return await _tokens(engine, text, adds=False)
+    tokens_or_text: Text = text
+    return tokens_or_text
 
 
 async def _cut(
-    engine: AsyncEngine, body: EmbeddingBody, text: Text, most: int
+    engine: AsyncEngine, body: EmbeddingBody, text: Text, max_tokens: int
 ) -> list[int]:
     """
-    At most *most* tokens of *text*; those that begin and end every text stay.
+    At most *max_tokens* tokens of *text*; those that begin and end every text stay.
 
     Raises:
         Failure: they leave no room.
     """
     begin: list[int] = []
     end: list[int] = []
+    # Token ids are all of a text. Of others, what begins and ends each is known by a short text.
     if not isinstance(text, str):
         inner = [*text]
     else:
@@ -205,12 +205,12 @@ async def _cut(
         if body.add_special_tokens is not False:
             # What is added does not depend on the text.
             alone = await _tokens(engine, "a", adds=False)
-            whole = await _tokens(engine, "a", adds=True)
+            framed = await _tokens(engine, "a", adds=True)
             n = len(alone)
-            places = (i for i in range(len(whole)) if whole[i : i + n] == alone)
+            places = (i for i in range(len(framed)) if framed[i : i + n] == alone)
             at = next(places, 0)
-            begin, end = whole[:at], whole[at + len(alone) :]
-    n_inner = most - len(begin) - len(end)
+            begin, end = framed[:at], framed[at + n :]
+    n_inner = max_tokens - len(begin) - len(end)
     if n_inner < 1:
         reason = (
             f"give at least {len(begin) + len(end) + 1}, because a text needs tokens"
@@ -250,29 +250,30 @@ def _written(row: Any, body: EmbeddingBody) -> Any:
     return row.tolist()
 
 
-async def _ranked(found: Found, body: RerankBody, options: dict[str, Any]) -> Any:
-    documents = [_text(each) for each in (body.texts or body.documents)]
+async def _ranked(model: ServedModel, body: RerankBody, options: dict[str, Any]) -> Any:
+    documents = [_text(document) for document in (body.texts or body.documents)]
     if not documents:
         raise refused("documents", "give at least one")
-    ranked = await found.engine.rank(body.query, documents, **options)
-    results = [_told(each, documents, body) for each in ranked[: body.top_n]]
+    ranked = await model.engine.rank(body.query, documents, **options)
+    results = [_result(rank, documents, body) for rank in ranked[: body.top_n]]
     if body.wants_list:
         return results
-    n_tokens = sum(each.n_tokens for each in ranked)
+    n_tokens = sum(rank.n_tokens for rank in ranked)
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    return {"object": "list", "model": found.name, "results": results, "usage": usage}
+    return {"object": "list", "model": model.name, "results": results, "usage": usage}
 
 
-def _told(ranked: Ranked, documents: list[str], body: RerankBody) -> dict[str, Any]:
-    text = documents[ranked.index]
+def _result(rank: Ranked, documents: list[str], body: RerankBody) -> dict[str, Any]:
+    text = documents[rank.index]
     score = "score" if body.wants_list else "relevance_score"
-    value = ranked.score
+    value = rank.score
+    # Two servers have two words for a number between 0 and 1.
     if body.raw_scores is False or body.use_activation:
         value = 1 / (1 + exp(-min(max(value, -700.0), 700.0)))
-    told: dict[str, Any] = {"index": ranked.index, score: value}
+    result: dict[str, Any] = {"index": rank.index, score: value}
     if body.return_documents:
-        told["document"] = text if body.wants_list else {"text": text}
-    return told
+        result["document"] = text if body.wants_list else {"text": text}
+    return result
 
 
 def _text(document: str | dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import anyio
 import uvicorn
 
 from pyllama_raw import AsyncEngine
+from pyllama_raw.serve import make_app
 from pyllama_raw.testing import FakeExecutor, fake_engine
 from tests.limits import LIMIT_S  # noqa: F401 - tests of the service have it from here
 
@@ -18,6 +19,13 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 def chatting(executor: FakeExecutor | None = None, **options) -> AsyncEngine:
     """An engine on fakes whose chats are the texts of their messages."""
     return fake_engine(executor, chat_template=TEMPLATE, **options)
+
+
+async def request_of(read, body):
+    """The request that a dialect reads of *body*, and kinds of what it leaves out."""
+    async with chatting() as engine:
+        service = make_app({"a": engine}).state.service
+        return await read(body, service), service.traffic.left_out
 
 
 @asynccontextmanager

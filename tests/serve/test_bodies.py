@@ -1,20 +1,25 @@
 """Bodies that are too large, too slow, or none."""
 
 import json
-from threading import Event, get_ident
+from threading import get_ident
 
 import anyio
 import pytest
 
-from pyllama_raw.serve import ServeConfig, make_app
+from pyllama_raw.serve import (
+    ServeConfig,
+    make_app,
+    messages,
+    openai,
+    reading,
+    responses,
+)
 from pyllama_raw.serve.body import Body
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.keys import VARIABLE
-from pyllama_raw.serve.messages.body import MessagesBody
-from pyllama_raw.serve.openai.chat import ChatBody
-from pyllama_raw.serve.reading import INLINE, MAX_DEPTH, Trimmer, check_values
-from pyllama_raw.serve.responses.body import ResponsesBody
+from pyllama_raw.serve.reading import INLINE, MAX_DEPTH, check_values
 from pyllama_raw.testing import FakeExecutor, fake_limits
+from tests.engine.support import HeldSteps
 from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting, serving
 from tests.serve.wire import chat, wire
@@ -93,11 +98,10 @@ async def test_a_slow_body_is_not_waited_for(anyio_backend_name):
                     await client.begin(content_length="100")
                     await client.send(b"{")
                     status, headers, told = await client.answer()
-            places = app.state.service.places
 
     assert (status, headers["connection"]) == (408, "close")
     assert told["error"]["code"] == "body_timeout"
-    assert places.n_open == 0
+    assert app.state.service.n_open == 0
 
 
 @pytest.mark.parametrize(
@@ -125,26 +129,26 @@ async def test_what_is_no_chat_is_refused(body, anyio_backend_name):
 
 
 @pytest.mark.parametrize(
-    ("path", "field", "model"),
+    ("path", "field", "function"),
     [
-        ("/v1/chat/completions/input_tokens", "messages", ChatBody),
-        ("/v1/messages/count_tokens", "messages", MessagesBody),
-        ("/v1/responses/input_tokens", "input", ResponsesBody),
+        ("/v1/chat/completions/input_tokens", "messages", (openai, "_read_chat")),
+        ("/v1/messages/count_tokens", "messages", (messages, "_read")),
+        ("/v1/responses/input_tokens", "input", (responses, "_read")),
     ],
 )
 async def test_the_parts_of_a_large_body_are_no_work_of_the_loop(
-    path, field, model, anyio_backend_name, monkeypatch
+    path, field, function, anyio_backend_name, monkeypatch
 ):
     """
     A worker looks at each of many messages; those of a small body are not worth one.
     """
-    own, threads = model.chat, []
+    read, threads = getattr(*function), []
 
-    def chat_of(body):
+    def read_and_note(*arguments):
         threads.append(get_ident())
-        return own(body)
+        return read(*arguments)
 
-    monkeypatch.setattr(model, "chat", chat_of)
+    monkeypatch.setattr(*function, read_and_note)
     message = {"role": "user", "content": "a"}
     bodies = [
         json.dumps({field: [message] * n}).encode() for n in (1, INLINE // 30, 90_000)
@@ -164,20 +168,37 @@ async def test_the_parts_of_a_large_body_are_no_work_of_the_loop(
     assert told["error"]["message"].endswith("give at most 8192 messages")
 
 
-def test_memory_is_given_back_once_it_is_quiet():
+async def test_memory_is_given_back_after_the_last_large_body(
+    anyio_backend_name, monkeypatch
+):
     """
-    By a thread that is there until then, and once for all that was used before.
+    Once for bodies that were in work together, and not for small ones.
     """
-    trimmed, threads = Event(), []
-    trimmer = Trimmer(trimmed.set, quiet_s=1e-3)
+    trims, steps = [], HeldSteps()
+    monkeypatch.setattr(reading, "trim", lambda: trims.append(get_ident()))
+    executor = FakeExecutor(fake_limits(), on_step=steps)
+    large = chat(max_tokens=2, stream=False, user="a" * 2 * INLINE)
+    counts = []
+    with anyio.fail_after(LIMIT_S):
+        async with chatting(executor) as engine:
+            app = make_app({"a": engine})
+            async with serving(app, anyio_backend_name) as url:
+                async with wire(url) as first, wire(url) as other:
+                    for n_open, client in enumerate((first, other), 1):
+                        await client.post(large)
+                        while app.state.service.n_open < n_open:
+                            await anyio.lowlevel.checkpoint()
+                    steps.allow(1000)
+                    for client in (first, other):
+                        counts.append(len(trims))
+                        await client.answer()
+                    while not trims:
+                        await anyio.lowlevel.checkpoint()
+                    await first.post(chat(max_tokens=2, stream=False))
+                    status, *_ = await first.answer()
 
-    for _ in range(2):
-        trimmed.clear()
-        trimmer.used()
-        trimmer.used()
-        threads.append(trimmed.wait(LIMIT_S))
-
-    assert threads == [True, True]
+    assert (counts[0], len(trims), status) == (0, 1, 200)
+    assert trims[0] != get_ident()
 
 
 def models_of(model):

@@ -9,7 +9,7 @@ import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
 from pyllama_raw.serve.failures import Failure
-from pyllama_raw.serve.fetch import UNREACHED, fetch, is_public
+from pyllama_raw.serve.media import UNREACHED, fetch, is_public
 from tests.loops import anyio_backend
 from tests.serve.support import LIMIT_S
 

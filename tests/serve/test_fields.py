@@ -12,11 +12,10 @@ from openai.types.responses import input_token_count_params, response_create_par
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.failures import Failure
-from pyllama_raw.serve.messages.body import MessagesBody
-from pyllama_raw.serve.native.body import NativeCompletionBody
-from pyllama_raw.serve.openai.chat import ChatBody
-from pyllama_raw.serve.openai.completions import CompletionBody
-from pyllama_raw.serve.responses.body import ResponsesBody
+from pyllama_raw.serve.llamacpp import NativeCompletionBody
+from pyllama_raw.serve.messages import MessagesBody
+from pyllama_raw.serve.openai import ChatBody, CompletionBody, read_completion
+from pyllama_raw.serve.responses import ResponsesBody
 from pyllama_raw.serve.tokens import DetokenizeBody, TokenizeBody
 from pyllama_raw.serve.vectors import EmbeddingBody, RerankBody
 from scripts.field_table import PAGE, written
@@ -128,7 +127,7 @@ def test_each_field_of_the_usual_servers_has_its_rule(body, names):
     """
     Of OpenAI and Anthropic by the types of their own clients, so a new one is noticed.
     """
-    assert {*names} - {*body.sorter.own} - {*body.rules} == set()
+    assert {*names} - {*body.kinds_of} - {*body.rules} == set()
 
 
 NEUTRAL = [
@@ -316,7 +315,7 @@ async def test_values_of_other_servers_become_those_of_ours():
     async with chatting() as engine:
         service = make_app({"a": engine}).state.service
         params = CompletionBody(**asked)
-        made = (await params.asked(service))[0].params
+        made = (await read_completion(params, service))[0].params
 
     assert (made.repeat_penalty, made.penalty_last_n) == (1.5, None)
     assert (made.temperature, made.top_p, made.top_k) == (0, 1, 0)
@@ -332,7 +331,8 @@ async def test_defaults_of_the_model_file_win_over_those_of_the_dialect():
     async with chatting() as engine:
         config = ServeConfig(defaults={"from_model": True})
         service = make_app({"a": engine}, config).state.service
-        made = (await CompletionBody(prompt="a").asked(service))[0].params
+        body = CompletionBody(prompt="a")
+        made = (await read_completion(body, service))[0].params
 
     assert made.model_fields_set == {"from_model", "max_tokens"}
 

@@ -8,13 +8,12 @@ import anyio
 import httpx
 import pytest
 
-from pyllama_raw import SchedulerConfig
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import ServeConfig, make_app
-from pyllama_raw.serve.keys import ADMIN, VARIABLE
-from pyllama_raw.serve.limits import Bucket, Places
+from pyllama_raw.serve.keys import ADMIN, VARIABLE, Bucket
+from pyllama_raw.serve.service import retry_s
 from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting
 
@@ -210,15 +209,13 @@ def test_the_wait_for_a_place_is_the_engine_s_own_estimate():
     """
     That of the first engine with a slot, in whole seconds: one at least, sixty at most.
     """
-    options = SimpleNamespace(scheduler=SchedulerConfig())
-    info = SimpleNamespace(n_slots=2, config=options)
     waits = [[None], [0.0], [3.2], [70.0], [3.2, 2.0]]
-    found = [
-        Places([SimpleNamespace(info=info, queue_s=s) for s in each]).retry_s()
-        for each in waits
+    seconds = [
+        retry_s([SimpleNamespace(queue_s=wait) for wait in engines])
+        for engines in waits
     ]
 
-    assert found == [1, 1, 4, 60, 2]
+    assert seconds == [1, 1, 4, 60, 2]
 
 
 async def test_browsers_of_other_origins_are_let_in_by_option():

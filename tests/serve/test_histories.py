@@ -6,9 +6,12 @@ import httpx
 import pytest
 
 from pyllama_raw.serve import ServeConfig, make_app
-from pyllama_raw.serve.messages.body import MessagesBody
-from pyllama_raw.serve.responses.body import ResponsesBody
+from pyllama_raw.serve.messages import MessagesBody
+from pyllama_raw.serve.messages import read as read_messages
+from pyllama_raw.serve.responses import ResponsesBody
+from pyllama_raw.serve.responses import read as read_responses
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
+from tests.serve.support import request_of
 
 pytestmark = pytest.mark.anyio
 
@@ -266,7 +269,7 @@ async def test_what_the_user_says_now_is_refused(path, body, param):
     assert failure["error"]["param"] == param
 
 
-def test_a_short_text_stands_for_what_is_not_known():
+async def test_a_short_text_stands_for_what_is_not_known():
     """
     It has the kind, and the name if there is one.
     """
@@ -280,19 +283,20 @@ def test_a_short_text_stands_for_what_is_not_known():
     ]  # fmt: skip
     items = [USER, {"type": "web_search_call"}, ODD, USER]
 
-    told = MessagesBody(messages=messages).chat()
-    said = ResponsesBody(input=items).chat()
+    body = MessagesBody(messages=messages)
+    of_messages, _ = await request_of(read_messages, body)
+    of_items, left_out = await request_of(read_responses, ResponsesBody(input=items))
 
-    assert [m["content"] for m in told.messages] == [
+    assert [m["content"] for m in of_messages.prompts[0]] == [
         "Hi", "[server_tool_use: web_search]", "[tool_reference: T]",
     ]  # fmt: skip
-    assert [(m["role"], m["content"]) for m in said.messages] == [
+    assert [(m["role"], m["content"]) for m in of_items.prompts[0]] == [
         ("user", "Hi"),
         ("assistant", "[web_search_call]"),
         ("user", "[thing_of_tomorrow]"),
         ("user", "Hi"),
     ]
-    assert said.left_out == {"web_search_call": 1, "other": 1}
+    assert left_out == {"web_search_call": 1, "other": 1}
 
 
 async def test_answers_of_other_servers_stay_in_a_chat():
@@ -338,12 +342,12 @@ async def test_functions_among_items_join_the_tools():
     function = {"type": "function", "name": "extra", "parameters": SCHEMA}
     given = {"type": "additional_tools", "tools": [function, {"type": "custom"}]}
     body = ResponsesBody(input=[given, USER])
-    chat = body.chat()
 
-    (tool,) = body.calling(chat)["tools"]
+    request, left_out = await request_of(read_responses, body)
 
+    (tool,) = request.options["tools"]
     assert tool["function"]["name"] == "extra"
-    assert chat.left_out == {"custom": 1}
+    assert left_out == {"custom": 1}
 
 
 async def test_a_role_that_stays_refused_is_said_in_the_words_that_agents_look_for():

@@ -9,7 +9,7 @@ import pytest
 
 from pyllama_raw import Generation
 from pyllama_raw.serve import ServeConfig, make_app
-from pyllama_raw.serve.exchange import Exchange
+from pyllama_raw.serve.service import Exchange
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
 from tests.loops import anyio_backend  # noqa: F401
@@ -101,7 +101,7 @@ async def test_nothing_is_left_of_clients_that_leave(n, anyio_backend_name):
 
     assert (stats.running, stats.waiting) == (0, 0)
     assert stats.finished["cancelled"] == stats.submitted == n * len(LEAVES)
-    assert service.places.n_open == service.places_of["a"].n_open == 0
+    assert service.n_open == 0
     assert executor.opened == set()
     assert alive == []
 
@@ -164,7 +164,7 @@ async def test_a_client_that_never_reads_is_taken_for_gone():
             await app(scope_of(len(body)), receive, send)
             await until(lambda: n_cancelled(engine) == 1)
 
-    assert app.state.service.places.n_open == 0
+    assert app.state.service.n_open == 0
 
 
 def scope_of(n_bytes):

@@ -8,9 +8,8 @@ from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import ServeConfig, make_app
-from pyllama_raw.serve.native.body import NativeCompletionBody
-from pyllama_raw.serve.openai.chat import ChatBody
-from pyllama_raw.serve.openai.completions import CompletionBody
+from pyllama_raw.serve.llamacpp import NativeCompletionBody
+from pyllama_raw.serve.openai import ChatBody, CompletionBody
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import chatting

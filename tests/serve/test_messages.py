@@ -8,11 +8,12 @@ import httpx
 import pytest
 
 from pyllama_raw.serve import make_app
-from pyllama_raw.serve.messages.body import MessagesBody
+from pyllama_raw.serve.messages import MessagesBody, read
 from tests.limits import LIMIT_S
 from tests.media.files import image_file
 from tests.replying import TOOL, reply_engine
 from tests.serve.agent_clients import joined_message, message_events, messaging
+from tests.serve.support import request_of
 from tests.serve.test_openai_native import seeing
 
 pytestmark = pytest.mark.anyio
@@ -131,7 +132,7 @@ async def test_a_call_that_was_cut_has_what_came():
         ),
     ],
 )
-def test_choices_of_tools_are_those_of_the_engine(choice, options):
+async def test_choices_of_tools_are_those_of_the_engine(choice, options):
     """
     Tools that a server would run are left out.
     """
@@ -140,10 +141,15 @@ def test_choices_of_tools_are_those_of_the_engine(choice, options):
 
     function = {"name": "weather", "parameters": FUNCTION["parameters"]}
     wanted = {"type": "function", "function": function}
-    assert body.calling() == {"tools": [wanted], **options}
+    request, _ = await request_of(read, body)
+    names = ("tools", "tool_choice", "parallel_tool_calls")
+    assert {n: v for n, v in request.options.items() if n in names} == {
+        "tools": [wanted],
+        **options,
+    }
 
 
-def test_blocks_become_the_messages_of_a_template():
+async def test_blocks_become_the_messages_of_a_template():
     """
     Results come before what the user says with them, and those of errors say so.
     """
@@ -160,10 +166,10 @@ def test_blocks_become_the_messages_of_a_template():
             {"role": "user", "content": [said, result | {"is_error": True}]},
         ],
     )
-    chat = body.chat()
+    request, _ = await request_of(read, body)
 
     function = {"name": "weather", "arguments": {"city": "Öl"}}
-    assert chat.messages == [
+    assert request.prompts[0] == [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Rain?"},
         {
@@ -175,7 +181,7 @@ def test_blocks_become_the_messages_of_a_template():
         {"role": "tool", "content": "Error: none", "tool_call_id": "1"},
         {"role": "user", "content": "I see."},
     ]
-    assert chat.origins == [
+    assert request.origins == [
         *("system", "messages[0]", "messages[1]"),
         *("messages[2].content[1]", "messages[2]"),
     ]

@@ -6,6 +6,7 @@ import pytest
 from pyllama_raw.serve import make_app
 from pyllama_raw.serve.body import ServedBody
 from pyllama_raw.serve.config import ServeConfig
+from pyllama_raw.serve.service import Service
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
 from tests.loops import anyio_backend  # noqa: F401
@@ -55,7 +56,7 @@ async def test_there_is_no_room_before_the_body_is_read(anyio_backend_name):
 
 async def test_a_full_model_does_not_stand_in_the_way_of_another(anyio_backend_name):
     """
-    Each has places of its own, which are counted once it is known which one is asked.
+    The engine of each counts requests, and refuses those that find no place in its queue.
     """
     steps = HeldSteps()
     with anyio.fail_after(LIMIT_S):
@@ -98,13 +99,13 @@ async def test_a_client_says_how_long_it_waits_for_a_slot(anyio_backend_name):
     assert b'"finish_reason":"length"' in text
 
 
-def test_a_service_has_limits_of_time_for_those_who_name_none():
+async def test_a_service_has_limits_of_time_for_those_who_name_none():
     """
     What a request says wins.
     """
-    config = ServeConfig(deadline_s=9.0, max_wait_s=2.0)
+    service = Service({}, ServeConfig(deadline_s=9.0, max_wait_s=2.0))
 
-    given = ServedBody(max_wait_s=5.0).served(config)
+    options = ServedBody(max_wait_s=5.0).served(service)
 
-    assert given == {"deadline_s": 9.0, "max_wait_s": 5.0}
-    assert ServedBody().served(ServeConfig()) == {}
+    assert options == {"deadline_s": 9.0, "max_wait_s": 5.0}
+    assert ServedBody().served(Service({}, ServeConfig())) == {}

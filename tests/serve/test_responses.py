@@ -5,12 +5,12 @@ import openai
 import pytest
 
 from pyllama_raw.serve import make_app
-from pyllama_raw.serve.responses.body import ResponsesBody
+from pyllama_raw.serve.responses import ResponsesBody, read
 from tests.limits import LIMIT_S
 from tests.replying import TOOL, reply_engine
 from tests.serve.agent_clients import items_of, joined_response, response_events
 from tests.serve.clients import talking
-from tests.serve.support import chatting
+from tests.serve.support import chatting, request_of
 
 pytestmark = pytest.mark.anyio
 
@@ -150,7 +150,7 @@ async def test_nothing_is_kept():
     assert (whole.output_text, whole.store) == ("Yes.", False)
 
 
-def test_items_become_the_messages_of_a_template():
+async def test_items_become_the_messages_of_a_template():
     """
     What an assistant thinks, says and calls in a turn is one message.
     """
@@ -173,10 +173,10 @@ def test_items_become_the_messages_of_a_template():
             {"role": "user", "content": "And now?"},
         ],
     )
-    chat = body.chat()
+    request, _ = await request_of(read, body)
 
     function = {"name": "weather", "arguments": "{}"}
-    assert chat.messages == [
+    assert request.prompts[0] == [
         {"role": "system", "content": "Be kind."},
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "Rain?"},
@@ -193,7 +193,7 @@ def test_items_become_the_messages_of_a_template():
         {"role": "assistant", "content": "I see.", "reasoning_content": "Hm."},
         {"role": "user", "content": "And now?"},
     ]
-    assert chat.origins[:3] == ["instructions", "input[0]", "input[1]"]
+    assert request.origins[:3] == ["instructions", "input[0]", "input[1]"]
 
 
 @pytest.mark.parametrize(
@@ -212,13 +212,14 @@ def test_items_become_the_messages_of_a_template():
         ),
     ],
 )
-def test_choices_of_functions_are_those_of_the_engine(choice, wanted):
+async def test_choices_of_functions_are_those_of_the_engine(choice, wanted):
     """
     With those functions only that are allowed.
     """
     tools = [FUNCTION, FUNCTION | {"name": "other"}]
     body = ResponsesBody(input="a", tools=tools, tool_choice=choice)
-    options = body.calling()
+    request, _ = await request_of(read, body)
+    options = request.options
 
     n_tools = 1 if isinstance(choice, dict) and "tools" in choice else 2
     found = options.get("tool_choice", "auto")

@@ -7,9 +7,10 @@ import jsonschema
 import pytest
 
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig
+from pyllama_raw.serve import messages, responses
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.messages.body import MessagesBody
-from pyllama_raw.serve.responses.body import ResponsesBody
+from pyllama_raw.serve.messages import MessagesBody
+from pyllama_raw.serve.responses import ResponsesBody
 from pyllama_raw.serve.service import Service
 from scripts.llama_server import with_template
 from tests.replying import TEMPLATE, TOOL
@@ -23,6 +24,7 @@ from tests.serve.agent_clients import (
 )
 from tests.serve.clients import talking
 from tests.serve.sessions import claude_code, codex
+from tests.serve.support import request_of
 from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -41,14 +43,14 @@ def session_engine(tmp_path, name: str = "llama"):
     return AsyncEngine.open(model, EngineConfig(context=context))
 
 
-async def prompts_of(engine, bodies, kind):
+async def prompts_of(engine, bodies, dialect, kind):
     """The tokens of each prompt, and what they begin with that the one before has, too."""
     service = Service({"a": engine}, ServeConfig())
     prompts = []
     for body in bodies:
         given = {name: value for name, value in body.items() if name != "extra_body"}
-        asked = await kind(**given).asked(service)
-        prompts.append(await engine.tokenize(asked.prompts[0], **asked.of_chat))
+        request = await dialect.read(kind(**given), service)
+        prompts.append(await engine.tokenize(request.prompts[0], **request.of_chat))
     return [
         sum(1 for _ in takewhile(lambda p: p[0] == p[1], zip(a, b, strict=False)))
         for a, b in pairwise(prompts)
@@ -65,7 +67,7 @@ async def test_claude_code_reuses_what_it_said_before(tmp_path):
             events = await message_events(client, **body)
             usage = events[-2].usage
             cached.append(usage.cache_read_input_tokens)
-        common = await prompts_of(engine, claude_code(), MessagesBody)
+        common = await prompts_of(engine, claude_code(), messages, MessagesBody)
 
     shares = [n / of for n, of in zip(cached[1:], common, strict=True)]
     assert all(share >= LEAST for share in shares), shares
@@ -81,7 +83,7 @@ async def test_codex_reuses_what_it_said_before(tmp_path):
         for body in codex():
             whole = await client.responses.create(model="a", **body)
             cached.append(whole.usage.input_tokens_details.cached_tokens)
-        common = await prompts_of(engine, codex(), ResponsesBody)
+        common = await prompts_of(engine, codex(), responses, ResponsesBody)
 
     shares = [n / of for n, of in zip(cached[1:], common, strict=True)]
     assert all(share >= LEAST for share in shares), shares
@@ -98,9 +100,9 @@ async def test_marks_are_points_where_memory_cannot_be_cut(tmp_path):
     for name in ("lfm2", "llama"):
         async with session_engine(tmp_path, name) as engine:
             service = Service({"a": engine}, ServeConfig())
-            asked = await MessagesBody(**given).asked(service)
-            tokens = await engine.tokenize(asked.prompts[0], **asked.of_chat)
-            points = asked.options.get("cache_points", ())
+            request = await messages.read(MessagesBody(**given), service)
+            tokens = await engine.tokenize(request.prompts[0], **request.of_chat)
+            points = request.options.get("cache_points", ())
             prefixes = [tokens[:point] for point in points]
             found[name] = [await engine.detokenize(p, special=True) for p in prefixes]
 
@@ -109,18 +111,19 @@ async def test_marks_are_points_where_memory_cannot_be_cut(tmp_path):
     assert found["lfm2"][1].rstrip().endswith("gitStatus: M file0.py<|im_end|>")
 
 
-def test_the_line_of_bills_is_a_constant():
+async def test_the_line_of_bills_is_a_constant():
     """
     Where it is the first of a block of the system prompt, and nowhere else.
     """
     first, second, *_ = list(claude_code())
-    chats = [
-        MessagesBody(system=body["system"], messages=first["messages"]).chat()
-        for body in (first, second)
-    ]
+    chats = []
+    for body in (first, second):
+        kept = MessagesBody(system=body["system"], messages=first["messages"])
+        request, _ = await request_of(messages.read, kept)
+        chats.append(request.prompts[0])
 
-    assert chats[0].messages == chats[1].messages
-    assert "cch=" not in str(chats[0].messages)
+    assert chats[0] == chats[1]
+    assert "cch=" not in str(chats[0])
 
 
 async def test_streams_of_a_model_are_the_whole_answers(tmp_path):

@@ -8,10 +8,9 @@ import pytest
 from pyllama_raw import AsyncEngine
 from pyllama_raw.errors import EngineStalled, QueueFull
 from pyllama_raw.serve import ServeConfig, make_app
-from pyllama_raw.serve.exchange import Exchange
 from pyllama_raw.serve.failures import failure_of
 from pyllama_raw.serve.keys import ADMIN, MONITOR, Key
-from pyllama_raw.serve.service import Service
+from pyllama_raw.serve.service import Exchange, Service
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from scripts.service_clients import Clients
 from tests.engine.support import HeldSteps

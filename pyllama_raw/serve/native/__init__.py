@@ -1,1 +1,0 @@
-"""The dialect of llama.cpp's server: `/completion` and `/infill`."""

@@ -1,0 +1,652 @@
+"""
+OpenAI's API: `/v1/chat/completions`, the words that its answers have in common with others, and
+`/v1/completions`.
+
+In: ChatBody and CompletionBody. Meaning: read_chat() and read_completion(). Out: ChatCodec and
+CompletionCodec.
+
+Rules:
+1. A token that is no whole UTF-8 is told with escapes, because JSON has no bytes.
+2. The log-probabilities of a prompt are known at the end. So an answer that begins with them
+   comes in one event, also in a stream.
+"""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from time import time
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from uuid import uuid4
+
+from fastapi import FastAPI
+from pydantic import Field, Strict
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from pyllama_raw import AsyncEngine, Delta, FinishReason, Prompt, Result
+from pyllama_raw.replies.parts import CallDelta, Content
+from pyllama_raw.results import Operation, TokenLogprobs
+from pyllama_raw.serve import fields
+from pyllama_raw.serve.answer import STREAMED, TextAnswer, TextRequest
+from pyllama_raw.serve.body import NO_LIMIT, Items, Limit, TextBody
+from pyllama_raw.serve.codec import DONE, event, timings
+from pyllama_raw.serve.conversation import (
+    NAMES,
+    OF_MESSAGES,
+    ChatMessage,
+    ChatTurns,
+    ConversationBody,
+    chat_request,
+    chat_variables,
+    finish_chat,
+    tool_call,
+    tool_options,
+)
+from pyllama_raw.serve.failures import JSON, Failure, refused
+from pyllama_raw.serve.service import ServedModel, Service
+
+T = TypeVar("T")
+Several = Annotated[list[T], Field(min_length=1, fail_fast=True)]
+TokenIds = Several[Annotated[int, Strict()]]
+GAP = ("prefix", "suffix", "middle")
+LEAST = -9999.0  # JSON has no infinity
+
+
+def routes(app: FastAPI, service: Service) -> None:
+    """Add the endpoints."""
+
+    @app.post("/v1/chat/completions", tags=["chat"], responses=STREAMED)
+    @app.post("/chat/completions", include_in_schema=False)
+    async def chat(body: ChatBody) -> Response:
+        """Go on with a chat."""
+        request = await read_chat(body, service)
+        prompt = (await request.texts())[0] if body.verbose else None
+        has_alias = service.config.reasoning_alias
+        codec = ChatCodec(request, body, prompt, has_alias=has_alias)
+        return TextAnswer(service, request, codec)
+
+    @app.post("/v1/chat/completions/input_tokens", tags=["chat"])
+    @app.post("/chat/completions/input_tokens", include_in_schema=False)
+    async def chat_tokens(body: ChatBody) -> Response:
+        """Count the tokens that a chat has as a prompt."""
+        n_tokens = await (await read_chat(body, service)).count()
+        return JSON({"object": "response.input_tokens", "input_tokens": n_tokens})
+
+    @app.post("/v1/completions", tags=["completions"], responses=STREAMED)
+    async def completions(body: CompletionBody) -> Response:
+        """Go on with texts."""
+        request, echoes = await read_completion(body, service)
+        codec = CompletionCodec(request, body, echoes)
+        return TextAnswer(service, request, codec)
+
+
+# -- chats -------------------------------------------------------------------------------
+
+
+class ChatBody(ConversationBody):
+    """A chat that is to go on."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    """Messages; an answer that has begun may be the last one, and goes on."""
+    max_completion_tokens: Limit | None = None
+    """The newer name of max_tokens."""
+    logprobs: bool | None = None
+    """Whether each token has its log-probability."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Likely tokens that are listed with each token, if there are logprobs."""
+    tools: Items[dict[str, Any]] | None = None
+    """Functions that the model may call."""
+    tool_choice: str | dict[str, Any] | None = None
+    """
+    "auto": the model decides; "none", "required", the function that it must call, or the
+    `allowed_tools`, which are all that it is told of.
+    """
+    parallel_tool_calls: bool | None = None
+    """Whether one answer may call several functions, which it may unless this is false."""
+    parse_tool_calls: bool | None = None
+    """False: the text stays as the model writes it, with calls and reasoning in it."""
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
+    """"none": reasoning stays in the content, otherwise it is `reasoning_content`."""
+    reasoning_effort: str | None = None
+    """A variable of the chat template; "none" also asks it for no reasoning."""
+    reasoning: dict[str, Any] | None = None
+    """`effort`, and `enabled`: whether the template lets the model think."""
+    thinking: bool | dict[str, Any] | None = None
+    """Whether the template lets the model think; as an object, by its `type`."""
+    add_generation_prompt: bool | None = None
+    """Whether the template asks for an answer, which it does unless one has begun."""
+    continue_final_message: bool | None = None
+    """Whether the last message is to go on, which is so if it is the assistant's."""
+
+    verbose: bool = False
+    """Whether a whole answer tells the prompt as the model gets it, in `__verbose`."""
+
+
+async def read_chat(body: ChatBody, service: Service) -> TextRequest:
+    """The request of *body*. Raises Failure and Unsupported."""
+    model = service.find(body.model, Operation.GENERATE)
+    service.check_outputs(model, 1, body.n)
+    read = partial(_read_chat, body, model, service)
+    return await finish_chat(*await service.read_body(read), service)
+
+
+def _read_chat(
+    body: ChatBody, model: ServedModel, service: Service
+) -> tuple[ChatTurns, TextRequest]:
+    """The chat of *body*, and its request but for images and sounds."""
+    # Fields that fit other fields only.
+    if body.top_logprobs and not body.logprobs:
+        raise refused("top_logprobs", "it needs logprobs: true")
+    last = body.messages[-1]
+    has_begun = last["role"] == "assistant" and bool(last.get("content"))
+    if body.continue_final_message not in (None, has_begun):
+        reason = "the last message goes on if it is the assistant's"
+        raise refused("continue_final_message", reason, "unsupported")
+    if body.add_generation_prompt and has_begun:
+        reason = "the assistant has begun an answer, which goes on"
+        raise refused("add_generation_prompt", reason, "unsupported")
+
+    # Templates print functions only, so a call of a custom tool becomes one of a function.
+    for message in body.messages:
+        calls: Any = message.get("tool_calls")
+        if isinstance(calls, list):
+            calls[:] = map(_as_function, calls)
+    tools = tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
+
+    # Whether and how hard the model thinks is said in three ways.
+    effort, thinks = body.reasoning_effort, None
+    if isinstance(body.thinking, dict):
+        thinks = body.thinking.get("type", "enabled") not in ("disabled", False)
+    elif body.thinking is not None:
+        thinks = body.thinking
+    if body.reasoning is not None:
+        effort, thinks = _reasoning_of(body.reasoning, effort, thinks)
+    asks = body.add_generation_prompt
+    variables = chat_variables(body, effort, thinks=thinks, asks=asks)
+
+    # Fields of SamplingParams that have other names here.
+    sampling: dict[str, Any] = {}
+    is_as_written = body.reasoning_format == "none" and not body.tools
+    if is_as_written or body.parse_tool_calls is False:
+        sampling["special"] = True
+    if body.max_completion_tokens is not None:
+        sampling["max_tokens"] = body.max_completion_tokens
+    if body.logprobs:
+        sampling["logprobs"] = body.top_logprobs or 0
+
+    names = dict.fromkeys(OF_MESSAGES, "messages") | NAMES
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    chat = ChatTurns(body.messages)
+    return chat, chat_request(
+        body,
+        chat,
+        model,
+        service,
+        tools=tools,
+        variables=variables,
+        names=names,
+        **sampling,
+    )
+
+
+def _reasoning_of(
+    reasoning: dict[str, Any], effort: Any, thinks: bool | None
+) -> tuple[Any, bool | None]:
+    """The effort, and whether the model thinks, by OpenRouter's object. Raises Failure."""
+    for name, value in reasoning.items():
+        if name == "effort":
+            effort = effort or value
+        elif name in ("enabled", "enable"):
+            thinks = bool(value)
+        elif value and name not in ("summary", "generate_summary"):
+            raise refused(f"reasoning.{name}", fields.NOT_DONE, "unsupported")
+    return effort, thinks
+
+
+def _as_function(call: Any) -> Any:
+    """The *call* of a custom tool as that of a function; any other stays as it is."""
+    custom = call.get("custom") if isinstance(call, dict) else None
+    if not isinstance(custom, dict) or call.get("type") != "custom":
+        return call
+    arguments = {"input": custom.get("input")}
+    return tool_call(call.get("id"), custom.get("name"), arguments)
+
+
+class ChatCodec:
+    """Writes the answer to a chat: content, reasoning and calls of tools."""
+
+    def __init__(
+        self,
+        request: TextRequest,
+        body: ChatBody,
+        prompt: str | None,
+        *,
+        has_alias: bool,
+    ) -> None:
+        """
+        Args:
+            prompt: the prompt as the model gets it, if the answer tells it.
+            has_alias: the reasoning is told under both of its names.
+        """
+        kind = "chat.completion.chunk" if request.streams else "chat.completion"
+        self._chunks = Chunks("chatcmpl", kind, request, body)
+        self._n = request.params.n
+        names = ("reasoning_content", "reasoning")[: 1 + has_alias]
+        is_apart = body.reasoning_format != "none"
+        self._reasoning = names if is_apart else ("content",)
+        self._lists = request.params.logprobs is not None
+        self._verbose = {} if prompt is None else {"__verbose": {"prompt": prompt}}
+
+    def begin(self, n_prompt: int) -> bytes:  # noqa: ARG002
+        """The role of each output."""
+        choice = b'"delta":{"role":"assistant","content":null},"finish_reason":null'
+        return b"".join(self._chunks.frame(index, choice) for index in range(self._n))
+
+    def delta(self, prompt: int, delta: Delta) -> bytes:  # noqa: ARG002 - there is one
+        """The new parts; log-probabilities are those of all tokens since the last ones."""
+        # A token that has no text yet has its log-probability, and an object of its own for it.
+        objects = [*_objects_of(delta, self._reasoning)]
+        logprobs = b""
+        if self._lists and delta.logprobs:
+            logprobs = b'"logprobs":%b,' % to_json(chat_logprobs(delta.logprobs))
+            objects = objects or [{}]
+        frames = []
+        for value in objects:
+            choice = b'"delta":%b,%b"finish_reason":null' % (to_json(value), logprobs)
+            frames.append(self._chunks.frame(delta.index, choice))
+            logprobs = b""  # once
+        return b"".join(frames)
+
+    def ended(self, prompt: int, result: Result) -> bytes:  # noqa: ARG002
+        """Why an output ended."""
+        choice = b'"delta":{},' + to_json(reason_of(result))[1:-1]
+        return self._chunks.frame(result.index, choice)
+
+    def failed(self, failure: Failure) -> bytes:
+        """An error after the answer began."""
+        return event(failure.body())
+
+    def done(self, results: Sequence[Sequence[Result]]) -> bytes:
+        """The counts of tokens, if they are asked for, and the end."""
+        return self._chunks.done(results)
+
+    def whole(self, results: Sequence[Sequence[Result]]) -> dict[str, Any]:
+        """The answer at once."""
+        choices = [
+            {
+                "index": result.index,
+                "message": _message_of(result, self._reasoning),
+                "logprobs": chat_logprobs(result.logprobs) if self._lists else None,
+                **reason_of(result),
+            }
+            for result in results[0]
+        ]
+        return self._chunks.answer(choices, results) | self._verbose
+
+
+def _objects_of(delta: Delta, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """
+    Objects `delta` of a stream, one for each part.
+
+    The name of a call comes once and before its arguments, because clients add texts up.
+
+    Args:
+        names: of fields that have the reasoning.
+    """
+    if not delta.parts and delta.text:  # it is not taken apart
+        yield {"content": delta.text}
+    for part in delta.parts:
+        if not isinstance(part, CallDelta):
+            is_content = isinstance(part, Content)
+            yield dict.fromkeys(("content",) if is_content else names, part.text)
+            continue
+        # A call begins with its name, and its arguments come bit by bit.
+        if part.name is not None:
+            call = tool_call(part.id, part.name, "")
+            yield {"tool_calls": [{"index": part.index, **call}]}
+        if part.arguments:
+            call = {"index": part.index, "function": {"arguments": part.arguments}}
+            yield {"tool_calls": [call]}
+
+
+def _message_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
+    """The message of an answer; *names* are those of fields that have the reasoning."""
+    message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
+    if result.reasoning:
+        message |= dict.fromkeys(names, result.reasoning)
+    message["content"] += result.text
+    # Clients want no empty text beside calls.
+    if result.tool_calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [
+            tool_call(call.id, call.name, call.arguments) for call in result.tool_calls
+        ]
+    return message
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """`logprobs` of a choice of a chat."""
+    content = []
+    for entry in entries:
+        tops = zip(entry.top_pieces, entry.top, strict=True)
+        top = [_entry(piece, logprob) for piece, (_, logprob) in tops]
+        token = _entry(entry.piece, entry.logprob)
+        content.append(token | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _entry(piece: bytes, logprob: float) -> dict[str, Any]:
+    logprob = max(logprob, LEAST)
+    return {"token": _name(piece), "logprob": logprob, "bytes": list(piece)}
+
+
+# -- words of both -----------------------------------------------------------------------
+
+
+class Chunks:
+    """
+    Frames and objects of one answer. The prefix, which all have in common, is rendered once.
+
+    Args:
+        kind: of the object, such as "chat.completion.chunk".
+        body: says whether a stream ends with the counts of tokens.
+    """
+
+    def __init__(
+        self, prefix: str, kind: str, request: TextRequest, body: TextBody
+    ) -> None:
+        self._head = {
+            "id": f"{prefix}-{uuid4().hex}",
+            "object": kind,
+            "created": int(time()),
+            "model": request.model.name,
+        }
+        options = body.stream_options
+        self._with_usage = options is not None and options.include_usage
+        self._before = b"data: %b" % to_json(self._head)[:-1] + b',"choices":[{"index":'
+        self._after = b'}],"usage":null}\n\n' if self._with_usage else b"}]}\n\n"
+
+    def frame(self, index: int, choice: bytes) -> bytes:
+        """An event with one choice, whose other fields are in *choice*."""
+        return b"%b%d,%b%b" % (self._before, index, choice, self._after)
+
+    def done(self, results: Sequence[Sequence[Result]]) -> bytes:
+        """The counts of tokens, if they are asked for, and the end."""
+        return event(self.answer([], results)) + DONE if self._with_usage else DONE
+
+    def answer(
+        self, choices: list[dict[str, Any]], results: Sequence[Sequence[Result]]
+    ) -> dict[str, Any]:
+        """An object with *choices*, the counts of all outputs, and times of the first one."""
+        outputs = [result for of_prompt in results for result in of_prompt]
+        # The outputs of a prompt share its tokens.
+        n_prompt = sum(of_prompt[0].usage.prompt_tokens for of_prompt in results)
+        n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
+        n_output = sum(result.usage.completion_tokens for result in outputs)
+        n_reasoning = sum(result.usage.reasoning_tokens for result in outputs)
+        usage = {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_output,
+            "total_tokens": n_prompt + n_output,
+            "prompt_tokens_details": {"cached_tokens": n_cached},
+            "completion_tokens_details": {"reasoning_tokens": n_reasoning},
+        }
+        times = timings(outputs[0], outputs[0].usage.completion_tokens)
+        return self._head | {"choices": choices, "usage": usage, "timings": times}
+
+
+def reason_of(result: Result) -> dict[str, Any]:
+    """The end of an output in the words that clients know, and in ours if there are none."""
+    if result.finish_reason is FinishReason.STOP:
+        return {"finish_reason": "tool_calls" if result.calls_tools else "stop"}
+    reason = {"finish_reason": "length"}  # all others cut the text
+    if result.finish_reason is not FinishReason.LENGTH:
+        reason["x_finish"] = str(result.finish_reason)
+    return reason
+
+
+def _name(piece: bytes) -> str:
+    return piece.decode(errors="backslashreplace")
+
+
+# -- completions -------------------------------------------------------------------------
+
+
+class CompletionBody(TextBody):
+    """Prompts that are to go on."""
+
+    rules: ClassVar[fields.Rules] = fields.COMPLETIONS
+
+    prompt: str | TokenIds | Several[str] | Several[TokenIds]
+    """A text or token ids, or a list of them."""
+    n_predict: Limit | None = None
+    """llama.cpp's name of max_tokens, which wins; -1: what is left of the context."""
+    echo: bool | None = None
+    """Whether the prompt comes before the output; with max_tokens 0, alone."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Likely tokens that are listed with each token."""
+    best_of: int | None = None
+    """As many as n, if it is given."""
+    suffix: str | None = None
+    """The text behind the output, of models that can fill gaps."""
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ARG002
+        """Take n_predict for max_tokens."""
+        if self.max_tokens is None and self.n_predict not in NO_LIMIT:
+            self.max_tokens = self.n_predict
+
+
+class Echo(NamedTuple):
+    """The part of an answer that repeats its prompt; nothing without echo."""
+
+    text: str = ""
+    first: bytes | None = None  # the bytes of its first token
+
+
+async def read_completion(
+    body: CompletionBody, service: Service
+) -> tuple[TextRequest, Sequence[Echo]]:
+    """The request of *body*, and an echo of each prompt. Raises Failure and PyllamaError."""
+    model = service.find(body.model, Operation.GENERATE)
+    if body.best_of not in (None, body.n or 1):
+        reason = "outputs are not compared: give n, or the same number"
+        raise refused("best_of", reason, "unsupported")
+    is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+    texts: Any = [body.prompt] if is_one else body.prompt
+    service.check_texts("prompt", len(texts))
+    service.check_outputs(model, len(texts), body.n)
+
+    # The scores of the prompt come with the echo. The engine makes one token at least.
+    sampling: dict[str, Any] = {}
+    if body.logprobs is not None:
+        sampling["logprobs"] = body.logprobs
+    if body.echo:
+        sampling["prompt_logprobs"] = body.logprobs
+        if body.max_tokens == 0:
+            sampling["max_tokens"] = 1
+    names = body.form.names
+    params = body.params(model, service, names, **sampling)
+
+    engine = model.engine
+    prompts: list[Prompt] = []
+    echoes: list[Echo] = []
+    for text in texts:
+        prompt, echo = text, Echo()
+        # Text on both sides: the model fills the gap between them.
+        if body.suffix:
+            prompt = await _gap(engine, text, body.suffix, has_echo=bool(body.echo))
+        # The tokens that are computed are those that are told.
+        elif body.echo:
+            prompt = await engine.tokenize(text)
+            is_text = isinstance(text, str)
+            repeated = text if is_text else await engine.detokenize(prompt)
+            echo = Echo(repeated, (await engine.pieces(prompt[:1]))[0])
+        prompts.append(prompt)
+        echoes.append(echo)
+    options, streams = body.options(model, service), bool(body.stream)
+    request = TextRequest(model, tuple(prompts), params, options, streams, names)
+    return request, echoes
+
+
+async def _gap(
+    engine: AsyncEngine, prompt: Any, suffix: str, *, has_echo: bool
+) -> list[int]:
+    """The tokens that ask for the text between *prompt* and *suffix*."""
+    vocab = engine.info.vocab
+    if not {*GAP} <= vocab.fill.keys() or has_echo or not isinstance(prompt, str):
+        reason = "it goes with models that have tokens for gaps, and without echo"
+        raise refused("suffix", reason, "unsupported")
+    tokens = [vocab.bos.token_id] if vocab.adds_bos and vocab.bos else []
+    for name, text in zip(GAP, (prompt, suffix, ""), strict=True):
+        of_text = await engine.tokenize(text, add_special=False, parse_special=False)
+        tokens += [vocab.fill[name].token_id, *of_text]
+    return tokens
+
+
+class CompletionCodec:
+    """
+    Writes the answer to a completion. Choices count the outputs of all prompts.
+
+    Args:
+        echoes: of each prompt.
+    """
+
+    def __init__(
+        self, request: TextRequest, body: CompletionBody, echoes: Sequence[Echo]
+    ) -> None:
+        self._chunks = Chunks("cmpl", "text_completion", request, body)
+        self._n = request.params.n
+        self._echoes, self._has_output = echoes, body.max_tokens != 0
+        self._lists = request.params.logprobs is not None
+        scores = request.params.prompt_logprobs is not None
+        self._waits = scores or not self._has_output
+        self._unsaid = [echo.text for echo in echoes for _ in range(self._n)]
+        self._listed = [LegacyLogprobs() for _ in self._unsaid]
+        self._scores: dict[int, tuple[TokenLogprobs, ...]] = {}  # by prompt
+
+    def begin(self, n_prompt: int) -> bytes:  # noqa: ARG002
+        """Nothing: the first text says all."""
+        return b""
+
+    def delta(self, prompt: int, delta: Delta) -> bytes:
+        """The new text."""
+        if self._waits:  # all of it comes at the end
+            return b""
+        index = prompt * self._n + delta.index
+        logprobs = self._listed[index].take(delta.logprobs) if self._lists else None
+        choice = b'"text":%b,"logprobs":%b,"finish_reason":null'
+        text = to_json(self._say(index) + delta.text)
+        return self._chunks.frame(index, choice % (text, to_json(logprobs)))
+
+    def ended(self, prompt: int, result: Result) -> bytes:
+        """Why an output ended; all of it, if it waited."""
+        choice = self._choice(prompt, result)
+        # What was told as it came is not told again.
+        if not self._waits:
+            choice |= {"text": self._say(choice["index"]), "logprobs": None}
+        return self._chunks.frame(choice.pop("index"), to_json(choice)[1:-1])
+
+    def failed(self, failure: Failure) -> bytes:
+        """An error after the answer began."""
+        return event(failure.body())
+
+    def done(self, results: Sequence[Sequence[Result]]) -> bytes:
+        """The counts of tokens, if they are asked for, and the end."""
+        return self._chunks.done(self._all_without_excess(results))
+
+    def whole(self, results: Sequence[Sequence[Result]]) -> dict[str, Any]:
+        """The answer at once."""
+        choices = [
+            self._choice(prompt, result)
+            for prompt, of_prompt in enumerate(results)
+            for result in of_prompt
+        ]
+        return self._chunks.answer(choices, self._all_without_excess(results))
+
+    def _say(self, index: int) -> str:
+        text, self._unsaid[index] = self._unsaid[index], ""
+        return text
+
+    def _choice(self, prompt: int, result: Result) -> dict[str, Any]:
+        result, echo = self._without_excess(result), self._echoes[prompt]
+        logprobs, text = None, echo.text + result.text
+        if self._lists:  # only the first output has the scores of the prompt
+            scores = self._scores.setdefault(prompt, result.prompt_logprobs)
+            of_text = None if echo.first is None else text
+            entries = (*scores, *result.logprobs)
+            logprobs = LegacyLogprobs(echo.first).take(entries, of_text)
+        index = prompt * self._n + result.index
+        choice = {"index": index, "text": text, "logprobs": logprobs}
+        return choice | reason_of(result)
+
+    def _all_without_excess(
+        self, results: Sequence[Sequence[Result]]
+    ) -> list[list[Result]]:
+        return [
+            [self._without_excess(result) for result in of_prompt]
+            for of_prompt in results
+        ]
+
+    def _without_excess(self, result: Result) -> Result:
+        """*result* without the token that the engine makes where none is asked for."""
+        if self._has_output:
+            return result
+        reason, counts = FinishReason.LENGTH, replace(result.usage, completion_tokens=0)
+        return replace(result, text="", logprobs=(), finish_reason=reason, usage=counts)
+
+
+class LegacyLogprobs:
+    """
+    `logprobs` of one output of a completion, part by part.
+
+    Args:
+        first: the bytes of a first token that nothing is known of.
+    """
+
+    def __init__(self, first: bytes | None = None) -> None:
+        self._first = () if first is None else (first,)
+        self._at = 0  # characters before the next token
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def take(
+        self, entries: Sequence[TokenLogprobs], text: str | None = None
+    ) -> dict[str, Any]:
+        """
+        The next tokens.
+
+        Args:
+            text: all of it, from its beginning. A token that it does not show, such as one
+                that begins prompts, takes no room.
+        """
+        first, self._first = self._first, ()
+        pieces, nothing = [*first, *(e.piece for e in entries)], [None] * len(first)
+        return {
+            "tokens": [_name(piece) for piece in pieces],
+            "token_logprobs": nothing + [max(e.logprob, LEAST) for e in entries],
+            "top_logprobs": nothing + [_likely(entry) for entry in entries],
+            "text_offset": [self._place(piece, text) for piece in pieces],
+        }
+
+    def _place(self, piece: bytes, text: str | None) -> int:
+        """The beginning of *piece*; the next one begins behind it."""
+        at, characters = self._at, self._decoder.decode(piece)
+        for form in (
+            characters,
+            characters.removeprefix(" "),
+        ):  # some models add a blank
+            if text is None or text.startswith(form, at):
+                self._at += len(form)
+                break
+        return at
+
+
+def _likely(entry: TokenLogprobs) -> dict[str, float]:
+    """The best token of each name, and the one that is there."""
+    tops = zip(entry.top_pieces, entry.top, strict=True)
+    tokens = [(piece, logprob) for piece, (_, logprob) in tops]
+    tokens.append((entry.piece, entry.logprob))
+    return {_name(piece): max(logprob, LEAST) for piece, logprob in reversed(tokens)}

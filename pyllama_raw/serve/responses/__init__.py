@@ -1,1 +1,0 @@
-"""The dialect of OpenAI's Responses: items in and items out, and nothing is kept."""
