@@ -4,10 +4,10 @@
 // vector instruction that multiplies bytes int8_gops is 0.
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <thread>
 #include <vector>
 
@@ -26,8 +26,6 @@ constexpr int    kSums       = 10;  // independent, so that no product waits for
 constexpr long   kLoops      = 20000000;
 constexpr size_t kReadBytes  = 256u << 20;  // of a thread, beyond any cache
 constexpr int    kReadPasses = 8;
-
-using Clock = std::chrono::steady_clock;
 
 // Products of bytes, of which each is a multiplication and an addition; returns their number.
 #if defined(__AMX_INT8__) && defined(__linux__)
@@ -114,7 +112,14 @@ double reads(const uint64_t * from) {
     return double(kReadPasses) * kReadBytes;
 }
 
-// Work a second of all threads, which begin together and count as long as the last one takes.
+// CPU time of this thread, which other programs do not lengthen.
+double seconds() {
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
+// Work a second of all threads, which begin together.
 template <class Work>
 double rate(int n_threads, Work work) {
     double best = 0;
@@ -128,20 +133,20 @@ double rate(int n_threads, Work work) {
                 while (n_ready <= n_threads) {
                     std::this_thread::yield();
                 }
-                done[t] = work(t);
+                const double started = seconds();
+                done[t]              = work(t) / (seconds() - started);
             });
         }
         while (n_ready < n_threads) {
             std::this_thread::yield();
         }
-        const auto started = Clock::now();
         ++n_ready;
         double sum = 0;
         for (int t = 0; t < n_threads; ++t) {
             threads[t].join();
             sum += done[t];
         }
-        best = std::max(best, sum / std::chrono::duration<double>(Clock::now() - started).count());
+        best = std::max(best, sum);
     }
     return best;
 }
