@@ -9,20 +9,19 @@ is None, has libllama's default.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.native.kinds import (
+    FlashAttention,
+    KVType,
+    LazyMode,
+    LoadMode,
+    Pooling,
+    RopeScaling,
+    SplitMode,
+)
 from pyllama_raw.native.libllama import device_pointers, ffi, lib
-
-# The words that options have for enumerations of C, each list once for both sides.
-SplitMode = Literal["none", "layer", "row", "tensor"]
-LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"]
-LazyMode = Literal["off", "auto", "on"]
-FlashAttention = Literal["auto", "on", "off"]
-RopeScaling = Literal["model", "none", "linear", "yarn", "longrope"]
-KVType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
-Pooling = Literal["none", "mean", "cls", "last", "rank"]
-
 
 INT32_MAX = 2**31 - 1
 
