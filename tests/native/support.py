@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import numpy as np
 
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.libllama import lib, text
+from pyllama_raw.native.kernels import woven_levels
+from pyllama_raw.native.libllama import WOVEN, lib, text
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
 from tests.limits import LIMIT_S
@@ -20,6 +23,17 @@ N_THREADS = 1  # more only wait for each other on a machine that is busy
 
 # Bit-identical however the work is cut: design.md 8.
 EXACT: dict[str, Any] = {"kv_unified": False, "flash_attn": "off"}
+
+
+@contextmanager
+def best_level() -> Iterator[None]:
+    """Woven weights by the best level of this CPU, which may not be the one that was measured."""
+    assert lib.plr_woven_choose(woven_levels()[-1].encode())
+    try:
+        yield
+    finally:
+        # The environment may have chosen one for all tests.
+        assert lib.plr_woven_choose(os.environ.get(WOVEN, "auto").encode())
 
 
 def make_context(model: Model, *, n_seq_max: int = 4, **fields: Any) -> Context:

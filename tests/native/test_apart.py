@@ -13,8 +13,6 @@ import pytest
 from pyllama_raw import AsyncEngine, ConfigError, EngineConfig, SamplingParams
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.kernels import woven_levels
-from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model, quantize
 from tests.native.support import last_logits, make_context, prefill
 from tests.tiny import tiny_model
@@ -37,15 +35,7 @@ REFUSED = {
     "gemma3": ("q8_0", "kv_unified=False"),
 }
 
-pytestmark = pytest.mark.native
-
-
-@pytest.fixture(scope="module", autouse=True)
-def best_level():
-    """The best level of this CPU, which may not be the one that was measured."""
-    assert lib.plr_woven_choose(woven_levels()[-1].encode())
-    yield
-    assert lib.plr_woven_choose(b"auto")
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("at_best_level")]
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,12 @@ import pytest
 
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.kernels import woven_levels
-from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.pointers import new_bytes
 from tests.last_digits import is_usable
 from tests.native.support import (
     EXACT,
+    best_level,
     last_logits,
     make_context,
     make_prompt,
@@ -45,9 +44,8 @@ def _usable(request):
 @pytest.fixture
 def _woven():
     """The best level of woven weights that the CPU has, even if it was not measured."""
-    assert lib.plr_woven_choose(woven_levels()[-1].encode())
-    yield
-    assert lib.plr_woven_choose(b"auto")
+    with best_level():
+        yield
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:

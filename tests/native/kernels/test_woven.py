@@ -38,15 +38,7 @@ PLAIN = {"flash_attn": "off", "type_k": "f32", "type_v": "f32"}
 
 Floats = NDArray[np.float32]
 
-pytestmark = pytest.mark.native
-
-
-@pytest.fixture(scope="module", autouse=True)
-def best_level():
-    """The best level of this CPU, which may not be the one that was measured."""
-    assert lib.plr_woven_choose(LEVELS[-1].encode())
-    yield
-    assert lib.plr_woven_choose(b"auto")
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("at_best_level")]
 
 
 def taken(context) -> dict[str, int]:

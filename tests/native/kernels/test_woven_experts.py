@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from pyllama_raw.native.gguf_header import read_header
-from pyllama_raw.native.kernels import weaves, woven_levels
+from pyllama_raw.native.kernels import weaves
 from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model, quantize
 from scripts.tiny_models.gguf import write
@@ -39,15 +39,7 @@ MODELS = (
 )
 BLOCK = 32  # values of a column with one scale
 
-pytestmark = pytest.mark.native
-
-
-@pytest.fixture(scope="module", autouse=True)
-def best_level():
-    """The best level of this CPU, which may not be the one that was measured."""
-    assert lib.plr_woven_choose(woven_levels()[-1].encode())
-    yield
-    assert lib.plr_woven_choose(b"auto")
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("at_best_level")]
 
 
 class Product(NamedTuple):
