@@ -88,9 +88,9 @@ _LATER = (  # modules that have the other names, those of most programs first
 def __getattr__(name: str) -> Any:
     """Import a name of __all__; from then on it is a plain global."""
     for module in _LATER if name in __all__ else ():
-        found = vars(import_module(f"{__name__}.{module}"))
-        if name in found:
-            return globals().setdefault(name, found[name])
+        names = vars(import_module(f"{__name__}.{module}"))
+        if name in names:
+            return globals().setdefault(name, names[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -156,15 +156,15 @@ class PromptTooLong(RequestError):
     def __init__(self, n_prompt: int, n_ctx_slot: int, n_source: int = 0) -> None:
         """*n_source*: the most tokens that an encoder reads at once; 0: a slot takes them."""
         self.n_prompt, self.n_ctx_slot, self.n_source = n_prompt, n_ctx_slot, n_source
-        given = f"the prompt has {n_prompt} tokens, at most"
+        length = f"the prompt has {n_prompt} tokens, at most"
         if n_source:
             super().__init__(
-                f"{given} {n_source} are allowed, because an encoder reads all of it at "
+                f"{length} {n_source} are allowed, because an encoder reads all of it at "
                 "once: shorten it, or raise n_ubatch"
             )
         else:
             super().__init__(
-                f"{given} {n_ctx_slot - 1} fit a slot of {n_ctx_slot}: shorten it, or "
+                f"{length} {n_ctx_slot - 1} fit a slot of {n_ctx_slot}: shorten it, or "
                 "raise n_ctx or lower n_slots"
             )
 
@@ -227,11 +227,11 @@ class DeadlineExceeded(RequestError):
     is_retryable = True
 
     def __init__(
-        self, n_done: int, n_wanted: int, what: str = "tokens had a score"
+        self, n_done: int, n_wanted: int, progress: str = "tokens had a score"
     ) -> None:
         self.n_done, self.n_wanted = n_done, n_wanted
         super().__init__(
-            f"deadline_s was over when {n_done} of {n_wanted} {what}: "
+            f"deadline_s was over when {n_done} of {n_wanted} {progress}: "
             "give more time or less to do"
         )
 
@@ -301,8 +301,8 @@ class Unsupported(RequestError):
 
     def __init__(self, operation: str, reason: str, advice: str = "") -> None:
         self.why, self.advice = reason, advice
-        whole = f"{reason}: {advice}" if advice else reason
-        self.operation, self.reason = operation, cut(whole, MAX_REASON)
+        sentence = f"{reason}: {advice}" if advice else reason
+        self.operation, self.reason = operation, cut(sentence, MAX_REASON)
         super().__init__(f"{operation}: {self.reason}")
 
 
@@ -392,8 +392,8 @@ class EmbeddingFailed(NativeError):
     def __init__(self, index: int | None = None) -> None:
         self.index = index
         where = "a text" if index is None else f"texts[{index}]"
-        said = f"what the model made of {where} is not all finite numbers"
-        super().__init__("llama_decode", None, said)
+        fault = f"what the model made of {where} is not all finite numbers"
+        super().__init__("llama_decode", None, fault)
 
 
 class SnapshotFailed(NativeError):

@@ -29,7 +29,7 @@ OTHERS = {
     "core/memory/tiers.py": {"_loading", "_fetching", "_saves"},
     "core/memory/memory.py": {"_fetchers", "_loads"},
     "core/stop_strings.py": {"moves"},
-    "engine/adapters.py": {"_all", "_known"},
+    "engine/adapters.py": {"_all", "_adapters"},
     "engine/executor.py": {"_lost"},
     "engine/rows.py": {"_Tokens"},
     "engine/operations.py": {"_saved", "_lost", "_restore_s"},

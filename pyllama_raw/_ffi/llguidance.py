@@ -140,8 +140,8 @@ def new_tokenizer(
             out[index] = token
         return len(tokens)
 
-    first, *others = end_tokens
-    more = ffi.new("uint32_t[]", others)
+    first, *extra_ends = end_tokens
+    extra_array = ffi.new("uint32_t[]", extra_ends)
     data = b"".join(pieces)
     lengths = array("I", map(len, pieces))
     init = ffi.new("LlgTokenizerInitV2 *")
@@ -153,7 +153,7 @@ def new_tokenizer(
         init.use_approximate_greedy_tokenize_fn = True
     else:
         init.tokenize_assumes_string, init.tokenize_fn = True, write_tokens
-    init.tok_eos_extra, init.tok_eos_extra_count = more, len(others)
+    init.tok_eos_extra, init.tok_eos_extra_count = extra_array, len(extra_ends)
     error = ffi.new("char[]", MAX_ERROR_BYTES)
     pointer = lib.llg_new_tokenizer_v2(init, error, len(error))
     if not pointer:
@@ -192,7 +192,7 @@ def addresses(lib: Any) -> dict[str, int]:
         "tokenize": lib.llg_tokenize_bytes,
     }
     cast = declared().cast
-    return {name: int(cast("uintptr_t", found)) for name, found in names.items()}
+    return {name: int(cast("uintptr_t", function)) for name, function in names.items()}
 
 
 def error_of(lib: Any, matcher: Any) -> str:

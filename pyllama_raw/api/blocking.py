@@ -95,8 +95,8 @@ def _waiting(
     """The method *verb* of an awaited object for callers that wait."""
 
     @wraps(verb)
-    def wait(self: _Blocking[A], /, *arguments: P.args, **named: P.kwargs) -> T:
-        return self._loop.run(verb, self._awaited, *arguments, **named)
+    def wait(self: _Blocking[A], /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        return self._loop.run(verb, self._awaited, *arguments, **keywords)
 
     return wait
 
@@ -299,10 +299,10 @@ class _Loop:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._begun: Future[BlockingPortal] = Future()
+        self._beginning: Future[BlockingPortal] = Future()
         self._thread = Thread(target=self._run, name="pyllama-loop", daemon=True)
         self._thread.start()
-        self._portal = self._begun.result()
+        self._portal = self._beginning.result()
         self.is_running = True
 
     @property
@@ -314,7 +314,7 @@ class _Loop:
         function: Callable[P, Awaitable[T]],
         /,
         *arguments: P.args,
-        **named: P.kwargs,
+        **keywords: P.kwargs,
     ) -> T:
         """Return or raise as *function* does; WrongUse in the thread of an engine."""
         check_may_wait()
@@ -322,7 +322,7 @@ class _Loop:
             raise ClosedError("the engine is closed")
         try:
             future: Future[T] = self._portal.start_task_soon(
-                partial(function, *arguments, **named)
+                partial(function, *arguments, **keywords)
             )
         except RuntimeError as error:  # it stopped just now
             raise ClosedError("the engine is closed") from error
@@ -362,7 +362,7 @@ class _Loop:
     async def _main(self) -> None:
         self._events, self._stopped = asyncio.get_running_loop(), asyncio.Event()
         async with BlockingPortal() as portal:
-            self._begun.set_result(portal)
+            self._beginning.set_result(portal)
             await self._stopped.wait()
 
 

@@ -61,7 +61,7 @@ ALLOWED = (
     "for each token"
 )
 TextPooling = Literal["mean", "cls", "last"]
-Told = Callable[[int], object]  # gets how many texts have a vector
+VectorProgress = Callable[[int], object]  # gets how many texts have a vector
 TEMPLATE = "tokenizer.chat_template.rerank"  # key of a model file
 QUERY, DOCUMENT = "{query}", "{document}"
 
@@ -111,24 +111,24 @@ class Embedder:
             dimensions = checked_number("dimensions", dimensions, 1, width)
         return VectorShape(width, dimensions, checked_flag("normalize", normalize))
 
-    def pooling(self, wanted: object) -> Pooling:
-        """The pooling *wanted*; None: the model's own. Raises InvalidRequest, Unsupported."""
+    def pooling(self, pooling: object) -> Pooling:
+        """The pooling *pooling*; None: the model's own. Raises InvalidRequest, Unsupported."""
         self.parts.capabilities.check(Operation.EMBED)
         of_model = self.parts.capabilities.model.pooling
-        if wanted is None:
-            wanted = of_model
-            if wanted is Pooling.RANK:
+        if pooling is None:
+            pooling = of_model
+            if pooling is Pooling.RANK:
                 raise Unsupported("embed", f"the model ranks: use rank(), or {CHOOSE}")
-            if wanted in (None, Pooling.NONE):
+            if pooling in (None, Pooling.NONE):
                 raise Unsupported("embed", f"the model states no pooling: {CHOOSE}")
-        return Pooling(checked_word("pooling", wanted, POOLINGS, ALLOWED))
+        return Pooling(checked_word("pooling", pooling, POOLINGS, ALLOWED))
 
     async def embed(
         self,
         texts: Iterable[str | Sequence[int]],
         pooling: Pooling,
         shape: VectorShape,
-        progress: Told | None,
+        progress: VectorProgress | None,
         *,
         joined: bool = False,
         truncate: object = False,
@@ -189,7 +189,7 @@ class Embedder:
         texts: Sequence[array[int]],
         name: str,
         pooling: Pooling,
-        progress: Told | None,
+        progress: VectorProgress | None,
         options: dict[str, object],
     ) -> list[bytes]:
         """The values that the model makes of each of *texts*."""
@@ -311,13 +311,13 @@ class Embedder:
         if max_tokens is not None:
             n_tokens = checked_number("max_tokens", max_tokens, n_own + 1, n_most)
         n_shared = checked_number("overlap", overlap, 0, (n_tokens - n_own) // 2)
-        whole = checked_text("text", text)
+        document = checked_text("text", text)
 
         def count(part: str) -> int:
             return len(self._encode(part))
 
         def cut() -> list[str]:
-            return list(chunks(whole, n_tokens, n_shared, count))
+            return list(chunks(document, n_tokens, n_shared, count))
 
         return await self._workers.run("text", partial(self._encoder.run, cut))
 
@@ -357,7 +357,7 @@ async def rank(
     embedder: Embedder,
     query: str,
     documents: Iterable[str],
-    progress: Told | None,
+    progress: VectorProgress | None,
     **options: object,
 ) -> list[Ranked]:
     """See AsyncEngine.rank."""
@@ -372,14 +372,14 @@ async def rank(
         tokens, "documents", Pooling.RANK, progress, options
     )
     names = [label or str(i) for i, label in enumerate(parts.labels)]
-    found = [
+    ranking = [
         Ranked(
             index, scores[0], dict(zip(names, scores, strict=True)), len(tokens[index])
         )
         for index, value in enumerate(values)
         if (scores := np.frombuffer(value, np.float32).tolist())
     ]
-    return sorted(found, key=lambda one: -one.score)
+    return sorted(ranking, key=lambda ranked: -ranked.score)
 
 
 def pair_tokens(
@@ -392,8 +392,8 @@ def pair_tokens(
     def text(part: str) -> array[int]:
         return vocab.tokenize(part, add_special=False, parse_special=False)
 
-    def special(token: int | None, wanted: bool) -> array[int]:
-        return array("i", [token] if wanted and token is not None else [])
+    def special(token: int | None, is_used: bool) -> array[int]:
+        return array("i", [token] if is_used and token is not None else [])
 
     end = special(vocab.sep if vocab.eos is None else vocab.eos, vocab.add_eos)
     begin = special(vocab.bos, vocab.add_bos)

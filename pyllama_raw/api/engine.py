@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
 import anyio
 
+from pyllama_raw.api.batches import complete_all, score_of, whole
 from pyllama_raw.api.facts import Facts
-from pyllama_raw.api.many import complete_all, score_of, whole
 from pyllama_raw.api.model import EngineOpening, Model, Opener, Progress, load, release
 from pyllama_raw.engine.mailbox import check_may_wait
 from pyllama_raw.errors import InvalidRequest, PyllamaError
@@ -37,7 +37,7 @@ from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
-    from pyllama_raw.api.embedding import Embedder, Ranked, TextPooling, Told
+    from pyllama_raw.api.embedding import Embedder, Ranked, TextPooling, VectorProgress
     from pyllama_raw.api.events import Events
     from pyllama_raw.api.generation import Generation
     from pyllama_raw.api.output import Choice
@@ -341,7 +341,7 @@ class AsyncEngine(Facts):
         pooling: TextPooling | None = None,
         *,
         truncate: bool = False,
-        progress: Told | None = None,
+        progress: VectorProgress | None = None,
         **options: Unpack[TextOptions],
     ) -> Vectors:
         """
@@ -372,11 +372,11 @@ class AsyncEngine(Facts):
             QueueFull, ClosedError, EngineStopped, NativeError: as generate().
         """
         async with self._embedding(options) as embedder:
-            wanted = embedder.pooling(pooling)
+            pooling_kind = embedder.pooling(pooling)
             shape = embedder.shape(dimensions, normalize=normalize)
             (rows,) = await embedder.embed(
                 texts,
-                wanted,
+                pooling_kind,
                 shape,
                 progress,
                 joined=True,
@@ -392,7 +392,7 @@ class AsyncEngine(Facts):
         normalize: bool = True,
         *,
         truncate: bool = False,
-        progress: Told | None = None,
+        progress: VectorProgress | None = None,
         **options: Unpack[TextOptions],
     ) -> list[Vectors]:
         """Like embed(), with an array for each text that has a row for each token."""
@@ -427,7 +427,7 @@ class AsyncEngine(Facts):
         query: str,
         documents: Iterable[str],
         *,
-        progress: Told | None = None,
+        progress: VectorProgress | None = None,
         **options: Unpack[TextOptions],
     ) -> list[Ranked]:
         """
@@ -549,8 +549,8 @@ class AsyncEngine(Facts):
         """
         from pyllama_raw.api.events import Events
 
-        most = checked_number("max_events", max_events, 1, 2**20)
-        return Events(self._sessions, most)
+        buffer_size = checked_number("max_events", max_events, 1, 2**20)
+        return Events(self._sessions, buffer_size)
 
     async def load_adapter(self, name: str, path: str | Path) -> None:
         """

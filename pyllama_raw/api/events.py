@@ -93,9 +93,11 @@ class _Feed(Stream, Watcher):
         self._lock = Lock()  # after a reload two engine threads tell
 
     def came(self, requests: Sequence[Request], submitted: float) -> None:
-        for each in requests:
+        for request in requests:
             state = RequestState.WAITING
-            self._put(RequestEvent(each.request_id, state, submitted, each.client))
+            self._put(
+                RequestEvent(request.request_id, state, submitted, request.client)
+            )
 
     def changed(self, change: SlotChange, request_id: int, now: float) -> None:
         self._put(RequestEvent(request_id, RequestState(change), now))
@@ -134,14 +136,14 @@ class Events(Owner):
         self._max_events = max_events
         self._feed: _Feed | None = None
         self._next = 0  # number of the event that is read next
-        self._held: Event | None = None  # what comes after an EventsLost
+        self._after_loss: Event | None = None  # what comes after an EventsLost
         self._reading = OneReader("stream of events")
 
     async def __aenter__(self) -> Self:
         feed = self._feed = _Feed(self._max_events)
-        begun = self._sessions.watch(feed)
+        beginning = self._sessions.watch(feed)
         clock = self._sessions.current.thread.clock
-        begun.add_done_callback(partial(feed.give_up, clock))
+        beginning.add_done_callback(partial(feed.give_up, clock))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -156,12 +158,12 @@ class Events(Owner):
         return self
 
     async def __anext__(self) -> Event:
-        feed, held = self._feed, self._held
+        feed, event = self._feed, self._after_loss
         if feed is None:
             raise WrongUse("use `async with engine.events() as events` first")
-        if held is not None:
-            self._held = None
-            return held
+        if event is not None:
+            self._after_loss = None
+            return event
         if feed.has_ended and not feed.events:
             raise StopAsyncIteration
         with self._reading:
@@ -169,6 +171,6 @@ class Events(Owner):
         number, event = cast("deque[Any]", feed.events).popleft()
         n_lost, self._next = number - self._next, number + 1
         if n_lost:
-            self._held = event
+            self._after_loss = event
             return EventsLost(n_lost)
         return cast("Event", event)

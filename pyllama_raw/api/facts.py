@@ -214,19 +214,19 @@ def health(thread: EngineThread, state: EngineState, stall_s: float) -> Health:
     now = thread.clock()  # after the moments that it is compared with
     busy_s = 0.0 if oldest is None else now - max(oldest, last_step_at or oldest)
     oldest_wait_s = 0.0 if waits_since is None else now - waits_since
-    found = HealthState.READY
+    health_state = HealthState.READY
     if state.has_ended:
-        found = HealthState.DEAD
+        health_state = HealthState.DEAD
     elif state is EngineState.SLEEPING:
-        found = HealthState.SLEEPING
+        health_state = HealthState.SLEEPING
     elif busy_s > stall_s:
-        found = HealthState.STALLED
+        health_state = HealthState.STALLED
     elif state is EngineState.CLOSING:
-        found = HealthState.DRAINING
+        health_state = HealthState.DRAINING
     elif state is EngineState.LOADING or not thread.has_begun:
-        found = HealthState.STARTING
+        health_state = HealthState.STARTING
     return Health(
-        found,
+        health_state,
         last_step_at,
         now,
         max(oldest_wait_s, 0.0),

@@ -115,7 +115,9 @@ class EngineMetrics(Collector, Watcher):
         """
         self._engine = engine
         self._lock = Lock()
-        self._histograms = {n: Histogram(known[1]) for n, known in HISTOGRAMS.items()}
+        self._histograms = {
+            n: Histogram(description[1]) for n, description in HISTOGRAMS.items()
+        }
         self._reasons = Counter[str]()
         self._ends = Counter[str]()
         self._n_prompt = self._n_looked_for = self._n_cached = 0

@@ -25,7 +25,7 @@ from pyllama_raw.options.arguments import check_loading, check_opening
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.estimate import Device, MemoryEstimate, ModelProbe
-    from pyllama_raw.engine.parts import EngineParts, Kept
+    from pyllama_raw.engine.parts import EngineParts, Inheritance
     from pyllama_raw.engine.shared_models import ModelUse
     from pyllama_raw.options.config import EngineConfig, ModelConfig
     from pyllama_raw.options.requests import Need
@@ -61,7 +61,7 @@ class Opening(Generic[C]):
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, C]]) -> None:
         self._make = make
-        self._made: C | None = None
+        self._value: C | None = None
         self._is_making = False
 
     def __await__(self) -> Generator[Any, None, C]:
@@ -70,17 +70,17 @@ class Opening(Generic[C]):
     async def _open(self) -> C:
         self._is_making = True
         try:
-            self._made = await self._make()
+            self._value = await self._make()
         finally:
             self._is_making = False
-        return self._made
+        return self._value
 
     async def __aenter__(self) -> C:
         return await self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._made is not None:
-            await self._made.aclose()
+        if self._value is not None:
+            await self._value.aclose()
 
 
 class EngineOpening(Opening[S]):
@@ -89,8 +89,8 @@ class EngineOpening(Opening[S]):
     @property
     def state(self) -> EngineState:
         """`idle` until it is awaited and after a failure, `loading`, then the engine's."""
-        if self._made is not None:
-            return self._made.state
+        if self._value is not None:
+            return self._value.state
         return EngineState.LOADING if self._is_making else EngineState.IDLE
 
 
@@ -110,7 +110,7 @@ async def load(
         PyllamaError: whatever *make* failed with.
         BaseException: whatever *progress* raised, as it is.
     """
-    stopped, made = Event(), Future[T]()
+    stopped, value = Event(), Future[T]()
 
     def report(fraction: float) -> bool:
         if progress is not None:
@@ -119,9 +119,9 @@ async def load(
 
     def run() -> None:
         try:
-            made.set_result(make(report))
+            value.set_result(make(report))
         except BaseException as error:  # noqa: BLE001 - raised below
-            made.set_exception(error)
+            value.set_exception(error)
 
     async def stop_if_cancelled() -> None:
         try:
@@ -136,10 +136,10 @@ async def load(
             group.cancel_scope.cancel()
         await checkpoint()
     except BaseException:
-        if made.done() and made.exception() is None:
-            give_up(made.result())
+        if value.done() and value.exception() is None:
+            give_up(value.result())
         raise
-    return made.result()
+    return value.result()
 
 
 class Model(Owner):
@@ -218,10 +218,10 @@ class Model(Owner):
         from pyllama_raw.options import models
         from pyllama_raw.options.config import ModelConfig
 
-        wanted = config or ModelConfig()
+        config = config or ModelConfig()
         path = models.resolve_model(model)
-        options = wanted.model_dump(exclude_defaults=True)
-        return cls(open_model(path, options, report), wanted)
+        options = config.model_dump(exclude_defaults=True)
+        return cls(open_model(path, options, report), config)
 
     @property
     def closed(self) -> bool:
@@ -261,13 +261,15 @@ class Opener:
     config: EngineConfig | None
     needs: Need | None
 
-    def parts(self, report: Report, *, kept: Kept | None = None) -> EngineParts:
+    def parts(
+        self, report: Report, *, inheritance: Inheritance | None = None
+    ) -> EngineParts:
         """
         The parts of an engine on the model, a file or a Model, which may be closed meanwhile.
 
         Args:
             report: gets the loaded fraction; returning False cancels the load.
-            kept: what there is of earlier parts.
+            inheritance: what there is of earlier parts.
 
         Thread:
             A worker, because it takes as long as the load.
@@ -289,10 +291,10 @@ class Opener:
             path = Path(model.path)
             config = models.with_projector(config, None, path)
             config = fitted(path, _on(model, config), has_weights=True)
-            return opening.build_on(_shared(model), config, self.needs, kept)
+            return opening.build_on(_shared(model), config, self.needs, inheritance)
         path = models.resolve_model(model)
         config = models.with_projector(config, model, path)
-        return opening.build(path, config, self.needs, report, kept)
+        return opening.build(path, config, self.needs, report, inheritance)
 
 
 def release(parts: EngineParts) -> None:
@@ -319,8 +321,8 @@ def _shared(model: Model) -> ModelUse:
     try:
         return model._use.share()
     except ClosedError:
-        said = f"{model!r}: open the model again, or open engines before it is closed"
-        raise ClosedError(said) from None
+        reason = f"{model!r}: open the model again, or open engines before it is closed"
+        raise ClosedError(reason) from None
 
 
 def _check_template(config: ModelConfig) -> None:
@@ -405,5 +407,5 @@ def _checked(
 
     check_opening(model, config, None, None)
     path = resolve_model(model)
-    found = with_projector(config, model, path)
-    return path, EngineConfig() if found is None else found
+    resolved = with_projector(config, model, path)
+    return path, EngineConfig() if resolved is None else resolved

@@ -79,11 +79,11 @@ def _given(end: Finished) -> dict[str, int | tuple[str, ...]]:
 def _latencies(end: Finished) -> dict[str, float]:
     """Seconds; of what it did not come to there are none."""
     times = timings_of(end)
-    known = {
+    latencies = {
         "e2e": times.e2e_s,
         "time_in_queue": times.queue_s,
         "time_to_first_token": times.ttft_s,
         "time_in_model_prefill": times.prefill_s,
         "time_in_model_decode": times.decode_s,
     }
-    return {f"gen_ai.latency.{k}": s for k, s in known.items() if s is not None}
+    return {f"gen_ai.latency.{k}": s for k, s in latencies.items() if s is not None}

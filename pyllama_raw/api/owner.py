@@ -18,6 +18,8 @@ class Owner:
             "another process"
         )
 
-    def _warn_dropped(self, said: str) -> None:
-        """Warn that nobody has it any more, and *said* what that means."""
-        warnings.warn(f"{self!r} was dropped {said}", ResourceWarning, 2, source=self)
+    def _warn_dropped(self, consequence: str) -> None:
+        """Warn that nobody has it any more, and *consequence* what that means."""
+        warnings.warn(
+            f"{self!r} was dropped {consequence}", ResourceWarning, 2, source=self
+        )

@@ -43,7 +43,7 @@ from pyllama_raw.engine.info import Capabilities, EngineInfo
 from pyllama_raw.engine.life import RETRY_S, Life
 from pyllama_raw.engine.logs import NO_LOGS
 from pyllama_raw.engine.mailbox import check_may_wait
-from pyllama_raw.engine.parts import EngineParts, Kept, KeptMemory
+from pyllama_raw.engine.parts import EngineParts, Inheritance, KeptMemory
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.watcher import Watcher, Watchers
 from pyllama_raw.errors import (
@@ -126,7 +126,7 @@ class Sessions:
         self._old = set[Session]()
         self._watchers: list[Watcher] = []
         self._state: EngineState | None = None  # while no session runs
-        self._kept: Kept | None = (
+        self._inheritance: Inheritance | None = (
             None  # of the session before, while the weights are freed
         )
         self._pause: Future[None] | None = None  # answered when callers may go on
@@ -247,18 +247,18 @@ class Sessions:
             self.current.thread.check()
         with self._lock:
             if self._state is None:
-                begun = self.current.thread.watch(watcher)
+                beginning = self.current.thread.watch(watcher)
             else:
-                begun = Future()
+                beginning = Future()
                 Watchers([watcher]).engine(self._state, self.current.thread.clock())
-                begun.set_result(None)
+                beginning.set_result(None)
             self._watchers.append(watcher)
-            return begun
+            return beginning
 
     def unwatch(self, watcher: Watcher) -> None:
         """See Facts.unwatch."""
         with self._lock:
-            self._watchers = [each for each in self._watchers if each is not watcher]
+            self._watchers = [other for other in self._watchers if other is not watcher]
         for session in self.all:
             session.thread.unwatch(watcher)
 
@@ -290,7 +290,7 @@ class Sessions:
     async def sleep(self, level: int) -> None:
         """See AsyncEngine.sleep."""
         with self._changing("sleep()"):
-            if self._kept is not None:  # there are no weights
+            if self._inheritance is not None:  # there are no weights
                 return
             if level == 1:
                 await self._in_engine(lambda life: life.sleep())
@@ -339,19 +339,21 @@ class Sessions:
             parts.model_files,
             config,
         )
-        self._kept = Kept(parts.logs.share() or NO_LOGS, config.log, memory)
+        self._inheritance = Inheritance(
+            parts.logs.share() or NO_LOGS, config.log, memory
+        )
         self._note(EngineState.SLEEPING)
         await session.ended()
 
     async def wake(self) -> None:
         """See AsyncEngine.wake."""
         with self._changing("wake()"):
-            if self._kept is None or self._source is None:
+            if self._inheritance is None or self._source is None:
                 await self._in_engine(lambda life: life.wake())
                 return
             self._tell(EngineState.LOADING)
             try:
-                session = await self._opened(self._source, self._kept, None)
+                session = await self._opened(self._source, self._inheritance, None)
                 awake = await self._replace(session)
             except BaseException:
                 self._tell(EngineState.SLEEPING)
@@ -378,13 +380,13 @@ class Sessions:
             source = Opener(
                 model or before.model, config or before.config, before.needs
             )
-            kept = self._kept
-            if kept is None:
+            inheritance = self._inheritance
+            if inheritance is None:
                 if self.state is EngineState.SLEEPING:
                     raise WrongUse("the engine sleeps: wake() it before reload()")
                 session = self.current
-                kept = Kept(session.parts.logs, session.info.config.log)
-            session = await self._opened(source, kept, progress, is_strict=True)
+                inheritance = Inheritance(session.parts.logs, session.info.config.log)
+            session = await self._opened(source, inheritance, progress, is_strict=True)
             awake = await self._replace(session)
             self._source = source
             await arrival_of(awake)
@@ -404,7 +406,7 @@ class Sessions:
 
     async def _in_engine(self, verb: Callable[[Life], None]) -> None:
         """Have the engine thread call *verb* between two steps."""
-        if self._kept is not None:
+        if self._inheritance is not None:
             raise WrongUse("the engine sleeps: wake() it first")
         thread = self.current.thread
         await answer_of(thread.call(partial(verb, thread.life)))
@@ -412,7 +414,7 @@ class Sessions:
     async def between_steps(self, function: Callable[[EngineParts], T]) -> T:
         """The answer of *function*, which the engine thread calls."""
         session = self.current
-        if self._kept is not None:  # there is no thread, and so no step
+        if self._inheritance is not None:  # there is no thread, and so no step
             return function(session.parts)
         return await answer_of(session.thread.call(partial(function, session.parts)))
 
@@ -421,17 +423,22 @@ class Sessions:
     async def _opened(
         self,
         source: Opener,
-        kept: Kept,
+        inheritance: Inheritance,
         progress: Progress | None,
         *,
         is_strict: bool = False,
     ) -> Session:
         """As _open(), in a worker thread; cancellation ends the loading itself."""
-        make = partial(self._open, source, kept, is_strict=is_strict)
+        make = partial(self._open, source, inheritance, is_strict=is_strict)
         return await load(make, progress, Session.end)
 
     def _open(
-        self, source: Opener, kept: Kept, report: Report, *, is_strict: bool = False
+        self,
+        source: Opener,
+        inheritance: Inheritance,
+        report: Report,
+        *,
+        is_strict: bool = False,
     ) -> Session:
         """
         Open a session that nobody uses yet, with the adapters of the current one. It blocks.
@@ -440,7 +447,7 @@ class Sessions:
             is_strict: an adapter that cannot be loaded is an error.
         """
         adapters = self.current.thread.adapters.all()
-        parts = source.parts(report, kept=kept)
+        parts = source.parts(report, inheritance=inheritance)
         try:
             session = self._make(parts)
         except BaseException:
@@ -510,9 +517,9 @@ class Sessions:
 
     def forget(self) -> None:
         """Keep nothing for a later session."""
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            kept.logs.close()
+        inheritance, self._inheritance = self._inheritance, None
+        if inheritance is not None:
+            inheritance.logs.close()
 
     # -- restarts ------------------------------------------------------------------------------
 
@@ -561,8 +568,10 @@ class Sessions:
             if self._source is None or session is not self.current:
                 return
             parts = session.parts
-            kept = Kept(parts.logs, session.info.config.log, restarts=parts.restarts)
-            other = self._open(self._source, kept, lambda _: True)
+            inheritance = Inheritance(
+                parts.logs, session.info.config.log, restarts=parts.restarts
+            )
+            other = self._open(self._source, inheritance, lambda _: True)
             try:
                 self._serve_by(other)
             except BaseException:

@@ -29,7 +29,7 @@ class RowKey(NamedTuple):
     namespace: Namespace = None
 
 
-class Wanted(NamedTuple):
+class RowNeed(NamedTuple):
     """Rows that a request needs."""
 
     key: RowKey
@@ -51,12 +51,12 @@ class Encodes(Generic[U]):
         self.n_kept_bytes = 0  # of all rows
         self.n_encoded = self.n_shared = 0  # encodes since the start, and those spared
         self.running: RowKey | None = None
-        self._open: OrderedDict[U, tuple[Wanted, ...]] = OrderedDict()  # by turn
+        self._open: OrderedDict[U, tuple[RowNeed, ...]] = OrderedDict()  # by turn
         self._n_users: Counter[RowKey] = Counter()  # open requests, by key
         self._rows: OrderedDict[RowKey, array[float]] = OrderedDict()  # by last use
         self._cleared = set[RowKey]()  # go with the last open request that has them
 
-    def add(self, user: U, needs: Items[Wanted]) -> None:
+    def add(self, user: U, needs: Items[RowNeed]) -> None:
         """
         Take on the encodes of a request.
 
@@ -152,7 +152,7 @@ class Encodes(Generic[U]):
                 self._drop(key)
         return n_before - self.n_kept_bytes
 
-    def _n_bytes_of(self, needs: Items[Wanted]) -> int:
+    def _n_bytes_of(self, needs: Items[RowNeed]) -> int:
         """Bytes of those that no other request holds."""
         own = {need.key: need.n_bytes for need in needs}
         return sum(n for key, n in own.items() if key not in self._n_users)

@@ -283,13 +283,13 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PartlyComputed:
     """The output of a work of an aborted decode: so many of its tokens are computed."""
 
     n_tokens: int
 
 
-Output = Sampled | RowFailed | Computed | Scored | Vector | Lost | Held
+Output = Sampled | RowFailed | Computed | Scored | Vector | Lost | PartlyComputed
 
 
 class DecodeStatus(Enum):
@@ -306,7 +306,7 @@ class StepResult(NamedTuple):
     """
     The result of a plan.
 
-    outputs[i] is of works[i]: after ABORTED each is `Held` or `Lost`, after the other
+    outputs[i] is of works[i]: after ABORTED each is `PartlyComputed` or `Lost`, after the other
     failures there is none.
     """
 

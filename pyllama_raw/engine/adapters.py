@@ -95,15 +95,15 @@ class Adapters:
         self._max_bytes = max_bytes
         self._lock = RLock()
         self._numbers, self._moments = count(1), count(1)
-        self._named: dict[str, KnownAdapter] = {}
+        self._by_name: dict[str, KnownAdapter] = {}
         self._all: dict[int, KnownAdapter] = {}  # by number, until they are freed
         self._n_bytes = 0  # of all, and of what is being loaded
 
     def all(self) -> tuple[AdapterInfo, ...]:
         """Adapters that requests can name, in the order of their loading."""
         with self._lock:
-            named = list(self._named.values())
-        return tuple(AdapterInfo(e.name, e.path, e.n_bytes, e.n_users) for e in named)
+            entries = list(self._by_name.values())
+        return tuple(AdapterInfo(e.name, e.path, e.n_bytes, e.n_users) for e in entries)
 
     def load(self, name: str, path: str) -> None:
         """
@@ -134,16 +134,16 @@ class Adapters:
         moment = next(self._moments)
         entry = KnownAdapter(name, path, n_bytes, number, adapter.digest, used=moment)
         with self._lock:
-            if name in self._named:
-                self._retire(self._named[name])
-            self._named[name] = self._all[entry.number] = entry
+            if name in self._by_name:
+                self._retire(self._by_name[name])
+            self._by_name[name] = self._all[entry.number] = entry
 
     def unload(self, name: str) -> None:
         """No further request gets it; freed once its requests have ended."""
         with self._lock:
-            if name not in self._named:
+            if name not in self._by_name:
                 raise AdapterNotFound(name)
-            self._retire(self._named[name])
+            self._retire(self._by_name[name])
 
     def adapt(self, request: Request, scales: Mapping[str, float]) -> Request:
         """
@@ -154,24 +154,24 @@ class Adapters:
         Raises:
             AdapterNotFound: there is none of that name.
         """
-        chosen: list[tuple[KnownAdapter, float]] = []
+        selection: list[tuple[KnownAdapter, float]] = []
         with self._lock:
             for name in sorted(scales):
-                if name not in self._named:
+                if name not in self._by_name:
                     raise AdapterNotFound(name)
                 # libllama has scales of 32 bits, and equal ones are one lot.
                 (scale,) = struct.unpack("f", struct.pack("f", scales[name]))  # as in C
                 if scale:
-                    chosen.append((self._named[name], scale))
-        if not chosen:
+                    selection.append((self._by_name[name], scale))
+        if not selection:
             return request
-        names = ", ".join(f"{each.name}={scale:g}" for each, scale in chosen)
-        numbers = tuple(sorted((each.number, scale) for each, scale in chosen))
+        names = ", ".join(f"{entry.name}={scale:g}" for entry, scale in selection)
+        numbers = tuple(sorted((entry.number, scale) for entry, scale in selection))
         namespace = request.namespace
         # Prefixes are shared by requests with equal adapters only.
         if not isinstance(namespace, Private):
             assert not isinstance(namespace, Adapted)
-            facts = sorted((each.digest, scale) for each, scale in chosen)
+            facts = sorted((entry.digest, scale) for entry, scale in selection)
             digest = sha256(json.dumps(facts).encode()).hexdigest()
             namespace = Adapted(digest, namespace)
         lot = Lot(f"tokens with {names}", adapters=numbers)
@@ -192,11 +192,11 @@ class Adapters:
         return pinned
 
     def _entries(self, request: Request) -> tuple[KnownAdapter, ...]:
-        found = [self._all.get(number) for number, _ in request.lot.adapters]
-        named = tuple(entry for entry in found if entry and entry.is_named)
-        if len(named) < len(found):
+        entries = [self._all.get(number) for number, _ in request.lot.adapters]
+        available = tuple(entry for entry in entries if entry and entry.is_named)
+        if len(available) < len(entries):
             raise AdapterNotFound(request.lot.name)
-        return named
+        return available
 
     def unpin(self, pinned: Iterable[KnownAdapter]) -> None:
         """A request that used *pinned* has ended."""
@@ -217,24 +217,24 @@ class Adapters:
         with self._lock:
             # Those that nobody uses give way, the longest unused first.
             idle = sorted(
-                (entry for entry in self._named.values() if not entry.n_users),
+                (entry for entry in self._by_name.values() if not entry.n_users),
                 key=lambda entry: entry.used,
             )
-            wanted = self._n_bytes + n_bytes
-            if wanted - sum(entry.n_bytes for entry in idle) > self._max_bytes:
-                raise AdapterLimit(wanted, self._max_bytes)
+            n_total = self._n_bytes + n_bytes
+            if n_total - sum(entry.n_bytes for entry in idle) > self._max_bytes:
+                raise AdapterLimit(n_total, self._max_bytes)
             freed = []
             for entry in idle:
                 if self._n_bytes + n_bytes > self._max_bytes:
                     freed += self._retire(entry)
             self._n_bytes += n_bytes
         # The engine thread frees them, outside of the lock.
-        for each in freed:
-            each.result()
+        for future in freed:
+            future.result()
 
     def _retire(self, entry: KnownAdapter) -> list[Future[None]]:
         entry.is_named = False
-        del self._named[entry.name]
+        del self._by_name[entry.name]
         return [] if entry.n_users else [self._free(entry)]
 
     def _free(self, entry: KnownAdapter) -> Future[None]:
@@ -252,31 +252,31 @@ class AdapterSets:
         self.n_switches = 0
         self.spent_s = 0.0  # on switches, by what one costs
         self.switch_s = SWITCH_S  # what one costs
-        self._known: dict[int, Adapter] = {}
+        self._adapters: dict[int, Adapter] = {}
         # Tokens and time of the first decode.
         self._first: tuple[int, int] | None = None
 
     def add(self, number: int, adapter: Adapter) -> None:
         """Take over *adapter*, which sets name by *number* from now on."""
-        self._known[number] = adapter
+        self._adapters[number] = adapter
 
     def remove(self, number: int, context: Context) -> None:
         """Free an adapter, which no set of a plan names any more."""
         # The context must not compute with what is freed.
         if self.is_on(number):
             self.switch(context, ())
-        self._known.pop(number).close()
+        self._adapters.pop(number).close()
 
-    def switch(self, context: Context, wanted: AdapterSet) -> None:
-        """Have *context*, with no step ahead, compute with *wanted*. Raises NativeError."""
-        context.set_adapters([(self._known[n], scale) for n, scale in wanted])
-        self.on, self._first = wanted, (0, 0)
+    def switch(self, context: Context, adapters: AdapterSet) -> None:
+        """Have *context*, with no step ahead, compute with *adapters*. Raises NativeError."""
+        context.set_adapters([(self._adapters[n], scale) for n, scale in adapters])
+        self.on, self._first = adapters, (0, 0)
         self.n_switches += 1
         self.spent_s += self.switch_s
 
     def is_on(self, number: int) -> bool:
         """Whether the context computes with that adapter."""
-        return any(number == each for each, _ in self.on)
+        return any(number == active for active, _ in self.on)
 
     @property
     def is_learning(self) -> bool:
@@ -291,8 +291,8 @@ class AdapterSets:
         # Only decodes of as many tokens can be compared.
         if n_first != n_tokens:
             return None
-        found = max(first_ns - decode_ns, 0) / 1e9
-        self.switch_s += SMOOTHING * (found - self.switch_s)
+        measured_s = max(first_ns - decode_ns, 0) / 1e9
+        self.switch_s += SMOOTHING * (measured_s - self.switch_s)
         return self.switch_s
 
     def renew(self) -> None:
@@ -301,6 +301,6 @@ class AdapterSets:
 
     def close(self) -> None:
         """Free all, after the context."""
-        for adapter in self._known.values():
+        for adapter in self._adapters.values():
             adapter.close()
-        self._known.clear()
+        self._adapters.clear()

@@ -134,11 +134,11 @@ def assemble(
         disk=writer,
         texts=texts,
     )
-    opened = ExitStack()  # all of it is closed, whatever fails
-    opened.callback(use.close)
-    opened.callback(executor.shutdown)
+    resources = ExitStack()  # all of it is closed, whatever fails
+    resources.callback(use.close)
+    resources.callback(executor.shutdown)
     if writer is not None:
-        opened.callback(writer.close)
+        resources.callback(writer.close)
     try:
         tell_changes(config.context, executor.context)
         # The scheduler. It knows what a snapshot costs from a few decodes.
@@ -160,7 +160,7 @@ def assemble(
             from pyllama_raw.engine.media_desk import MediaDesk  # takes time
 
             media = MediaDesk(use, config, keys)
-            opened.callback(media.close)
+            resources.callback(media.close)
             # The header has said what the model can do; the projector says what it sees.
             projector = media.projector
             capabilities = replace(
@@ -171,7 +171,7 @@ def assemble(
             executor,
             model.vocab,
             None if template is None else template.text,
-            opened.close,
+            resources.close,
             Admission(waits.n_slots, waits.max_waiting, waits.max_waiting_tokens),
             describer(executor.context, config, scheduler.limits, template),
             capabilities,
@@ -189,7 +189,7 @@ def assemble(
             memory=memory.state if memory else None,
         )
     except BaseException:
-        opened.close()
+        resources.close()
         raise
 
 
@@ -209,9 +209,9 @@ def assemble_embedder(
     assert context is not None
     limits = replace(executor.limits, n_cells=context.n_ctx)
 
-    opened = ExitStack()  # all of it is closed, whatever fails
-    opened.callback(use.close)
-    opened.callback(executor.shutdown)
+    resources = ExitStack()  # all of it is closed, whatever fails
+    resources.callback(use.close)
+    resources.callback(executor.shutdown)
     return EngineParts(
         Scheduler(
             limits,
@@ -222,7 +222,7 @@ def assemble_embedder(
         executor,
         model.vocab,
         None,  # it has no chats
-        opened.close,
+        resources.close,
         Admission(config.scheduler.n_slots, config.scheduler.max_waiting),
         describer(context, config, limits),
         capabilities,
@@ -269,7 +269,7 @@ def check_apart(context: Context, *, has_media: bool) -> None:
     model, kernels = context.model, context.kernels
     is_woven = kernels is not None and any(row.is_woven for row in kernels.taken)
     # Rows of an image may share a position, and windows and states have caches of their own.
-    others = model.n_swa or model.is_recurrent or model.is_hybrid or has_media
+    has_other_memory = model.n_swa or model.is_recurrent or model.is_hybrid or has_media
     why = ""
     if not weaves(model.header):
         why = "weights are of types that our kernels do not weave on this CPU"
@@ -277,7 +277,7 @@ def check_apart(context: Context, *, has_media: bool) -> None:
         why = "weights are not woven, because they are not mapped or libllama repacks them"
     elif kernels is not None and kernels.stray:
         why = f"libllama computes {kernels.stray}"
-    elif others and context.kv_unified:
+    elif has_other_memory and context.kv_unified:
         why = "with windows, states or images it needs context.kv_unified=False"
     if why:
         raise ConfigError(

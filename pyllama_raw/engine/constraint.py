@@ -34,7 +34,7 @@ class OutputRules(NamedTuple):
     """Rules that are the same for all outputs of a request."""
 
     start: Start | None  # the constraint of one output, if there is any
-    named: NamedTokens
+    token_names: NamedTokens
 
 
 class Constraints:
@@ -57,8 +57,8 @@ class Constraints:
             Unsupported: the vocabulary has no end token.
         """
         # Tables of tokens and dry runs read the whole vocabulary.
-        named = reading(partial(self._read, params))
-        return OutputRules(self.make(params, reading), named)
+        token_names = reading(partial(self._read, params))
+        return OutputRules(self.make(params, reading), token_names)
 
     def _read(self, params: SamplingParams) -> NamedTokens:
         vocab = self._vocab

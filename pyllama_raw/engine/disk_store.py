@@ -34,13 +34,13 @@ from pyllama_raw.engine.state_file import (
     ENTRY_BYTES,
     INDEX_BYTES,
     BadFile,
-    Rest,
+    Pause,
     State,
     StoredFile,
     digest_of,
     make_key,
     namespace_of,
-    no_rest,
+    no_pause,
     opened,
     read_state,
     write_file,
@@ -92,53 +92,53 @@ class DiskStore:
         except sqlite3.Error:
             return []
         looked_at = [self._look_at(row, keys) for row in rows]
-        return [known for known in looked_at if known is not None]
+        return [state for state in looked_at if state is not None]
 
     def write(
         self,
         namespace: str | Adapted | None,
         tokens: bytes,
         state: State,
-        rest: Rest = no_rest,
+        pause: Pause = no_pause,
     ) -> StoredFile | None:
         """
         Store *state*; None if it is larger than the limit, or the disk says no.
 
         Args:
-            rest: see slices().
+            pause: see slices().
         """
-        said = json.dumps(namespace).encode()
+        label = json.dumps(namespace).encode()
         # Others have to read the row, so it is small.
-        if len(said) > sql.MAX_NAMESPACE_BYTES:
+        if len(label) > sql.MAX_NAMESPACE_BYTES:
             return None
         name, n_bytes = uuid.uuid4().bytes, len(tokens) + state.nbytes
         key = make_key(self._fingerprint, namespace, tokens)
         # The digest comes first, because it takes long and needs no lock.
-        digest = digest_of(key, state, rest)
+        digest = digest_of(key, state, pause)
         path = self._path_of(name)
-        row = (name, self._fingerprint.encode(), said, len(tokens), n_bytes, digest)
+        row = (name, self._fingerprint.encode(), label, len(tokens), n_bytes, digest)
         try:
             with self._index.held() as index:
                 # What is displaced goes before the file is there, so the limit is never
                 # exceeded.
                 if not self._make_room(index, n_bytes + ENTRY_BYTES):
                     return None
-                write_file(path, tokens, state, rest)
+                write_file(path, tokens, state, pause)
                 index.execute(sql.ADD, row)
         except (OSError, sqlite3.Error):
             _delete(path)
             return None
         return StoredFile(path, len(tokens), n_bytes, key, digest)
 
-    def read(self, file: StoredFile, rest: Rest = no_rest) -> State | None:
+    def read(self, file: StoredFile, pause: Pause = no_pause) -> State | None:
         """
         The state in *file*; None, and the file is deleted, if it is not as written.
 
         Args:
-            rest: see slices().
+            pause: see slices().
         """
         try:
-            state = read_state(file, rest)
+            state = read_state(file, pause)
         # Damaged or forged: nobody can use it.
         except BadFile:
             self.delete(file)
@@ -166,15 +166,15 @@ class DiskStore:
         _delete(self._path_of(name))
         self._later.append((sql.REMOVE, name))
 
-    def _look_at(self, row: sql.Found, keys: SpanKeys) -> StoredState | None:
+    def _look_at(self, row: sql.Row, keys: SpanKeys) -> StoredState | None:
         """State that a later read() of the file of *row* can give; None: none."""
-        name, said, state_at, n_bytes, digest = row
+        name, label, state_at, n_bytes, digest = row
         path = self._path_of(name)
         try:
             with opened(path, n_bytes) as stream:
                 data = stream.read(state_at)
             # Tokens and namespace may have been written by anybody.
-            tokens, namespace = from_file(array("i", data), keys), namespace_of(said)
+            tokens, namespace = from_file(array("i", data), keys), namespace_of(label)
         except (BadFile, FileNotFoundError, ValueError, RecursionError):
             self._forget(name)
             return None

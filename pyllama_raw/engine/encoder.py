@@ -15,7 +15,7 @@ from threading import Condition, Thread
 from time import monotonic
 from typing import Protocol, TypeAlias
 
-from pyllama_raw.core.encodes import Encodes, Wanted
+from pyllama_raw.core.encodes import Encodes, RowNeed
 from pyllama_raw.core.stats import MediaStats
 from pyllama_raw.errors import BadMedia, EngineFault, PyllamaError
 
@@ -33,7 +33,7 @@ class Task(Protocol):
     """An image or a sound of a request."""
 
     @property
-    def wanted(self) -> Wanted:
+    def need(self) -> RowNeed:
         """Its key and its bytes."""
 
     def control(self) -> Cancellable:
@@ -89,11 +89,11 @@ class Encoder:
         """
         with self._changed:
             try:
-                for each in requests:
-                    self._encodes.add(each, [task.wanted for task in each.tasks])
+                for request in requests:
+                    self._encodes.add(request, [task.need for task in request.tasks])
             except BaseException:
-                for each in requests:
-                    self.leave(each)
+                for request in requests:
+                    self.leave(request)
                 raise
             self._changed.notify_all()
 
@@ -105,7 +105,7 @@ class Encoder:
     def rows(self, task: Task) -> Rows:
         """Rows that encode() gave of *task*, whose request is open."""
         with self._changed:
-            return self._encodes.rows(task.wanted.key)
+            return self._encodes.rows(task.need.key)
 
     def leave(self, encodes: RequestEncodes) -> None:
         """Forget *encodes*, because their request has ended; can be repeated."""
@@ -183,7 +183,7 @@ class Encoder:
         seconds = monotonic() - start
         self._encode_s += seconds
         # All that share the image have waited for it.
-        for encodes in self._encodes.users(task.wanted.key):
+        for encodes in self._encodes.users(task.need.key):
             encodes.seconds += seconds
         if error is not None:
             self._fail(task, error)
@@ -200,8 +200,8 @@ class Encoder:
         self._n_failed += 1
         for failed in self._encodes.fail():
             # Each request is told by the index of the image in its own prompt.
-            keys = [each.wanted.key for each in failed.tasks]
-            failed.error = _own(error, keys.index(task.wanted.key))
+            keys = [failed_task.need.key for failed_task in failed.tasks]
+            failed.error = _own(error, keys.index(task.need.key))
             self.report(failed.request_id)
 
 

@@ -158,7 +158,7 @@ class MemoryEstimate:
     @property
     def total_bytes(self) -> int:
         """Bytes of all devices."""
-        return sum(one.total_bytes for one in self.devices)
+        return sum(device.total_bytes for device in self.devices)
 
 
 class Outline:
@@ -174,8 +174,8 @@ class Outline:
         self.capabilities: Capabilities = probe(path, config.model.kv_overrides)
         self.capabilities.check(*Operation)
         # libllama reads the header and lays out tensors, but no weight.
-        wanted = config.resolved_model.loading
-        self.model = Model.load(path, **(wanted | NO_WEIGHTS))
+        loading = config.resolved_model.loading
+        self.model = Model.load(path, **(loading | NO_WEIGHTS))
         try:
             self._projector = _projector(config)
         except BaseException:
@@ -197,22 +197,22 @@ class Outline:
             fields = text_fields(model, config)
             return breakdown_of(model, pooling=pooling, mapped=mapped, **fields)
         config = checked_config(self.capabilities.model, config)
-        n_slots, wanted = config.scheduler.n_slots, config.resolved_context
-        fields = context_fields(wanted, n_slots, model.n_ctx_train)
+        n_slots, options = config.scheduler.n_slots, config.resolved_context
+        fields = context_fields(options, n_slots, model.n_ctx_train)
         n_seq_max = layout_of(model, config).n_seq_max
         return breakdown_of(model, n_seq_max=n_seq_max, mapped=mapped, **fields)
 
     def memory(self, config: EngineConfig) -> MemoryEstimate:
         """Memory of an engine of *config*."""
-        found = self.context(config)
+        breakdown = self.context(config)
         # libllama does not count the vocabulary.
-        found.weights[HOST] += self.model.n_vocab * TOKEN_TEXT_BYTES
-        parts = found.weights, found.kv, found.compute, self._projector
+        breakdown.weights[HOST] += self.model.n_vocab * TOKEN_TEXT_BYTES
+        parts = breakdown.weights, breakdown.kv, breakdown.compute, self._projector
         names = dict.fromkeys(name for part in parts for name in part)
         devices = (
             DeviceMemory(name, *(part.get(name, 0) for part in parts)) for name in names
         )
-        return MemoryEstimate(tuple(devices), found.n_ctx)
+        return MemoryEstimate(tuple(devices), breakdown.n_ctx)
 
     def __enter__(self) -> Self:
         return self
@@ -260,18 +260,18 @@ def fitted(
         room = _free(config.fit_margin_bytes) if room is None else room
         if _is_plenty(path, config, room):
             return config
-        chosen = _fitted(path, config, room, has_weights)
+        fitting = _fitted(path, config, room, has_weights)
     # Whatever is wrong, opening the model says it better.
     except (NativeError, Unsupported):
         return config
     changes = []
-    if chosen.context != config.context:
-        changes.append(f"n_ctx={chosen.context.n_ctx}")
-    if chosen.model != config.model:
-        changes.append(f"n_gpu_layers={chosen.model.n_gpu_layers}")
+    if fitting.context != config.context:
+        changes.append(f"n_ctx={fitting.context.n_ctx}")
+    if fitting.model != config.model:
+        changes.append(f"n_gpu_layers={fitting.model.n_gpu_layers}")
     if changes:
         _log.warning("memory is short: %s", ", ".join(changes))
-    return chosen
+    return fitting
 
 
 def _fitted(
@@ -297,10 +297,10 @@ def _fitted(
 
 
 def _fewer_cells(config: EngineConfig, n_ctx_train: int, fits: Fits) -> EngineConfig:
-    n_slots, wanted = config.scheduler.n_slots, config.resolved_context
-    n_ctx = context_fields(wanted, n_slots, n_ctx_train)["n_ctx"]
+    n_slots, options = config.scheduler.n_slots, config.resolved_context
+    n_ctx = context_fields(options, n_slots, n_ctx_train)["n_ctx"]
     # Cells come in units, as libllama rounds them.
-    unit = CELLS if wanted.kv_unified else CELLS * n_slots
+    unit = CELLS if options.kv_unified else CELLS * n_slots
     all_units = -(-n_ctx // unit)
     least = min(-(-config.fit_ctx // unit), all_units)
 
@@ -318,13 +318,13 @@ def _fewer_layers(
 ) -> EngineConfig:
     # Layers that leave a device go to the host, whose room is not asked for.
     places = {name: n_bytes for name, n_bytes in room.items() if name != HOST}
-    asked, all_layers = config.model.n_gpu_layers, n_layer + 1  # and the output
-    most = min(asked, all_layers) if asked >= 0 else all_layers
+    requested, all_layers = config.model.n_gpu_layers, n_layer + 1  # and the output
+    n_max = min(requested, all_layers) if requested >= 0 else all_layers
     if not places:
         return config
 
     def with_layers(n: int) -> EngineConfig:
-        if n == most:
+        if n == n_max:
             return config
         model = config.model.model_copy(update={"n_gpu_layers": n})
         return config.model_copy(update={"model": model})
@@ -334,18 +334,18 @@ def _fewer_layers(
             return _fits(estimate(path, with_layers(n)), places)
         return False
 
-    return with_layers(_most(0, most, fits))
+    return with_layers(_most(0, n_max, fits))
 
 
-def _most(least: int, wanted: int, fits: Callable[[int], bool]) -> int:
+def _most(lowest: int, highest: int, fits: Callable[[int], bool]) -> int:
     """
-    The largest number up to *wanted* that fits; *least* where none above it does.
+    The largest number up to *highest* that fits; *lowest* where none above it does.
 
     From below, because each try of many cells costs the memory of their list.
     """
-    low, high = least, min(max(2 * least, 1), wanted)
+    low, high = lowest, min(max(2 * lowest, 1), highest)
     while low < high and fits(high):
-        low, high = high, min(2 * high, wanted)
+        low, high = high, min(2 * high, highest)
     between = range(low + 1, high)
     return low + bisect_right(between, False, key=lambda n: not fits(n))
 
@@ -361,19 +361,19 @@ def _is_plenty(path: Path, config: EngineConfig, room: Room) -> bool:
     # What cannot be said from the header needs a real estimate.
     if set(room) != {HOST} or model.n_files > 1 or config.media.mmproj is not None:
         return False
-    n_slots, wanted = config.scheduler.n_slots, config.resolved_context
-    n_ctx: int = context_fields(wanted, n_slots, model.n_ctx_train)["n_ctx"]
+    n_slots, options = config.scheduler.n_slots, config.resolved_context
+    n_ctx: int = context_fields(options, n_slots, model.n_ctx_train)["n_ctx"]
     cells = 2 * 4 * n_ctx * model.n_layer * model.n_embd
-    rows = 2 * 4 * max(wanted.n_ubatch, wanted.n_outputs_max or 0) * model.n_vocab
+    rows = 2 * 4 * max(options.n_ubatch, options.n_outputs_max or 0) * model.n_vocab
     needed = 2 * path.stat().st_size + cells + rows + PLENTY_BYTES
     return needed < room[HOST] // 2
 
 
 def _fits(memory: MemoryEstimate, room: Room, *, has_weights: bool = False) -> bool:
     return all(
-        one.total_bytes - has_weights * one.weights_bytes <= room[one.device]
-        for one in memory.devices
-        if one.device in room
+        device.total_bytes - has_weights * device.weights_bytes <= room[device.device]
+        for device in memory.devices
+        if device.device in room
     )
 
 
@@ -398,8 +398,8 @@ def kernels_used(model: Model, config: EngineConfig) -> str:
     Numbers are shares of all multiply-adds with weights. Two tokens are decoded, because some
     kernels of ours leave products with a single one to libllama.
     """
-    wanted = config.resolved_context
-    fields = context_fields(wanted, 1, model.n_ctx_train)
+    options = config.resolved_context
+    fields = context_fields(options, 1, model.n_ctx_train)
     fields |= {"n_outputs_max": 2, "deterministic": config.deterministic}
     watch = Watch()
     with Context(model, n_seq_max=1, watch=watch, **fields) as context:

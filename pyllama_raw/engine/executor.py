@@ -26,10 +26,10 @@ from pyllama_raw.core.step import (
     DecodeStatus,
     Delete,
     Fetch,
-    Held,
     Load,
     Lost,
     Move,
+    PartlyComputed,
     PrefillSpan,
     ReadSource,
     StepPlan,
@@ -158,36 +158,36 @@ class NativeExecutor:
         assert isinstance(params, SamplingParams)
         vocab = self.context.model.vocab
         # Rules of an output are a constraint, names of tokens, or both.
-        started = named = None
+        constraint = token_names = None
         if isinstance(rules, OutputRules):
-            named = rules.named
-            started = rules.start() if rules.start else None
+            token_names = rules.token_names
+            constraint = rules.start() if rules.start else None
         sampler = open_sampler(
             params,
             vocab,
             text_of(request.tokens, request.spans),
             request.stop_token_ids | vocab.eog_tokens,
-            started,
-            named=named,
+            constraint,
+            token_names=token_names,
         )
-        opened = BuiltSampler(
+        built = BuiltSampler(
             params,
             sampler,
-            started if isinstance(started, MaskState) else None,
+            constraint if isinstance(constraint, MaskState) else None,
             watch(params, sampler),
             self.lanes.missing(params, sampler),
             cast("tuple[MediaRows, ...]", request.payloads),
         )
-        self._open.add(request.request_id, opened)
+        self._open.add(request.request_id, built)
 
     def close(self, request_id: int) -> SamplerUse | None:
         """Free the sampler; tells where it chose its tokens."""
-        opened = self._open.pop(request_id)
-        if opened is None:
+        built = self._open.pop(request_id)
+        if built is None:
             return None
-        opened.sampler.close()
+        built.sampler.close()
         # The sampler has counted its tokens on either side.
-        return self.lanes.use(opened.sampler, opened.needs_all)
+        return self.lanes.use(built.sampler, built.needs_all)
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""
@@ -285,8 +285,8 @@ class NativeExecutor:
         result = self._decode(works_left, plan._replace(steady=False))
         outputs = result.outputs
         if result.status in (DecodeStatus.OK, DecodeStatus.ABORTED):
-            known = iter(outputs)
-            outputs = tuple(Lost() if w.slot in lost else next(known) for w in works)
+            computed = iter(outputs)
+            outputs = tuple(Lost() if w.slot in lost else next(computed) for w in works)
         return result._replace(
             outputs=outputs,
             saved=saved,
@@ -319,11 +319,11 @@ class NativeExecutor:
         """Compute *works* as *plan* says."""
         if not works:
             return StepResult()
-        adapters, wanted = self.adapters, plan.lot.adapters
+        adapters, adapter_set = self.adapters, plan.lot.adapters
         try:
             # To switch has all graphs prepared anew, so only a change does.
-            if wanted != adapters.on:
-                adapters.switch(self.context, wanted)
+            if adapter_set != adapters.on:
+                adapters.switch(self.context, adapter_set)
             outcome = self._outcome(works, plan)
         except InvalidBatch as error:
             return self._refused(error)
@@ -432,7 +432,7 @@ class NativeExecutor:
         self._rebuild()
         return StepResult(DecodeStatus.FAILED, error=error)
 
-    def _left(self, work: Work) -> Held | Lost:
+    def _left(self, work: Work) -> PartlyComputed | Lost:
         """Part of *work* that an aborted decode left, without a token to be sampled from."""
         slot, n_tokens = work.slot, len(work.tokens)
         if not self._operations.can_cut:
@@ -440,7 +440,9 @@ class NativeExecutor:
             self.context.seq_rm(slot)
             return Lost()
         if type(work) is PrefillSpan:
-            return Held(0)  # positions do not tell how many of its rows there are
+            return PartlyComputed(
+                0
+            )  # positions do not tell how many of its rows there are
         highest = self.context.seq_pos_max(slot)
         # The abort came before anything of it was there.
         if highest is None:
@@ -452,7 +454,7 @@ class NativeExecutor:
             if not self.context.cut(slot, work.pos + n_held):
                 self._operations.note_refusal()
                 return Lost()
-        return Held(n_held)
+        return PartlyComputed(n_held)
 
     def _rebuild(self) -> NativeError | None:
         """Make the context anew; the error if that cannot be done now."""

@@ -109,8 +109,8 @@ class Guidance:
                 return ()
 
         pieces = _pieces(vocab)
-        made = partial(_without, pieces, sorted(vocab.eog_tokens), tokenize)
-        tokenizers = lru_cache(MAX_TOKENIZERS)(made)
+        make_tokenizer = partial(_without, pieces, sorted(vocab.eog_tokens), tokenize)
+        tokenizers = lru_cache(MAX_TOKENIZERS)(make_tokenizer)
         try:
             # The usual vocabulary; this imports llguidance.
             tokenizers(frozenset())
@@ -144,10 +144,12 @@ class Guidance:
         # A grammar may name tokens. Those have no text in its vocabulary.
         numbers = map(int, NUMBER.findall(text) if kind == "lark" else ())
         tokens = {token for token in numbers if token < len(self._pieces)}
-        named = frozenset(token for token in tokens if self._pieces[token][0] != 0xFF)
+        textless = frozenset(
+            token for token in tokens if self._pieces[token][0] != 0xFF
+        )
         # In a process of its own first, which tells how many bytes it takes.
-        n_bytes = self._trials.n_bytes(kind, text, named)
-        matcher = _compile(self._tokenizers(named), kind, text)
+        n_bytes = self._trials.n_bytes(kind, text, textless)
+        matcher = _compile(self._tokenizers(textless), kind, text)
         # A grammar that has a schema of ours is that of a call.
         has_numbers = kind == "json_schema" or (kind == "lark" and OPTIONS_TEXT in text)
         start = partial(MaskState, kind, matcher, self._digits if has_numbers else None)
@@ -238,27 +240,27 @@ class DigitTokens:
         bits = int.from_bytes(mask.tobytes(), "little")
         # A string goes on as it likes. What has to have more digits gets them.
         is_number = not bits >> self.letter & 1
-        if is_number and (rest := bits & ~longer[n_more]):
-            mask[:] = array(UINT32, rest.to_bytes(4 * len(mask), "little"))
+        if is_number and (short_bits := bits & ~longer[n_more]):
+            mask[:] = array(UINT32, short_bits.to_bytes(4 * len(mask), "little"))
 
 
 def _without(
     pieces: Sequence[bytes],
     ends: Sequence[int],
     tokenize: Tokenize,
-    named: frozenset[int],
+    textless: frozenset[int],
 ) -> MaskTokenizer:
-    """A vocabulary in which the tokens *named* have no text."""
-    names = [pieces[token] for token in named]
-    rest = [b"\xff" + p if t in named else p for t, p in enumerate(pieces)]
+    """A vocabulary in which the tokens *textless* have no text."""
+    names = [pieces[token] for token in textless]
+    pieces_left = [b"\xff" + p if t in textless else p for t, p in enumerate(pieces)]
 
     def tokenize_without(text: bytes) -> Sequence[int]:
         # A text that spells a named token: by the longest of the other pieces.
         if any(name in text for name in names):
-            return _longest(rest, text)
+            return _longest(pieces_left, text)
         return tokenize(text)
 
-    return MaskTokenizer(rest, ends, tokenize_without)
+    return MaskTokenizer(pieces_left, ends, tokenize_without)
 
 
 def checked_schema(schema: object) -> str:
@@ -318,9 +320,9 @@ def _check_size(schema: object) -> None:
                 waiting += value.values()
 
 
-def _check_count(count: int, what: str, most: int) -> None:
-    if count > most:
-        text = f"it has {count} or more {what}, at most {most} are allowed"
+def _check_count(count: int, noun: str, limit: int) -> None:
+    if count > limit:
+        text = f"it has {count} or more {noun}, at most {limit} are allowed"
         raise BadSchema("json_schema", text)
 
 
@@ -372,14 +374,14 @@ class MaskState:
 def _longest(pieces: Sequence[bytes], text: bytes) -> list[int]:
     """Tokens of *text*, each the longest that fits; of few texts, so nothing is kept."""
     ids = {piece: token for token, piece in enumerate(pieces) if piece in text}
-    found: list[int] = []
+    tokens: list[int] = []
     while text:
         piece = max((p for p in ids if text.startswith(p)), key=len, default=b"")
         if not piece:
             return []
-        found.append(ids[piece])
+        tokens.append(ids[piece])
         text = text[len(piece) :]
-    return found
+    return tokens
 
 
 def _pieces(vocab: Vocab) -> list[bytes]:
@@ -409,18 +411,20 @@ class Trials:
         self._can_start = True
         weakref.finalize(self, _end_all, self._all)
 
-    def n_bytes(self, kind: Kind, text: str, named: Collection[int] = ()) -> int | None:
+    def n_bytes(
+        self, kind: Kind, text: str, textless: Collection[int] = ()
+    ) -> int | None:
         """
         What the constraint *text* takes once it is compiled; None: no process can be started.
 
         Args:
-            named: tokens that have no text, because the constraint names them.
+            textless: tokens that have no text, because the constraint names them.
 
         Raises:
             BadSchema: it cannot be compiled, or not within the limits; says why.
             ClosedError: the caller has left meanwhile.
         """
-        constraint = {"kind": kind, "text": text, "named": sorted(named)}
+        constraint = {"kind": kind, "text": text, "named": sorted(textless)}
         # One of a few processes, or leave to start one; others wait here.
         process = self._places.get()
         answer = None

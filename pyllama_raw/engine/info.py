@@ -159,11 +159,11 @@ def _pooling(path: str, arch: str, number: int) -> Pooling | None:
     if number in (-1, 2**32 - 1):
         return None
     if not 0 <= number < len(POOLINGS):
-        known = ", ".join(f"{i} ({name})" for i, name in enumerate(POOLINGS))
+        choices = ", ".join(f"{i} ({name})" for i, name in enumerate(POOLINGS))
         raise ModelLoadFailed(
             path,
             f"{arch}.pooling_type={number} is not allowed: "
-            f"the file, or kv_overrides, must give one of {known}",
+            f"the file, or kv_overrides, must give one of {choices}",
         )
     return POOLINGS[number]
 
@@ -199,7 +199,9 @@ class Capabilities:
     @property
     def operations(self) -> tuple[Operation, ...]:
         """Operations that it can do."""
-        return tuple(one for one in Operation if one not in self.refusals)
+        return tuple(
+            operation for operation in Operation if operation not in self.refusals
+        )
 
     @property
     def tools(self) -> bool:

@@ -204,9 +204,9 @@ def describer(
     template: ChatTemplate | None = None,
 ) -> Callable[[], EngineInfo]:
     """Keep what can be said at once: the context may be closed when somebody asks."""
-    wanted, model = config.resolved_context, context.model
-    taken = context.kernels.taken if context.kernels is not None else ()
-    known = partial(
+    options, model = config.resolved_context, context.model
+    table = context.kernels.taken if context.kernels is not None else ()
+    snapshot = partial(
         EngineInfo,
         model_path=str(model.path),
         description=model.desc,
@@ -219,14 +219,14 @@ def describer(
         n_ctx_slot=limits.n_ctx_slot,
         n_batch=limits.n_batch,
         n_ubatch=context.n_ubatch,
-        n_threads=wanted.threads,
-        n_threads_batch=wanted.n_threads_batch or wanted.threads,
-        type_k=wanted.type_k,
-        type_v=wanted.type_v,
-        flash_attn=wanted.flash_attn,
+        n_threads=options.threads,
+        n_threads_batch=options.n_threads_batch or options.threads,
+        type_k=options.type_k,
+        type_v=options.type_v,
+        flash_attn=options.flash_attn,
         kv_unified=limits.unified,
         can_cut=limits.kind.can_cut,
-        kernels={row.computes: row.needs for row in taken},
+        kernels={row.computes: row.needs for row in table},
         config=config,
         chat_template=None if template is None else template.source,
     )
@@ -234,7 +234,7 @@ def describer(
     def describe() -> EngineInfo:
         theirs = libllama.llama_version()
         devices = config.model.devices or [d.name for d in libllama.devices()]
-        return known(
+        return snapshot(
             devices=tuple(devices),
             versions={"pyllama_raw": __version__, "llama_cpp": theirs},
         )
@@ -263,9 +263,9 @@ def _vocab(model: Model) -> VocabInfo:
     )
 
 
-def tell_changes(asked: ContextConfig, context: Context) -> None:
+def tell_changes(options: ContextConfig, context: Context) -> None:
     """A warning for each size that somebody chose and that is another one."""
     for name, reason in _REASONS.items():
-        wanted, found = getattr(asked, name), getattr(context, name)
-        if name in asked.model_fields_set and wanted not in (None, found):
-            _log.warning("%s=%d is made %d: %s", name, wanted, found, reason)
+        requested, actual = getattr(options, name), getattr(context, name)
+        if name in options.model_fields_set and requested not in (None, actual):
+            _log.warning("%s=%d is made %d: %s", name, requested, actual, reason)

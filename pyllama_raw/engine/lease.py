@@ -55,10 +55,10 @@ class Lease:
             file = _locked(path)
             if file is not None:
                 self.files[path] = file
-                said = {"pid": os.getpid(), "device": place.key, "slot": slot}
-                said["created_at_unix_ms"] = time.time_ns() // 10**6
+                holder = {"pid": os.getpid(), "device": place.key, "slot": slot}
+                holder["created_at_unix_ms"] = time.time_ns() // 10**6
                 os.ftruncate(file, 0)  # what it says is for people
-                os.pwrite(file, json.dumps(said).encode(), 0)
+                os.pwrite(file, json.dumps(holder).encode(), 0)
                 return
         reason = f"already has {config.max_models} models, which max_models allows"
         raise LeaseRefused(place.key, f"{reason}: close one, or raise max_models")
@@ -75,13 +75,13 @@ _leases = WeakSet[Lease]()
 
 
 def take_lease(
-    options: Mapping[str, Any], found: Iterable[Device] | None = None
+    options: Mapping[str, Any], machine: Iterable[Device] | None = None
 ) -> Lease | None:
     """
     A lease for a model that is loaded by *options*, fields of ModelConfig; None: it wants none.
 
     Args:
-        found: devices of the machine. None: those that libllama finds.
+        machine: devices of the machine. None: those that libllama finds.
 
     Raises:
         LeaseRefused: a device is full or short of memory, or the directory is of no use;
@@ -90,7 +90,7 @@ def take_lease(
     if options.get("lease") is None or options.get("n_gpu_layers") == 0:
         return None
     config = LeaseConfig(**options["lease"])
-    places = places_of(options, devices() if found is None else found)
+    places = places_of(options, devices() if machine is None else machine)
     # It is computed by CPUs, which nobody leases.
     if not places:
         return None
@@ -108,11 +108,11 @@ def take_lease(
     return lease
 
 
-def places_of(options: Mapping[str, Any], found: Iterable[Device]) -> list[Place]:
-    """Devices among *found* that compute a model of *options*, by their keys."""
+def places_of(options: Mapping[str, Any], machine: Iterable[Device]) -> list[Place]:
+    """Devices among *machine* that compute a model of *options*, by their keys."""
     names = options.get("devices")
     used: list[Place] = []
-    for index, device in enumerate(found):
+    for index, device in enumerate(machine):
         if device.kind in ("gpu", "igpu") and (names is None or device.name in names):
             name = device.stable_id or device.name or f"gpu-{index}"
             key = re.sub(r"[^A-Za-z0-9_-]", "_", name)  # that a file may be named by
@@ -143,15 +143,15 @@ def _locked(path: Path) -> int | None:
     """The file at *path*, made if need be, with its lock; None: another one has the lock."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     while True:
-        with ExitStack() as opened:
-            opened.callback(os.close, file := os.open(path, flags, 0o600))
+        with ExitStack() as resources:
+            resources.callback(os.close, file := os.open(path, flags, 0o600))
             try:
                 flock(file, LOCK_EX | LOCK_NB)
             except BlockingIOError:
                 return None
             with suppress(FileNotFoundError):  # its last owner may have deleted it
                 if os.path.samestat(path.stat(), os.fstat(file)):
-                    opened.pop_all()
+                    resources.pop_all()
                     return file
 
 

@@ -171,8 +171,8 @@ class Restarts:
     Each is told in the log.
     """
 
-    def __init__(self, most: int = 0) -> None:
-        self.most = most  # in WINDOW_S
+    def __init__(self, limit: int = 0) -> None:
+        self.limit = limit  # in WINDOW_S
         self._moments = deque[float]()
 
     def take(self, now: float, error: BaseException) -> bool:
@@ -180,11 +180,11 @@ class Restarts:
         # What is older than a minute does not count.
         while self._moments and self._moments[0] <= now - WINDOW_S:
             self._moments.popleft()
-        if len(self._moments) >= self.most:
+        if len(self._moments) >= self.limit:
             return False
         self._moments.append(now)
         text = "the engine failed, restart %d of at most %d in %g s: %r"
-        _log.error(text, len(self._moments), self.most, WINDOW_S, error)
+        _log.error(text, len(self._moments), self.limit, WINDOW_S, error)
         return True
 
 

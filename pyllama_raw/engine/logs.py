@@ -65,16 +65,16 @@ def read_records(path: Path, make: Callable[..., R]) -> list[R]:
     Raises:
         ValueError: a line is no record.
     """
-    found = []
+    records = []
     with path.open() as file:
         for number, line in enumerate(file, 1):
             try:
                 # A line may be from anybody: it becomes a record only if all fields fit.
                 values = json.loads(line).items()
-                found.append(make(**{name: _fixed(value) for name, value in values}))
+                records.append(make(**{name: _fixed(value) for name, value in values}))
             except (AttributeError, TypeError, ValueError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
-    return found
+    return records
 
 
 def _fixed(value: Any) -> Any:
@@ -198,10 +198,10 @@ def _open_alone(path: Path, start: bytes) -> IO[str]:
 def _check(file: int, path: Path, start: bytes) -> None:
     if not S_ISREG(os.fstat(file).st_mode):
         raise ConfigError(f"{path} is no regular file: name a file for the log")
-    found = os.pread(file, len(start), 0)
-    if found != start[: len(found)]:
+    head = os.pread(file, len(start), 0)
+    if head != start[: len(head)]:
         raise ConfigError(
-            f"{path} has something else than such a log, it begins with {found!r}: "
+            f"{path} has something else than such a log, it begins with {head!r}: "
             "name another file, or delete it"
         )
 
@@ -252,12 +252,12 @@ def block_ids(request: Request, key: bytes) -> tuple[int, ...]:
     owner = request.request_id if isinstance(namespace, Private) else namespace
     hashed = blake2b(f"{owner!r}\0".encode(), key=key, digest_size=ID_BYTES)
     data, n_bytes = request.tokens.tobytes(), request.tokens.itemsize * BLOCK
-    found = []
+    ids = []
     for start in range(0, len(data), n_bytes):
         # Each number stands for all blocks up to here.
         hashed.update(data[start : start + n_bytes])
-        found.append(int.from_bytes(hashed.digest()))
-    return tuple(found)
+        ids.append(int.from_bytes(hashed.digest()))
+    return tuple(ids)
 
 
 class RequestLog(RecordLog[RequestRecord]):
@@ -426,19 +426,19 @@ def open_logs(config: LogConfig) -> Logs:
     Raises:
         ConfigError: a file cannot be written.
     """
-    with ExitStack() as opened:
+    with ExitStack() as resources:
 
         def put(path: str | Path | None, kind: type[NamedTuple]) -> Any:
             """Open a file, if one is asked for."""
             if path is None:
                 return None
             file = RecordFile(Path(path), kind)
-            opened.callback(file.close)
+            resources.callback(file.close)
             return file.put
 
         put_step = put(config.step_log, StepRecord)
         put_request = put(config.request_log, RequestRecord)
-        close_files = opened.pop_all().close
+        close_files = resources.pop_all().close
     keeps_steps = config.max_steps or put_step
     keeps_requests = config.max_requests or put_request
     return Logs(

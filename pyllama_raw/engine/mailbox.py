@@ -82,7 +82,7 @@ class Mailbox:
         self._n_enough = n_enough
         self._clock = clock
         self._posted: deque[Command] = deque()
-        self._taken: deque[Command] = deque()
+        self._current: deque[Command] = deque()
         self._bell = Lock()  # free: it has rung since the reader last heard it
         self._coming = set[object]()  # one operation on a set cannot be interrupted
 
@@ -120,12 +120,12 @@ class Mailbox:
         if timeout_s != 0.0 and self._hears_one(timeout_s):
             self._await_burst()
         for _ in range(len(self._posted)):
-            self._taken.append(self._posted.popleft())
-        return self._taken
+            self._current.append(self._posted.popleft())
+        return self._current
 
     def rest(self) -> Iterator[Command]:
         """Remove what was not obeyed, when the reader is gone. Thread: any, several."""
-        for commands in (self._taken, self._posted):
+        for commands in (self._current, self._posted):
             with suppress(IndexError):
                 while True:
                     yield commands.popleft()

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from pyllama_raw.core.encodes import Encodes, RowKey, Wanted
+from pyllama_raw.core.encodes import Encodes, RowKey, RowNeed
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.spans import Span
 from pyllama_raw.engine.encoder import Cancellable, Encoder, RequestEncodes, Rows
@@ -102,10 +102,10 @@ class MediaReader:
             rows = array("f")
             for index, run in enumerate(cut.runs):
                 if isinstance(run, RowRun):
-                    found = self._projector.encode(cut, index, control)
-                    if found is None:
+                    run_rows = self._projector.encode(cut, index, control)
+                    if run_rows is None:
                         return None
-                    rows += found
+                    rows += run_rows
             return rows
 
     def decode(self, part: Media, stop: Stop = never) -> Bitmap:
@@ -144,7 +144,7 @@ class MediaTask:
 
     part: Media
     layout: MediaLayout
-    wanted: Wanted
+    need: RowNeed
     reader: MediaReader
 
     def control(self) -> EncodeCall:
@@ -156,8 +156,8 @@ class MediaTask:
             return self.reader.encode(self.part, self.layout, control)
         except BadMedia as error:
             kinds = sounds.KINDS if isinstance(self.part, Audio) else pictures.KINDS
-            given = f"{self.part!r} of {len(self.part.content)} bytes: {error.reason}"
-            raise BadMedia(f"{given}; give a whole {kinds} file") from error
+            upload = f"{self.part!r} of {len(self.part.content)} bytes: {error.reason}"
+            raise BadMedia(f"{upload}; give a whole {kinds} file") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +178,8 @@ class MediaRows:
 
     @property
     def rows(self) -> memoryview:
-        found = memoryview(self.encoder.rows(self.task))
-        return found[self.start : self.start + self.n_floats]
+        floats = memoryview(self.encoder.rows(self.task))
+        return floats[self.start : self.start + self.n_floats]
 
 
 class MediaPart(NamedTuple):
@@ -203,14 +203,14 @@ class MediaDesk:
     """
 
     def __init__(self, use: ModelUse, config: EngineConfig, keys: SpanKeys) -> None:
-        wanted, path = config.media, config.media.mmproj
+        media, path = config.media, config.media.mmproj
         assert path is not None
         files = model_files(Path(path))
         options: dict[str, Any] = {
             "n_threads": config.context.n_threads_batch or config.context.threads,
             "use_gpu": config.projector_on_device,
-            "min_tokens": wanted.image_min_tokens,
-            "max_tokens": wanted.image_max_tokens,
+            "min_tokens": media.image_min_tokens,
+            "max_tokens": media.image_max_tokens,
         }
         # Engines on one model, with equal options, share a projector.
         self.projector = _projectors.enter(
@@ -219,11 +219,11 @@ class MediaDesk:
         )
         try:
             # Rows are equal only if all that makes them is.
-            limits = {"min": wanted.image_min_tokens, "max": wanted.image_max_tokens}
+            limits = {"min": media.image_min_tokens, "max": media.image_max_tokens}
             identity = fingerprint(files, 0, limits, {}).encode()
             self._reader = MediaReader(self.projector, identity)
             encodes = Encodes[RequestEncodes](
-                wanted.max_open_bytes, wanted.max_kept_bytes
+                media.max_open_bytes, media.max_kept_bytes
             )
             self.encoder = Encoder(encodes)
         except BaseException:
@@ -231,10 +231,10 @@ class MediaDesk:
             raise
         self._keys = keys
         self.limits = MediaLimits(
-            max_parts=wanted.max_parts,
-            max_bytes=wanted.max_upload_bytes,
-            max_pixels=wanted.max_pixels,
-            max_seconds=wanted.max_seconds,
+            max_parts=media.max_parts,
+            max_bytes=media.max_upload_bytes,
+            max_pixels=media.max_pixels,
+            max_seconds=media.max_seconds,
         )
 
     def take_list(
@@ -247,9 +247,9 @@ class MediaDesk:
 
     def take_chat(self, messages: Sequence[Mapping[str, Any]]) -> MediaMessages:
         """*messages* without their media. Raises InvalidRequest, BadMedia."""
-        taken = MediaMessages(messages, self.limits)
-        self.limits.check(taken.media)
-        return taken
+        chat = MediaMessages(messages, self.limits)
+        self.limits.check(chat.media)
+        return chat
 
     def place(self, part: Media, index: int, namespace: Namespace = None) -> MediaPart:
         """
@@ -270,8 +270,8 @@ class MediaDesk:
         # Uploads and rows count against the limit of open requests.
         n_rows = sum(run.n_cells for run in layout.runs if isinstance(run, RowRun))
         n_bytes = len(part.content) + 4 * n_rows * self.projector.n_embd
-        wanted = Wanted(self._reader.key(part, namespace), n_bytes)
-        task = MediaTask(part, layout, wanted, self._reader)
+        need = RowNeed(self._reader.key(part, namespace), n_bytes)
+        task = MediaTask(part, layout, need, self._reader)
         tokens, spans, payloads, n_floats = array("i"), [], [], 0
         for run, key in zip(layout.runs, layout.keys, strict=True):
             start = len(tokens)
@@ -288,21 +288,21 @@ class MediaDesk:
             n_floats += n_own
         return MediaPart(tokens, tuple(spans), tuple(payloads))
 
-    def enter(self, opened: Sequence[OpenRequest]) -> None:
+    def enter(self, requests: Sequence[OpenRequest]) -> None:
         """
-        Have the media of all requests *opened* encoded, or of none.
+        Have the media of all requests *requests* encoded, or of none.
 
         Raises:
             QueueFull, InvalidRequest: there is too much of them.
         """
         # All requests first, because either all are encoded or none is.
         encodes = []
-        for each in opened:
-            payloads = cast(Sequence[MediaRows], each.request.payloads)
+        for request in requests:
+            payloads = cast(Sequence[MediaRows], request.request.payloads)
             # An image with several runs is one task.
             if tasks := list({id(rows.task): rows.task for rows in payloads}.values()):
-                each.encodes = RequestEncodes(each.request.request_id, tasks)
-                encodes.append(each.encodes)
+                request.encodes = RequestEncodes(request.request.request_id, tasks)
+                encodes.append(request.encodes)
         if encodes:
             self.encoder.enter(encodes)
 

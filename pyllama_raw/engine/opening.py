@@ -23,7 +23,7 @@ from pyllama_raw.native import libllama
 from pyllama_raw.native.gguf_header import NO_OVERRIDES
 
 if TYPE_CHECKING:
-    from pyllama_raw.engine.parts import EngineParts, Kept
+    from pyllama_raw.engine.parts import EngineParts, Inheritance
     from pyllama_raw.options.config import EngineConfig
 
 _log = getLogger(__name__)
@@ -41,7 +41,7 @@ def build(
     config: EngineConfig | None,
     needs: str | None = None,
     report: Report = lambda _: True,
-    kept: Kept | None = None,
+    inheritance: Inheritance | None = None,
 ) -> EngineParts:
     """
     Load the model and make its context; blocks for as long as that takes.
@@ -50,7 +50,7 @@ def build(
         config: None are the defaults; the model need not wait for pydantic then.
         needs: an operation that the model must be able to do; None: any.
         report: gets the loaded fraction; returning False cancels the load.
-        kept: what there is of earlier parts of the engine.
+        inheritance: what there is of earlier parts of the engine.
 
     Raises:
         ModelLoadFailed, ContextFailed, LibraryNotBuilt: nothing is left behind.
@@ -81,7 +81,7 @@ def build(
     importing.start()
     try:
         use = open_model(path, options, report)
-        return build_on(use, config, needs, kept)
+        return build_on(use, config, needs, inheritance)
     finally:
         importing.join()
 
@@ -90,7 +90,7 @@ def build_on(
     use: ModelUse,
     config: EngineConfig | None,
     needs: str | None = None,
-    kept: Kept | None = None,
+    inheritance: Inheritance | None = None,
 ) -> EngineParts:
     """Like build(), of a model that is loaded; *use* is closed with the parts."""
     with ExitStack() as undo:
@@ -113,17 +113,21 @@ def build_on(
             )
         capabilities.check(*_wanted(needs))
         if Operation.GENERATE in capabilities.operations:
-            memory = None if kept is None else kept.memory
+            memory = None if inheritance is None else inheritance.memory
             parts = assemble(use, config, capabilities, memory)
         else:
             parts = assemble_embedder(use, config, capabilities)
         undo.callback(parts.release)
         # Logs and the budget of restarts may be those of the session before.
         logs = restarts = None
-        if kept is not None:
-            restarts = kept.restarts
-            logs = kept.logs.share() if kept.log_config == config.log else None
-        opened = replace(
+        if inheritance is not None:
+            restarts = inheritance.restarts
+            logs = (
+                inheritance.logs.share()
+                if inheritance.log_config == config.log
+                else None
+            )
+        engine = replace(
             parts,
             metadata=model.meta,
             labels=model.labels,
@@ -132,13 +136,13 @@ def build_on(
             restarts=restarts or Restarts(config.max_restarts),
         )
         if config.warm_up:
-            opened.executor.warm_up()
+            engine.executor.warm_up()
         undo.pop_all()
     pass_on_lines()
-    limits = opened.scheduler.limits
+    limits = engine.scheduler.limits
     text = "opened %s: %d slots, %d cells"
     _log.info(text, model.path, limits.n_slots, limits.n_cells)
-    return opened
+    return engine
 
 
 def _wanted(needs: str | None) -> Iterable[Operation]:

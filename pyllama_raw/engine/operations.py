@@ -389,8 +389,8 @@ def warm_up(context: Context) -> bool:
         _compute(context, {0: min(context.n_ubatch, context.n_ctx_seq)})
         context.clear()
         # The graph of a step that only decodes.
-        most = min(context.n_seq_max, context.n_outputs_max, context.max_tokens)
-        _compute(context, dict.fromkeys(range(most), 1))
+        n_sequences = min(context.n_seq_max, context.n_outputs_max, context.max_tokens)
+        _compute(context, dict.fromkeys(range(n_sequences), 1))
     finally:
         context.clear()
     return restored(context, copies)

@@ -132,7 +132,7 @@ class KeptMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Inheritance:
     """Things that the next parts of an engine have of earlier ones."""
 
     logs: Logs

@@ -197,8 +197,8 @@ def _check_sequences(context: Context) -> None:
         alone = _rows_of_last(context, {last: 0}, n_first)
         elsewhere = _rows_of_last(context, {0: 0}, n_first)
         beside_equals = _rows_of_last(context, dict.fromkeys(slots, 0), n_first)
-        others = {slot: (last - slot) % 3 for slot in slots}
-        beside_others = _rows_of_last(context, others, n_first)
+        strangers = {slot: (last - slot) % 3 for slot in slots}
+        beside_others = _rows_of_last(context, strangers, n_first)
     except DecodeFailed as error:
         raise _unsupported(
             context, "fails with several sequences: n_slots=1 works"
@@ -240,17 +240,17 @@ def _rows_of_last(context: Context, begins: dict[int, int], n_first: int) -> lis
     return rows
 
 
-def _far(rows: list[Row], others: list[Row]) -> float:
-    """The mean distance of *rows* from *others*, one by one."""
-    pairs = zip(rows, others, strict=True)
+def _far(rows: list[Row], reference: list[Row]) -> float:
+    """The mean distance of *rows* from *reference*, one by one."""
+    pairs = zip(rows, reference, strict=True)
     return sum(_distance(row, other) for row, other in pairs) / len(rows)
 
 
-def _unsupported(context: Context, what: str) -> Unsupported:
+def _unsupported(context: Context, fault: str) -> Unsupported:
     name = context.model.meta.get("general.architecture", "")
     return Unsupported(
         "generation",
-        f"libllama does not compute the architecture {name!r} rightly: it {what}",
+        f"libllama does not compute the architecture {name!r} rightly: it {fault}",
     )
 
 

@@ -70,16 +70,16 @@ class BuiltSamplers:
     def request_ids(self) -> list[int]:
         return list(self._all)
 
-    def add(self, request_id: int, opened: BuiltSampler) -> None:
-        self._all[request_id] = opened
-        self._count(opened, 1)
+    def add(self, request_id: int, sampler: BuiltSampler) -> None:
+        self._all[request_id] = sampler
+        self._count(sampler, 1)
 
     def pop(self, request_id: int) -> BuiltSampler | None:
         """Take one out; None: it is not open."""
-        opened = self._all.pop(request_id, None)
-        if opened is not None:
-            self._count(opened, -1)
-        return opened
+        sampler = self._all.pop(request_id, None)
+        if sampler is not None:
+            self._count(sampler, -1)
+        return sampler
 
     def need_all(self, works: Iterable[Work]) -> bool:
         """Whether a request of *works* needs whole rows."""
@@ -87,12 +87,12 @@ class BuiltSamplers:
             self._all[work.request_id].needs_all for work in works
         )
 
-    def _count(self, opened: BuiltSampler, change: int) -> None:
-        params = opened.params
+    def _count(self, sampler: BuiltSampler, change: int) -> None:
+        params = sampler.params
         is_scored = params.logprobs is not None or params.prompt_logprobs is not None
-        self.n_masked += change * (opened.mask is not None)
+        self.n_masked += change * (sampler.mask is not None)
         self.n_scored += change * is_scored
-        self.n_needing_all += change * bool(opened.needs_all)
+        self.n_needing_all += change * bool(sampler.needs_all)
 
 
 def watch(params: SamplingParams, sampler: RowSampler) -> RowLogprobs | None:
@@ -111,14 +111,14 @@ def watch(params: SamplingParams, sampler: RowSampler) -> RowLogprobs | None:
 def with_logprobs(
     outputs: Iterable[Output],
     works: Items[Work],
-    opened: BuiltSamplers,
+    samplers: BuiltSamplers,
     context: Context,
 ) -> tuple[Output, ...]:
     """*outputs* with the log-probabilities of *works*, which the batch held."""
-    told = []
+    scored = []
     start = 0
     for work, output in zip(works, outputs, strict=True):
-        request = opened[work.request_id]
+        request = samplers[work.request_id]
         # An output token: the sampler of its row has written them.
         if type(output) is Sampled and request.params.logprobs is not None:
             rows = tuple(_of_output(request, token) for token in output.tokens)
@@ -135,13 +135,13 @@ def with_logprobs(
                 output = RowFailed(failed)  # noqa: PLW2901
             else:
                 output = Scored(scores, output)  # noqa: PLW2901
-        told.append(output)
+        scored.append(output)
         start += len(work.tokens)
-    return tuple(told)
+    return tuple(scored)
 
 
-def _of_output(opened: BuiltSampler, token: int) -> TokenLogprobs:
-    row = opened.logprobs
+def _of_output(sampler: BuiltSampler, token: int) -> TokenLogprobs:
+    row = sampler.logprobs
     if row is None:
         return TokenLogprobs(token, 0.0, ((token, 0.0),))
     return TokenLogprobs(token, row.value, row.top)
@@ -151,15 +151,15 @@ def _of_targets(
     targets: array[int], n_top: int, start: int, context: Context
 ) -> tuple[TokenLogprobs, ...]:
     rows = array("i", range(start, start + len(targets)))
-    chosen, ids, values = context.score(rows, array("i", targets), n_top)
+    logprobs, ids, values = context.score(rows, array("i", targets), n_top)
     tops = [slice(n_top * i, n_top * (i + 1)) for i in range(len(targets))]
-    found = []
-    for token, logprob, top in zip(targets, chosen, tops, strict=True):
+    scores = []
+    for token, logprob, top in zip(targets, logprobs, tops, strict=True):
         pairs = zip(ids[top], values[top], strict=True)
-        found.append(
+        scores.append(
             TokenLogprobs(token, logprob, tuple(p for p in pairs if p[0] >= 0))
         )
-    return tuple(found)
+    return tuple(scores)
 
 
 class _Tokens(dict[int, Sampled]):
@@ -173,10 +173,12 @@ class _Tokens(dict[int, Sampled]):
 class Rows:
     """The one batch of an executor, and the samplers of its rows."""
 
-    def __init__(self, opened: BuiltSamplers, max_tokens: int, n_seq_max: int) -> None:
+    def __init__(
+        self, samplers: BuiltSamplers, max_tokens: int, n_seq_max: int
+    ) -> None:
         self.batch = Batch(max_tokens)
         self.samplers = RowSamplers(n_seq_max)
-        self._open = opened
+        self._open = samplers
         self._tokens = _Tokens()
 
     def fill(self, works: tuple[Work, ...]) -> None:

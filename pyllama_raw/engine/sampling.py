@@ -71,7 +71,7 @@ def open_sampler(
     ending: frozenset[int],
     constraint: Grammar | MaskState | None,
     *,
-    named: NamedTokens | None = None,
+    token_names: NamedTokens | None = None,
 ) -> RowSampler:
     """
     Build the sampler of a request, with what its penalties see of the prompt.
@@ -81,27 +81,27 @@ def open_sampler(
         prompt: its text; nobody repeats an image.
         ending: tokens that end the request.
         constraint: of this request alone; a grammar is closed with the sampler.
-        named: of *params*; None: it is made here, where there are few tokens.
+        token_names: of *params*; None: it is made here, where there are few tokens.
 
     Raises:
         RequestError: the model or libllama cannot do what is asked.
     """
     grammar = constraint if isinstance(constraint, Grammar) else None
     mask = constraint.mask if isinstance(constraint, MaskState) else None
-    suppress, bias = named or NamedTokens.of(params, vocab)
+    suppress, bias = token_names or NamedTokens.of(params, vocab)
     n_ctx = min(vocab.n_ctx_train, stages.HISTORY_MAX)
     reach = Reach(min(len(prompt) + params.max_tokens, stages.HISTORY_MAX), n_ctx)
     chain: SamplerChain | None = None
     n_first = 0  # the size of the top-k that it begins with
     # Greedy requests mostly have no chain: the shim takes the largest logit.
-    if wanted := stages_of(params, reach):
-        chain = SamplerChain.build(wanted, vocab)
+    if chain_stages := stages_of(params, reach):
+        chain = SamplerChain.build(chain_stages, vocab)
         # Penalties look back into the prompt.
         if n_history := params.n_history(reach.n_most):
             chain.accept(prompt[-n_history:])
         # The shim then gives the chain so many candidates, and no more.
-        if isinstance(wanted[0], stages.TopK) and wanted[0].k <= FIRST_MAX:
-            n_first = wanted[0].k
+        if isinstance(chain_stages[0], stages.TopK) and chain_stages[0].k <= FIRST_MAX:
+            n_first = chain_stages[0].k
     return RowSampler(
         chain,
         suppress,
@@ -133,17 +133,17 @@ def stages_of(params: SamplingParams, reach: Reach) -> list[Stage]:
         names = _before_greedy(params)
     elif params.mirostat:
         names = ("temperature",)
-    found = [stage for name in names if (stage := _STAGES[name](params, reach))]
+    sequence = [stage for name in names if (stage := _STAGES[name](params, reach))]
     if params.greedy:
-        return [*found, stages.Greedy()] if found else []
+        return [*sequence, stages.Greedy()] if sequence else []
     if params.mirostat:
         tau, eta = params.mirostat_tau, params.mirostat_eta
-        return [*found, stages.Mirostat(params.mirostat, tau, eta, seed)]
+        return [*sequence, stages.Mirostat(params.mirostat, tau, eta, seed)]
     # Each way to draw is a last stage of its own.
     if params.adaptive_target is not None:
         target, decay = params.adaptive_target, params.adaptive_decay
-        return [*found, stages.AdaptiveP(target, decay, seed)]
-    return [*found, stages.Draw(seed)]
+        return [*sequence, stages.AdaptiveP(target, decay, seed)]
+    return [*sequence, stages.Draw(seed)]
 
 
 def _before_greedy(params: SamplingParams) -> Sequence[str]:

@@ -47,16 +47,16 @@ class Shared(Generic[T]):
 
     def _begin_anew(self) -> None:
         self.lock = RLock()  # a finaliser can leave where it is held
-        self._found: dict[object, T] = {}
+        self._values: dict[object, T] = {}
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._values)
 
     def enter(self, key: object, make: Callable[[], T]) -> T:
         """Use the value of *key*, which *make* makes while others wait, if there is none."""
         with self.lock:
-            value = self._found[key] if key in self._found else make()
-            self._found[key] = value
+            value = self._values[key] if key in self._values else make()
+            self._values[key] = value
             self._users[value] += 1
             return value
 
@@ -78,7 +78,7 @@ class Shared(Generic[T]):
     def forget(self, value: T) -> None:
         """Whoever comes from now on makes another one."""
         with self.lock:
-            self._found = {k: v for k, v in self._found.items() if v is not value}
+            self._values = {k: v for k, v in self._values.items() if v is not value}
 
 
 class ModelUse:
@@ -149,8 +149,8 @@ class _Loading:
         # The caller may give up between two looks. Others may go on waiting for the same load.
         while not self._done.wait(POLL_S):
             if report(self._progress.fraction) is False:
-                said = "cancelled by the progress function"
-                raise ModelLoadFailed(str(self._path), said)
+                reason = "cancelled by the progress function"
+                raise ModelLoadFailed(str(self._path), reason)
         # All that have waited are told, each by an error of its own.
         if self._error is not None:
             error = copy(self._error)  # each user that waits raises one of its own

@@ -38,24 +38,24 @@ _COUNT, _ENTRY = struct.Struct("<I"), struct.Struct("<QI")
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 State = memoryview
-Rest = Callable[[float], None]
+Pause = Callable[[float], None]
 
 
-def no_rest(_worked_s: float) -> None:
+def no_pause(_worked_s: float) -> None:
     """Work on at once."""
 
 
-def slices(state: State, rest: Rest) -> Iterator[State]:
+def slices(state: State, pause: Pause) -> Iterator[State]:
     """
     Parts of *state*, to be worked on one by one, for half a millisecond or so each.
 
     Args:
-        rest: called after each, with the seconds that a CPU worked for it.
+        pause: called after each, with the seconds that a CPU worked for it.
     """
     for start in range(0, len(state), SLICE_BYTES):
         worked_s = time.thread_time()
         yield state[start : start + SLICE_BYTES]
-        rest(time.thread_time() - worked_s)
+        pause(time.thread_time() - worked_s)
 
 
 class BadFile(Exception):
@@ -84,9 +84,9 @@ def make_key(fingerprint: str, namespace: str | Adapted | None, tokens: bytes) -
     return json.dumps(facts).encode()
 
 
-def namespace_of(said: bytes) -> str | Adapted | None:
-    """Namespace that json.dumps() made *said* of; JSON has no tuples. Raises ValueError."""
-    match json.loads(said):
+def namespace_of(label: bytes) -> str | Adapted | None:
+    """Namespace that json.dumps() made *label* of; JSON has no tuples. Raises ValueError."""
+    match json.loads(label):
         # Prefixes that were computed with adapters.
         case [str(digest), None | str() as salt]:
             return Adapted(digest, salt)
@@ -96,15 +96,15 @@ def namespace_of(said: bytes) -> str | Adapted | None:
     raise ValueError("no namespace")
 
 
-def digest_of(key: bytes, state: State, rest: Rest) -> bytes:
-    """Takes about a second for 1.5 GB without *rest*."""
+def digest_of(key: bytes, state: State, pause: Pause) -> bytes:
+    """Takes about a second for 1.5 GB without *pause*."""
     digest = sha256(key)
-    for part in slices(state, rest):
+    for part in slices(state, pause):
         digest.update(part)
     return digest.digest()
 
 
-def write_file(path: Path, tokens: bytes, state: State, rest: Rest) -> None:
+def write_file(path: Path, tokens: bytes, state: State, pause: Pause) -> None:
     """
     Write a new file that only its owner may read, and sync it.
 
@@ -116,7 +116,7 @@ def write_file(path: Path, tokens: bytes, state: State, rest: Rest) -> None:
         with os.fdopen(os.open(path, flags, 0o600), "wb") as stream:
             # Tokens first, so that a look at them reads no state.
             stream.write(tokens)
-            for data in slices(state, rest):
+            for data in slices(state, pause):
                 stream.write(data)
             stream.flush()
             # Only then is the row written that makes the file count.
@@ -126,7 +126,7 @@ def write_file(path: Path, tokens: bytes, state: State, rest: Rest) -> None:
         raise
 
 
-def read_state(file: StoredFile, rest: Rest) -> State:
+def read_state(file: StoredFile, pause: Pause) -> State:
     """
     Read what follows the tokens, to the end of *file*.
 
@@ -136,7 +136,7 @@ def read_state(file: StoredFile, rest: Rest) -> State:
     with opened(file.path, file.n_bytes) as stream:
         stream.seek(file.state_at)
         state, digest = new_bytes(file.n_bytes - file.state_at), sha256(file.key)
-        for part in slices(state, rest):
+        for part in slices(state, pause):
             # Somebody has cut it off since it was opened.
             if stream.readinto(part) != len(part):
                 raise BadFile("a wrong size")

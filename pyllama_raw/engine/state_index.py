@@ -56,7 +56,7 @@ ADD = "INSERT INTO states VALUES (NULL, ?, ?, ?, ?, ?, ?)"
 USE = "UPDATE states SET used = (SELECT max(used) + 1 FROM states) WHERE used = ?"
 REMOVE = "DELETE FROM states WHERE used = ?"
 
-Found = tuple[bytes, bytes, int, int, bytes]  # a row as FIND gives it
+Row = tuple[bytes, bytes, int, int, bytes]  # a row as FIND gives it
 
 
 class StateIndex:
@@ -93,7 +93,7 @@ class StateIndex:
             problem, advice = f"{path} is no index of ours: {error}", "delete that file"
             raise _refusal(directory, problem, advice) from error
 
-    def rows(self, fingerprint: str) -> list[Found]:
+    def rows(self, fingerprint: str) -> list[Row]:
         """Rows that FIND finds, from the file used longest ago to the latest."""
         with self._opened("rw", self._max_wait_s) as database:
             return database.execute(FIND, (fingerprint.encode(),)).fetchall()

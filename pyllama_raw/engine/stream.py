@@ -35,16 +35,16 @@ class Refused:
 class OneReader:
     """A `with` block for one task at a time; another one would take a part of what comes."""
 
-    __slots__ = ("_is_in", "_what")
+    __slots__ = ("_is_in", "_subject")
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, subject: str) -> None:
         self._is_in = False
-        self._what = what
+        self._subject = subject
 
     def __enter__(self) -> None:
         if self._is_in:
             raise WrongUse(
-                f"another task reads this {self._what}: let one task read it, and hand on "
+                f"another task reads this {self._subject}: let one task read it, and hand on "
                 "what it reads"
             )
         self._is_in = True

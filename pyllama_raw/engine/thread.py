@@ -540,11 +540,11 @@ class EngineThread:
         finally:
             self._give_up(stream, error, "taken")
 
-    def _give_up(self, stream: Stream, error: BaseException, what: str) -> None:
-        """End *stream*, whose requests could not be *what*; drop what still comes of them."""
+    def _give_up(self, stream: Stream, error: BaseException, action: str) -> None:
+        """End *stream*, whose requests could not be *action*; drop what still comes of them."""
         # Whatever a command raises, its reader gets an error that says who is at fault.
         if not isinstance(error, PyllamaError):
-            text = f"the request could not be {what}, the engine goes on: {error!r}"
+            text = f"the request could not be {action}, the engine goes on: {error!r}"
             fault = EngineFault(text)
             fault.__cause__ = error
             error = fault

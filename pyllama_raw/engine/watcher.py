@@ -89,13 +89,14 @@ class Watchers(Watcher):
 
     def discard(self, watcher: Watcher) -> None:
         """Tell it nothing more; can be repeated."""
-        self._set(tuple(each for each in self._all if each is not watcher))
+        self._set(tuple(other for other in self._all if other is not watcher))
 
     def _set(self, watchers: tuple[Watcher, ...]) -> None:
         self._all = watchers
         # Who does not override a method is never called for it.
         self._those_of = {  # watchers with a method of their own
-            name: [each for each in watchers if _has(each, name)] for name in METHODS
+            name: [watcher for watcher in watchers if _has(watcher, name)]
+            for name in METHODS
         }
         self.wants_steps = bool(self._those_of["stepped"])
 

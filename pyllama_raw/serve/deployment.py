@@ -57,13 +57,15 @@ class Deployment(ListenConfig):
         shared = Settings(**{n: fields.pop(n) for n in OPTIONS if n in fields})
         entries = fields.pop("models", None) or {"default": {}}
         models, settings = {}, {}
-        for name, given in entries.items():
-            entry = dict(given)
+        for name, fields_of_model in entries.items():
+            entry = dict(fields_of_model)
             models[name] = entry.pop("path", None)
             settings[name] = shared.updated(entry).updated(flags or {})
         configs = {
-            name: each.updated(_own_logs(name, each, settings)).engine_config()
-            for name, each in settings.items()
+            name: model_settings.updated(
+                _own_logs(name, model_settings, settings)
+            ).engine_config()
+            for name, model_settings in settings.items()
         }
         return cls(**fields, models=models, configs=configs)
 
@@ -80,7 +82,9 @@ def _own_logs(
     logs: dict[str, str] = {}
     for kind in LOGS:
         file = mine.log.get(kind)
-        users = [each for each in all_settings.values() if each.log.get(kind) == file]
+        users = [
+            other for other in all_settings.values() if other.log.get(kind) == file
+        ]
         if file is None or len(users) < 2:
             continue
         path, part = Path(file), re.sub(r"[^\w.-]", "-", name)

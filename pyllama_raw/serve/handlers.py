@@ -89,8 +89,8 @@ class _Stream(Response):
                     part = self._write(delta)
                     body = part.encode() if isinstance(part, str) else part
                     if body:
-                        more = {"body": body, "more_body": True}
-                        await send({"type": "http.response.body", **more})
+                        message = {"body": body, "more_body": True}
+                        await send({"type": "http.response.body", **message})
                 has_ended = True
         finally:
             self._generation.cancel()

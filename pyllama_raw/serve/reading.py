@@ -163,8 +163,8 @@ class Bodies:
             if main != "application" or not (sub == "json" or sub.endswith("+json")):
                 message = "send it with the header `content-type: application/json`"
                 raise refused("body", message)
-        made = partial(_model_of, model, body, self._max_values, ignored)
-        return await self.run(made, len(body))
+        read = partial(_model_of, model, body, self._max_values, ignored)
+        return await self.run(read, len(body))
 
     def _too_large(self, size: str) -> Failure:
         limit = f"at most {self._max_bytes} bytes are allowed (max_body_bytes)"

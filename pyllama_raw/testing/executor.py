@@ -13,8 +13,8 @@ from pyllama_raw.core.step import (
     Computed,
     Decode,
     DecodeStatus,
-    Held,
     Output,
+    PartlyComputed,
     PrefillSpan,
     ReadSource,
     RowFailed,
@@ -201,7 +201,7 @@ class FakeExecutor:
             if plan.lot != SOURCES:
                 self._write(work, n_held)
         lengths += [0] * (len(plan.works) - n_done)
-        return StepResult(DecodeStatus.ABORTED, tuple(map(Held, lengths)))
+        return StepResult(DecodeStatus.ABORTED, tuple(map(PartlyComputed, lengths)))
 
     def _compute(self, step: int, plan: StepPlan) -> StepResult:
         if plan.lot == SOURCES:

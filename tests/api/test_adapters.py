@@ -206,7 +206,7 @@ async def test_loads_and_unloads_under_traffic(engine):
     handles, n_bytes = await churn(N_LOADS // 4)
     handles_after, n_bytes_after = await churn(N_LOADS)
 
-    known = engine._parts.executor.adapters._known
+    known = engine._parts.executor.adapters._adapters
     assert [set(tokens) for tokens in found] == [{wanted[0]}, {wanted[1]}]
     assert len(known) == len(engine.adapters()) == 3
     assert engine.stats().failed == 0

@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from pyllama_raw.api.many import complete_all
+from pyllama_raw.api.batches import complete_all
 from pyllama_raw.errors import DecodeFailed, QueueFull
 from tests.limits import LIMIT_S
 from tests.loops import anyio_backend  # noqa: F401

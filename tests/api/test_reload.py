@@ -347,8 +347,8 @@ async def test_a_reload_can_be_cancelled_and_closed_meanwhile(monkeypatch):
             closes = anyio.Event()
             parts_of = Opener.parts
 
-            def held(self, report, *, kept=None):
-                parts = parts_of(self, report, kept=kept)
+            def held(self, report, *, inheritance=None):
+                parts = parts_of(self, report, inheritance=inheritance)
                 anyio.from_thread.run(engine.aclose)
                 return parts
 

@@ -155,9 +155,9 @@ async def test_a_caller_that_waits_too_long_hears_what_for(monkeypatch):
         async with opened() as engine:
             parts_of = Opener.parts
 
-            def held(self, report, *, kept=None):
+            def held(self, report, *, inheritance=None):
                 goes_on.wait(HANG_S)
-                return parts_of(self, report, kept=kept)
+                return parts_of(self, report, inheritance=inheritance)
 
             monkeypatch.setattr(Opener, "parts", held)
             break_scheduler(engine)
@@ -183,10 +183,10 @@ async def test_an_engine_can_be_closed_while_it_is_opened_again(monkeypatch):
         parts_of = Opener.parts
         token = anyio.lowlevel.current_token()
 
-        def held(self, report, *, kept=None):
+        def held(self, report, *, inheritance=None):
             anyio.from_thread.run_sync(begun.set, token=token)
             anyio.from_thread.run(engine.aclose, token=token)
-            return parts_of(self, report, kept=kept)
+            return parts_of(self, report, inheritance=inheritance)
 
         monkeypatch.setattr(Opener, "parts", held)
         break_scheduler(engine)

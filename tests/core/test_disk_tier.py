@@ -18,8 +18,8 @@ from pyllama_raw.core.step import (
     Fetch,
     Fetched,
     FileKey,
-    Held,
     Load,
+    PartlyComputed,
     Piece,
     Save,
     Saved,
@@ -427,7 +427,7 @@ def test_an_aborted_step_is_cut_before_slots_are_written_at_the_end():
     scheduler = make(make_tier())
     scheduler.add(make_request(n_prompt=200, max_tokens=30), 0.0)
     plan = scheduler.schedule(1.0)
-    aborted = StepResult(DecodeStatus.ABORTED, (Held(200),))
+    aborted = StepResult(DecodeStatus.ABORTED, (PartlyComputed(200),))
     scheduler.apply(plan, aborted, 2.0)
     scheduler.cancel(0, 3.0)
 

@@ -11,14 +11,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pyllama_raw.core.encodes import Encodes, RowKey, Wanted
+from pyllama_raw.core.encodes import Encodes, RowKey, RowNeed
 from pyllama_raw.errors import InvalidRequest, QueueFull
 
 N_BYTES = 40  # of the rows of an encode
 
 
-def wanted(*names: str, salt: str | None = None) -> tuple[Wanted, ...]:
-    return tuple(Wanted(RowKey(name.encode(), salt), N_BYTES) for name in names)
+def wanted(*names: str, salt: str | None = None) -> tuple[RowNeed, ...]:
+    return tuple(RowNeed(RowKey(name.encode(), salt), N_BYTES) for name in names)
 
 
 def rows(value: float = 0.0) -> array:
@@ -29,7 +29,7 @@ def make(max_bytes: int = 10**6, max_kept_bytes: int = 10**6) -> Encodes:
     return Encodes(max_bytes, max_kept_bytes)
 
 
-def add(encodes: Encodes, request_id: int, *items: Wanted) -> bool:
+def add(encodes: Encodes, request_id: int, *items: RowNeed) -> bool:
     """Whether all of them are there."""
     encodes.add(request_id, items)
     return encodes.is_done(request_id)

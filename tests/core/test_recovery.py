@@ -9,7 +9,13 @@ from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.core.step import Decode, DecodeStatus, Held, Prefill, StepResult
+from pyllama_raw.core.step import (
+    Decode,
+    DecodeStatus,
+    PartlyComputed,
+    Prefill,
+    StepResult,
+)
 from pyllama_raw.errors import DecodeFailed
 from pyllama_raw.testing import FakeExecutor
 from tests.core.reuse_support import Engine
@@ -355,7 +361,7 @@ def test_an_aborted_prompt_is_not_left_with_one_token():
     fail(scheduler, scheduler.schedule(0.0))
     plan = scheduler.schedule(0.0)
 
-    aborted = StepResult(DecodeStatus.ABORTED, (Held(7),))
+    aborted = StepResult(DecodeStatus.ABORTED, (PartlyComputed(7),))
     scheduler.apply(plan, aborted, 0.0)
 
     assert shape(scheduler.schedule(0.0)) == [(0, 6, 2, False)]

@@ -3,8 +3,8 @@
 from pyllama_raw.core.request import FinishReason, NewTokens
 from pyllama_raw.core.step import (
     DecodeStatus,
-    Held,
     Lost,
+    PartlyComputed,
     Release,
     RowFailed,
     Sampled,
@@ -91,7 +91,9 @@ def test_an_aborted_step_goes_on_from_what_memory_holds():
         scheduler.add(make_request(request_id, n_prompt=4), 0.0)
     plan = scheduler.schedule(0.0)
     scheduler.cancel(2, 0.0)
-    result = StepResult(DecodeStatus.ABORTED, (Held(3), Held(4), Held(4)))
+    result = StepResult(
+        DecodeStatus.ABORTED, (PartlyComputed(3), PartlyComputed(4), PartlyComputed(4))
+    )
 
     scheduler.apply(plan, result, 1.0)
     plan = scheduler.schedule(2.0)
@@ -172,7 +174,7 @@ def test_an_aborted_chunk_leaves_two_tokens():
     scheduler.add(make_request(0, n_prompt=10), 0.0)
     plan = scheduler.schedule(0.0)
 
-    aborted = StepResult(DecodeStatus.ABORTED, (Held(9),))
+    aborted = StepResult(DecodeStatus.ABORTED, (PartlyComputed(9),))
     scheduler.apply(plan, aborted, 0.0)
 
     assert shape(scheduler.schedule(0.0)) == [(0, 8, 2, True)]

@@ -25,9 +25,9 @@ from pyllama_raw.core.step import (
     Copy,
     Decode,
     DecodeStatus,
-    Held,
     Load,
     Lost,
+    PartlyComputed,
     Release,
     RowFailed,
     Sampled,
@@ -380,7 +380,7 @@ class SchedulerModel(RuleBasedStateMachine):
                 self.memory.empty(work.slot)
             held = {}
         outputs = (
-            Held(held[work.slot]) if work.slot in held else Lost()
+            PartlyComputed(held[work.slot]) if work.slot in held else Lost()
             for work in self.plan.works
         )
         self.finish_step(

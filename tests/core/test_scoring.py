@@ -9,7 +9,7 @@ from pyllama_raw.core.request import Request, TokenLogprobs
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import (
     DecodeStatus,
-    Held,
+    PartlyComputed,
     Sampled,
     ScoredPrefill,
     StepPlan,
@@ -126,7 +126,7 @@ def test_an_aborted_step_is_scored_again():
 
     def execute(plan: StepPlan) -> StepResult:
         if next(steps) % 2:
-            held = [Held(len(work.tokens)) for work in plan.works]
+            held = [PartlyComputed(len(work.tokens)) for work in plan.works]
             return StepResult(DecodeStatus.ABORTED, tuple(held))
         return answer(plan)
 

@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 
-from pyllama_raw.core.encodes import Encodes, Wanted
+from pyllama_raw.core.encodes import Encodes, RowNeed
 from pyllama_raw.engine.encoder import Encoder, RequestEncodes
 from pyllama_raw.errors import BadMedia, EngineFault, QueueFull
 from tests.engine.support import HANG_S
@@ -37,8 +37,8 @@ class FakeTask:
     begun: Event = field(default_factory=Event)
 
     @property
-    def wanted(self) -> Wanted:
-        return Wanted(self.name.encode(), N_BYTES)
+    def need(self) -> RowNeed:
+        return RowNeed(self.name.encode(), N_BYTES)
 
     def control(self) -> FakeControl:
         if not self.has_control:

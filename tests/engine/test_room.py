@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 
-from pyllama_raw.core.encodes import Encodes, RowKey, Wanted
+from pyllama_raw.core.encodes import Encodes, RowKey, RowNeed
 from pyllama_raw.core.request import Finished, FinishReason
 from pyllama_raw.core.spans import Span
 from pyllama_raw.engine.encoder import Encoder, RequestEncodes
@@ -43,8 +43,8 @@ class FakeTask:
     may_end: Event = field(default_factory=Event)
 
     @property
-    def wanted(self) -> Wanted:
-        return Wanted(RowKey(self.name.encode()), 4 * N_FLOATS)
+    def need(self) -> RowNeed:
+        return RowNeed(RowKey(self.name.encode()), 4 * N_FLOATS)
 
     def control(self) -> Control:
         return Control(self)

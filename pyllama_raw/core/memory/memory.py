@@ -228,7 +228,7 @@ class Memory:
         """Find the points of *running*, which begins or has gone on by a leap."""
         if not self._captures_points:
             return
-        request, whole = running.request, running.sequence.whole
+        request, end_of = running.request, running.sequence.whole
         marked = list(request.cache_points)
         # Prompts part where this one leaves what is stored: the next one may, too.
         junction = self.cache.junction(request.namespace, request.tokens)
@@ -237,8 +237,8 @@ class Memory:
         # Others may ask something else about the same image.
         marked += [span.stop for span in request.spans[-1:]]
         points = snapshot_points(request.n_prompt, self._interval, marked)
-        movable = {self.slots.limits.n_movable(whole(point)) for point in points}
-        ends = {point for point in movable if whole(point) == point}
+        movable = {self.slots.limits.n_movable(end_of(point)) for point in points}
+        ends = {point for point in movable if end_of(point) == point}
         running.points = spaced({*ends, *running.points}, running.n_computed, N_FRESH)
 
     # -- a sequence goes on ------------------------------------------------------------

@@ -360,8 +360,8 @@ class Tier:
 
         Only memory that is of use as a whole needs them, and a file cannot hold a part.
         """
-        whole = SnapshotKind.EXACT
-        if not (self.cache.kind is host.kind is whole and self.cache.max_bytes):
+        exact = SnapshotKind.EXACT
+        if not (self.cache.kind is host.kind is exact and self.cache.max_bytes):
             return []
         # From the last point to the first, each a file of its own.
         moves: list[Move] = []

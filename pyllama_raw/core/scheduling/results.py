@@ -26,9 +26,9 @@ from pyllama_raw.core.scheduling.suspects import Part, Suspects
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.step import (
     DecodeStatus,
-    Held,
     Lost,
     Output,
+    PartlyComputed,
     RowFailed,
     Sampled,
     Scored,
@@ -215,7 +215,7 @@ class Failures:
                 continue
             sequence = running.sequence
             n_held = 0
-            if isinstance(output, Held):
+            if isinstance(output, PartlyComputed):
                 n_held = running.n_computed + output.n_tokens
             # The last token is computed again: its output row was not sampled.
             n_fresh = min(N_FRESH, len(work.tokens))
