@@ -37,8 +37,7 @@ from pyllama_raw import (
 from pyllama_raw.core.policies.vtc import OUTPUT_COST
 from pyllama_raw.engine.logs import RequestLog, RequestRecord, StepLog
 from pyllama_raw.engine.watcher import StepRecord
-from pyllama_raw.lab.plot import Pictures
-from pyllama_raw.lab.plot.style import STYLE, canvas, cdf, look
+from pyllama_raw.lab.plot import STYLE, Pictures, canvas, cdf, look
 from pyllama_raw.lab.sim import CostModel, Guessed, Lengths, Machine, Workload, simulate
 
 MACHINE = Machine(n_slots=8, n_ctx_slot=512)

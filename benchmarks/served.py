@@ -24,7 +24,7 @@ from peers.openers import peer_opener, served_opener
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
 from pyllama_raw.lab.bench.result import Result
-from pyllama_raw.lab.bench.rounds import Opener, Point
+from pyllama_raw.lab.bench.targets import Opener, Point
 
 N_SLOTS, N_CTX = 8, 8192
 OURS, PEER = "ours", "llama-server"

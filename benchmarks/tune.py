@@ -18,9 +18,7 @@ from statistics import median
 
 from load.measure import Report, arguments, parse, say
 
-from pyllama_raw.lab.tune import Work, tune
-from pyllama_raw.lab.tune.space import Space, settings_of
-from pyllama_raw.lab.tune.tuning import make_spaces
+from pyllama_raw.lab.tune import Space, Work, make_spaces, settings_of, tune
 from pyllama_raw.native.model import quantize
 from pyllama_raw.options.profile import Measured, Settings
 

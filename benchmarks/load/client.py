@@ -19,10 +19,8 @@ from pyllama_raw import (
     EngineConfig,
     SchedulerConfig,
 )
-from pyllama_raw.lab.bench import drive
-from pyllama_raw.lab.bench.call import Call, OnTokens, Record, Target
-from pyllama_raw.lab.bench.drive import Run
-from pyllama_raw.lab.bench.engine_target import EngineTarget, fixed_length
+from pyllama_raw.lab.bench.calls import Call, OnTokens, Record, Run, Target
+from pyllama_raw.lab.bench.targets import EngineTarget, fixed_length
 
 __all__ = [
     "Call",
@@ -74,4 +72,4 @@ async def ask(target: Target, call: Call, on_tokens: OnTokens | None = None) -> 
 
 async def closed_loop(target: Target, calls: Sequence[Call], n_clients: int) -> Run:
     """Send *calls* in order; each of *n_clients* waits for its answer, then goes on."""
-    return (await drive.closed_loop(target, calls, n_clients)).checked()
+    return (await calls.closed_loop(target, calls, n_clients)).checked()

@@ -6,9 +6,8 @@ from argparse import Namespace
 from collections.abc import Mapping
 
 from pyllama_raw.lab.bench.result import Result
-from pyllama_raw.lab.bench.rounds import Opener, Plan, Point
-from pyllama_raw.lab.bench.workloads import WORKLOADS
-from pyllama_raw.lab.bench.writer import generator, writer_for
+from pyllama_raw.lab.bench.targets import Opener, Plan, Point
+from pyllama_raw.lab.bench.workloads import WORKLOADS, generator, writer_for
 
 
 async def results(

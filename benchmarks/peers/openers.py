@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from pyllama_raw import EngineConfig
-from pyllama_raw.lab.bench.rounds import Opener, ReadyTarget
+from pyllama_raw.lab.bench.targets import Opener, ReadyTarget
 from pyllama_raw.native.model import Model
 
 from . import Url

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from pyllama_raw.lab.bench.http_target import (
+from pyllama_raw.lab.bench.targets import (
     HttpClient,
     HttpFailed,
     HttpTarget,

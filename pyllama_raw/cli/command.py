@@ -48,9 +48,9 @@ class Command(NamedTuple):
 
 
 CLI, LAB = "cli.options", "lab.cli.options"
-SIM = "lab.cli.simulate_options", "lab.cli.simulate"
+SIM = LAB, "lab.cli.simulate"
 SERVE = "cli.serve", "cli.serve"
-BENCH = "lab.cli.bench_options", "lab.cli.bench"
+BENCH = LAB, "lab.cli.bench"
 COMMANDS = {
     "chat": Command(CLI, "cli.chat", "talk with a model"),
     "generate": Command(CLI, "cli.generate", "complete prompts, many at a time"),
@@ -61,9 +61,9 @@ COMMANDS = {
     "tune": Command(LAB, "lab.cli.tune", "find the fastest options on a machine"),
     "simulate": Command(*SIM, "compare scheduling policies without a model"),
     "trace": Command(
-        LAB, "lab.cli.trace", "turn logs into a trace for ui.perfetto.dev"
+        LAB, "lab.chrome_trace", "turn logs into a trace for ui.perfetto.dev"
     ),
-    "plot": Command(LAB, "lab.cli.plot", "draw logs and results"),
+    "plot": Command(LAB, "lab.plot", "draw logs and results"),
     "bench run": Command(*BENCH, "put a workload on targets"),
     "bench compare": Command(*BENCH, "tell changes from noise"),
     "bench report": Command(*BENCH, "show results again"),

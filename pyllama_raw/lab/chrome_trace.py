@@ -10,14 +10,17 @@ in use, and the bytes of the cache.
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from typing import IO, Any
 
-from pyllama_raw.engine.logs import RequestRecord
+from pyllama_raw.cli.running import output
+from pyllama_raw.engine.logs import RequestRecord, read_records
 from pyllama_raw.engine.watcher import StepRecord
+from pyllama_raw.errors import ConfigError
 
 SLOTS, REQUESTS = 1, 2  # processes
 # Threads; Perfetto takes 0 for the first one of the process.
@@ -171,3 +174,17 @@ def _names(slices: Iterable[Event]) -> Iterator[Event]:
         about = {"ph": "M", "pid": process, "tid": track}
         yield about | {"name": "thread_name", "args": {"name": name}}
         yield about | {"name": "thread_sort_index", "args": {"sort_index": track}}
+
+
+def trace(options: Namespace) -> int:
+    """Run the command `trace`; return its exit status."""
+    try:
+        steps, requests = read_records(options.steps, StepRecord), []
+        if options.requests is not None:
+            requests = read_records(options.requests, RequestRecord)
+    except ValueError as error:
+        raise ConfigError(f"no log: {error}") from error
+    with output(options.out) as file:
+        assert file is not None
+        write_trace(file, steps, requests)
+    return 0

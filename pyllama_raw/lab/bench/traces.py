@@ -29,8 +29,8 @@ from typing import Any
 
 from pyllama_raw.engine.logs import RequestRecord, warms_up
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.call import ASKED, Call, Prompt
-from pyllama_raw.lab.bench.writer import Writer, generator
+from pyllama_raw.lab.bench.calls import OPTIONS, Call, Prompt
+from pyllama_raw.lab.bench.workloads import Writer, generator
 from pyllama_raw.options.arguments import checked_options
 
 MOONCAKE_BLOCK = 512  # tokens
@@ -170,7 +170,7 @@ class Arrival:
         """Options of the request."""
         return {
             name: self.fields_of_call[name]
-            for name in ASKED
+            for name in OPTIONS
             if name in self.fields_of_call
         }
 
@@ -238,7 +238,7 @@ def logged(row: Row) -> Arrival:
         tuple(row["hash_ids"]),
         block=int(row["block"]),
         max_tokens=int(row["max_tokens"]),
-        fields_of_call={name: row[name] for name in ASKED},
+        fields_of_call={name: row[name] for name in OPTIONS},
     )
 
 

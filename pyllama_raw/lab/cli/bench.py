@@ -17,26 +17,31 @@ from pyllama_raw.cli.options import engine_config, given, named_model
 from pyllama_raw.cli.running import output
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench import traces
-from pyllama_raw.lab.bench.call import ASKED, Call
-from pyllama_raw.lab.bench.compare import changes, differing, doubts
-from pyllama_raw.lab.bench.conditions import told_apart
-from pyllama_raw.lab.bench.machine import machine
+from pyllama_raw.lab.bench.calls import OPTIONS, Call
 from pyllama_raw.lab.bench.report import (
     CAPTION,
+    changes,
+    differing,
+    doubts,
     failures,
     headline,
     most_busy,
     point_of,
     read_results,
     rows,
+    table,
 )
-from pyllama_raw.lab.bench.result import Result, limits_of
-from pyllama_raw.lab.bench.rounds import MakeCalls, Opener, Plan, Point
-from pyllama_raw.lab.bench.targets import opener
-from pyllama_raw.lab.bench.workloads import WORKLOADS
-from pyllama_raw.lab.bench.writer import Writer, generator, writer_for
-from pyllama_raw.lab.cli.bench_options import SHAPE
-from pyllama_raw.lab.table import table
+from pyllama_raw.lab.bench.result import Result, limits_of, told_apart
+from pyllama_raw.lab.bench.targets import (
+    MakeCalls,
+    Opener,
+    Plan,
+    Point,
+    machine,
+    opener,
+)
+from pyllama_raw.lab.bench.workloads import WORKLOADS, Writer, generator, writer_for
+from pyllama_raw.lab.cli.options import SHAPE
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.models import resolve_model
 
@@ -77,7 +82,7 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
 def _tell_unsent(calls: Iterable[Call], targets: Iterable[str]) -> None:
     """Say which options of *calls* only our engine takes."""
     options = {name for call in calls for name in call.options}
-    names = ", ".join(name for name in ASKED if name in options)
+    names = ", ".join(name for name in OPTIONS if name in options)
     servers = ", ".join(target for target in targets if target != "engine")
     if names and servers:
         sys.stderr.write(f"{servers}: requests have {names}, which no server is sent\n")

@@ -7,8 +7,16 @@ Requests, budgets, cells, prefixes and policies are real; only the seconds of a 
 from a cost model, and time is a number. A result depends on nothing but the arguments.
 """
 
-from pyllama_raw.lab.sim.machine import CostModel, Fit, Machine, fit, until_next
-from pyllama_raw.lab.sim.run import Figures, simulate, table
+from pyllama_raw.lab.sim.run import (
+    CostModel,
+    Figures,
+    Fit,
+    Machine,
+    fit,
+    simulate,
+    table,
+    until_next,
+)
 from pyllama_raw.lab.sim.workload import Guessed, Lengths, Trace, Workload
 from pyllama_raw.routing import RouterName
 

@@ -1,5 +1,9 @@
 """
-Runs a workload on simulated machines, a step after the other, and counts what came of it.
+The engine of a simulation, and how a workload runs on it.
+
+The engine is a scheduler with options like a real one, and a formula for its steps. The cost of a
+step is a sum of what it does, with coefficients fitted to a step log. On the executor of a
+simulation every step works, and takes what the cost model says.
 
 Each machine has a clock of its own. The one that is furthest behind goes on next, so a
 request is sent when all that comes before it has happened.
@@ -7,25 +11,326 @@ request is sent when all that comes before it has happened.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from math import nan
-from typing import NoReturn
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
+
+from pydantic import Field
 
 from pyllama_raw.api.results import percentile
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.slots import ContextLimits
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.policies.checks import PolicyAnswerError
 from pyllama_raw.core.policies.runner import PolicyFault, pass_on_interrupts
-from pyllama_raw.core.request import Event, Finished, FinishReason, Request
+from pyllama_raw.core.request import CacheTier, Event, Finished, FinishReason, Request
+from pyllama_raw.core.scheduling.packer import BudgetMode
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import SchedulerStats
+from pyllama_raw.core.step import (
+    Computed,
+    Load,
+    Output,
+    Sampled,
+    Save,
+    Saved,
+    StepPlan,
+    StepResult,
+    Work,
+)
 from pyllama_raw.engine.driver import Driver
+from pyllama_raw.engine.logs import Size, size_of
 from pyllama_raw.engine.notices import PolicyLog
-from pyllama_raw.engine.watcher import Watcher
-from pyllama_raw.errors import PolicyFailed, shown
-from pyllama_raw.lab.checked import Count, check_value
-from pyllama_raw.lab.sim.machine import TOKEN_BYTES, Machine, SimExecutor, VirtualClock
-from pyllama_raw.lab.sim.workload import Requests
-from pyllama_raw.lab.table import table as aligned
+from pyllama_raw.engine.watcher import StepRecord, Watcher
+from pyllama_raw.errors import ConfigError, PolicyFailed, Unsupported, shown
+from pyllama_raw.lab.bench.report import table as aligned
+from pyllama_raw.lab.checked import (
+    Checked,
+    Count,
+    NotNegative,
+    Positive,
+    Whole,
+    check_value,
+)
+from pyllama_raw.lab.sim.workload import END_TOKEN, Answer, Requests
+from pyllama_raw.policy import make_policy
 from pyllama_raw.routing import ROUTERS, RoutedRequest, Router, RouterName, prefixes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+HELD_OUT = 5  # every fifth step is not fitted to, but predicted
+TOKEN_BYTES = 1024  # of a snapshot: with so many it is easy to say what a cache holds
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel(Checked):
+    """Seconds, each for one; the defaults stand for no machine that we measured."""
+
+    step: NotNegative = 4e-3
+    prefill_token: NotNegative = 1e-3
+    decode_token: NotNegative = 2e-3
+    context_cell: NotNegative = 1e-7  # that a token looks at
+    saved_token: NotNegative = 2e-6
+    loaded_token: NotNegative = 2e-6
+
+    def seconds(self, size: Size) -> float:
+        """Seconds that a step of *size* takes."""
+        return (
+            self.step
+            + self.prefill_token * size[0]
+            + self.decode_token * size[1]
+            + self.context_cell * size[2]
+            + self.saved_token * size[3]
+            + self.loaded_token * size[4]
+        )
+
+    def save(self, path: Path) -> None:
+        """Write it as a JSON object."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> CostModel:
+        """
+        Read what save() has written.
+
+        Raises:
+            ConfigError: the file is another one.
+        """
+        try:
+            values = json.loads(path.read_text())
+            return cls(**{name: float(value) for name, value in values.items()})
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path} is no cost model: {error}") from error
+
+
+def until_next(steps: Sequence[StepRecord]) -> list[StepRecord]:
+    """*steps* of one log, each as long as until the next one, if requests went on."""
+    spans = []
+    for step, then in zip(steps, [*steps[1:], None], strict=True):
+        if then is not None and step.n_running:
+            step = step._replace(seconds=then.at_s - step.at_s)  # noqa: PLW2901
+        spans.append(step)
+    return spans
+
+
+class Fit(NamedTuple):
+    """A cost model and how well it fits."""
+
+    cost: CostModel
+    r2: float  # share of the variance that it explains, of the steps it was fitted to
+    error: float  # median relative error of single steps that were held out
+    total_error: float  # relative error of the time of all of these together
+    n_steps: int
+
+
+def fit(records: Sequence[StepRecord]) -> Fit:
+    """
+    The least squares fit to *records* in which nothing costs less than nothing.
+
+    Steps that warmed an engine up do not count. A loaded token costs what restores took, if there were some: core decides by that whether a
+    swap is worth it, and whole steps are too noisy to tell.
+
+    Raises:
+        ConfigError: there are fewer steps than it takes to know anything.
+    """
+    import numpy as np
+
+    records = [record for record in records if not record.warms_up]
+    names = [field.name for field in fields(CostModel)]
+    if len(records) < HELD_OUT * len(names):
+        n_least = HELD_OUT * len(names)
+        raise ConfigError(f"{len(records)} steps are too few: log at least {n_least}")
+    sizes = np.array([(1, *record[2:7]) for record in records], dtype=float)
+    seconds = np.array([record.seconds for record in records])
+    is_test = np.arange(len(records)) % HELD_OUT == HELD_OUT - 1
+    costs = _least_squares(sizes[~is_test], seconds[~is_test], _restore_s(records))
+    training, fitted = seconds[~is_test], sizes[~is_test] @ costs
+    variance = float(((training - training.mean()) ** 2).sum())
+    r2 = 1 - float(((training - fitted) ** 2).sum()) / variance if variance else 1.0
+    actual, predicted = seconds[is_test], sizes[is_test] @ costs
+    error = median(abs(predicted - actual) / np.maximum(actual, 1e-9))
+    total_error = abs(float(predicted.sum() / actual.sum()) - 1)
+    model = CostModel(**dict(zip(names, map(float, costs), strict=True)))
+    return Fit(model, r2, float(error), total_error, len(records))
+
+
+def _restore_s(records: Sequence[StepRecord]) -> float | None:
+    """Seconds to restore a token; None if none was restored."""
+    costs = [r.restore_s / r.n_loaded for r in records if r.restore_s and r.n_loaded]
+    return median(costs) if costs else None
+
+
+def _least_squares(
+    sizes: NDArray[np.float64], seconds: NDArray[np.float64], last: float | None
+) -> NDArray[np.float64]:
+    """Without negative costs: what would have one is left out, the worst first."""
+    import numpy as np
+
+    scale = np.maximum(sizes.max(axis=0), 1.0)
+    used = list(range(sizes.shape[1] - (last is not None)))
+    if last is not None:
+        seconds = seconds - last * sizes[:, -1]
+    while True:
+        costs = np.zeros(sizes.shape[1])
+        costs[-1] = last or 0.0
+        solution, *_ = np.linalg.lstsq(
+            sizes[:, used] / scale[used], seconds, rcond=None
+        )
+        costs[used] = solution / scale[used]
+        if not used or (costs >= 0).all():
+            return costs
+        used.remove(int((costs * scale).argmin()))
+
+
+class VirtualClock:
+    """Time as a number."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+ONE_TOKEN, COMPUTED = Sampled((1,)), Computed()
+
+
+class SimExecutor:
+    """
+    Counts what is left of each output; core keeps exact account of all else.
+
+    Args:
+        token_bytes: host memory of one token of a snapshot.
+    """
+
+    def __init__(
+        self, cost: CostModel, clock: VirtualClock, token_bytes: int = 1
+    ) -> None:
+        self.n_steps = 0
+        self._cost = cost
+        self._clock = clock
+        self._token_bytes = token_bytes
+        self._left: dict[int, int] = {}  # tokens to come, by request_id
+        self._answers: dict[int, Answer] = {}
+
+    def open(self, request: Request) -> None:
+        if request.source is not None:
+            raise Unsupported("simulate", "no formula says what an encoder takes")
+        answer = request.sampling
+        assert isinstance(answer, Answer)
+        self._left[request.request_id] = answer.n_output
+        self._answers[request.request_id] = answer
+
+    def close(self, request_id: int) -> None:
+        self._left.pop(request_id, None)
+        self._answers.pop(request_id, None)
+
+    def stop(self, request_id: int | None = None) -> None:
+        """Steps take no time: none is left to be aborted."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.n_steps += 1
+        self._clock.now += self._cost.seconds(size_of(plan))
+        outputs = tuple(map(self._output, plan.works))
+        if not plan.moves:
+            return StepResult(outputs=outputs)
+        return StepResult(
+            outputs=outputs, saved=self._saved(plan), restore_s=self._restore_s(plan)
+        )
+
+    def _output(self, work: Work) -> Output:
+        if not work.samples:
+            return COMPUTED
+        request_id = work[0]
+        left = self._left[request_id] = self._left[request_id] - 1
+        if left < 1:
+            return Sampled((END_TOKEN,))
+        answer = self._answers[request_id]
+        if left == answer.n_output - 1:
+            return Sampled((answer.first_token,))
+        return ONE_TOKEN
+
+    def _saved(self, plan: StepPlan) -> dict[int, Saved]:
+        saved = {}
+        for move in plan.moves:
+            if type(move) is Save and move.tier is CacheTier.HOST:
+                n_bytes = (move.stop - move.start) * self._token_bytes
+                if n_bytes <= move.max_bytes:
+                    saved[move.save_id] = Saved(None, n_bytes)
+        return saved
+
+    def _restore_s(self, plan: StepPlan) -> dict[int, float]:
+        """By slot: core decides by them whether a swap is worth it."""
+        tokens = {
+            move.slot: sum(piece.stop - piece.start for piece in move.pieces)
+            for move in plan.moves
+            if type(move) is Load
+        }
+        return {slot: self._cost.loaded_token * n for slot, n in tokens.items()}
+
+
+Room = Annotated[int, Field(ge=4, le=2**31 - 1)]  # for a prompt and an output
+
+NO_COST_MODEL = CostModel()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine(Checked):
+    """The machine that requests run on."""
+
+    policy: str = "fcfs"
+    budget_mode: BudgetMode = "balanced"
+    n_slots: Count = 8
+    n_ctx_slot: Room = 2048
+    n_batch: Count = 2048
+    n_cells: Room | None = None  # None: n_ctx_slot for each slot
+    token_budget: Count | None = None
+    target_step_s: Positive = 0.1
+    max_overtakes: Whole = 16
+    cached_tokens: Whole = 0  # snapshots in host memory hold at most so many
+    cost: CostModel = NO_COST_MODEL
+
+    def scheduler(self, report: Callable[[PolicyFault], None]) -> Scheduler:
+        """
+        A new one.
+
+        Args:
+            report: told of what the policy does wrong.
+
+        Raises:
+            ConfigError: there is no such policy.
+        """
+        n_cells = self.n_cells or self.n_slots * self.n_ctx_slot
+        limits = ContextLimits(
+            self.n_slots, min(self.n_ctx_slot, n_cells), self.n_batch, n_cells
+        )
+        cache = PrefixCache(
+            SnapshotKind.RANGE,
+            max_bytes=self.cached_tokens * TOKEN_BYTES,
+            max_entries=2**16 if self.cached_tokens else 0,
+        )
+        return Scheduler(
+            limits,
+            (),  # no simulated request has stop strings
+            token_budget=self.token_budget,
+            target_step_s=self.target_step_s,
+            max_overtakes=self.max_overtakes,
+            policy=make_policy(self.policy),
+            budget_mode=self.budget_mode,
+            cache=cache,
+            snapshot_cost=SnapshotCost(0, TOKEN_BYTES),
+            report=report,
+        )
+
 
 OnEnd = Callable[[Request, Finished], None]
 OnFault = Callable[[PolicyFault], None]

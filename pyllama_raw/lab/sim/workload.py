@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, cast
 
 from pydantic import Field
 
@@ -24,16 +24,23 @@ from pyllama_raw.engine.logs import RequestRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.traces import Arrival, of_log, read
 from pyllama_raw.lab.checked import Checked, Count, Factor
-from pyllama_raw.lab.sim.machine import END_TOKEN, Answer
 
 Kind = Literal["fixed", "uniform", "exponential", "lognormal"]
 POOL = 2**16  # random tokens that prompts are cut from
+END_TOKEN = 0  # the last token of every output
 FIRST_TOKEN = 2  # those below mean something to the executor
 MOST = 2**20  # tokens of one length
 Mean = Annotated[float, Field(ge=1, le=MOST, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
 Prefix = Annotated[int, Field(ge=0, le=MOST)]
 MAX_GUESS = 2**31 - 1
+
+
+class Answer(NamedTuple):
+    """The output that a simulated request will have: `Request.sampling` of it."""
+
+    n_output: int
+    first_token: int  # of output; prefixes of outputs are shared where these are equal
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import anyio
 
-from pyllama_raw.lab.bench.call import Call, CallFailed, Record
-from pyllama_raw.lab.bench.drive import Run
-from pyllama_raw.lab.bench.writer import WORDS, Writer
+from pyllama_raw.lab.bench.calls import Call, CallFailed, Record, Run
+from pyllama_raw.lab.bench.workloads import WORDS, Writer
 
 
 class FakeTarget:

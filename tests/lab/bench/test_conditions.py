@@ -6,11 +6,10 @@ import anyio
 import pytest
 
 from pyllama_raw.cli.command import main
-from pyllama_raw.lab.bench.compare import doubts
-from pyllama_raw.lab.bench.conditions import told_apart
-from pyllama_raw.lab.bench.report import headline, rows
-from pyllama_raw.lab.bench.rounds import Point
-from pyllama_raw.lab.plot.bench import figures
+from pyllama_raw.lab.bench.report import doubts, headline, rows
+from pyllama_raw.lab.bench.result import told_apart
+from pyllama_raw.lab.bench.targets import Point
+from pyllama_raw.lab.plot import bench_figures
 from tests.lab.bench.test_report import collect
 
 NAMES = ("engine", "openai=http://a")
@@ -59,11 +58,11 @@ def test_each_set_of_options_has_rows_of_its_own():
         "engine-2: n_slots 8",
         "openai-2: http://a, n_slots 8",
     ]
-    figures = [
+    bench_figures = [
         (row["tok/s"], row["ratio min-max"]) for row in rows(told_apart(results))
     ]
     twice = "2.00 2.00-2.00"
-    assert figures == [(4.0, ""), (8.0, twice), (8.0, ""), (16.0, twice)]
+    assert bench_figures == [(4.0, ""), (8.0, twice), (8.0, ""), (16.0, twice)]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_a_plot_has_a_line_for_each():
     results = run("monday", names=NAMES[:1], n_slots=4)
     results += run("tuesday", names=NAMES[:1], n_slots=8)
 
-    ax = figures(results)["throughput-by-clients"].axes[0]
+    ax = bench_figures(results)["throughput-by-clients"].axes[0]
 
     assert ax.get_legend_handles_labels()[1] == ["engine-1", "engine-2"]
 

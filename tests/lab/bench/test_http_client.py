@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from benchmarks.peers import raw_client
-from pyllama_raw.lab.bench import http_target
-from pyllama_raw.lab.bench.http_target import HttpFailed, open_client
+from pyllama_raw.lab.bench import targets
+from pyllama_raw.lab.bench.targets import HttpFailed, open_client
 from tests.lab.bench.raw_server import chunked, serving, sized
 from tests.limits import LIMIT_S
 
@@ -126,7 +126,7 @@ async def test_silence_has_an_end(connect, monkeypatch):
     """
     Counted from the last byte.
     """
-    for module in (http_target, raw_client):
+    for module in (targets, raw_client):
         monkeypatch.setattr(module, "TIMEOUT_S", 0.05)
 
     async with serving(b"") as server:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pyllama_raw.lab.bench.call import Call, attempt
-from pyllama_raw.lab.bench.http_target import (
+from pyllama_raw.lab.bench.calls import Call, attempt
+from pyllama_raw.lab.bench.targets import (
     API_KEY,
     first_model,
     http_target,

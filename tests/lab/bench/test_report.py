@@ -8,16 +8,16 @@ import pytest
 
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.report import (
+    digits,
     failures,
     headline,
     read_results,
     rows,
+    table,
 )
-from pyllama_raw.lab.bench.rounds import Plan, Point, ReadyTarget
-from pyllama_raw.lab.bench.workloads import WORKLOADS
-from pyllama_raw.lab.bench.writer import generator
-from pyllama_raw.lab.plot.bench import BUSY, figures
-from pyllama_raw.lab.table import digits, table
+from pyllama_raw.lab.bench.targets import Plan, Point, ReadyTarget
+from pyllama_raw.lab.bench.workloads import WORKLOADS, generator
+from pyllama_raw.lab.plot import BUSY, bench_figures
 from tests.lab.bench.support import FakeTarget, make_writer
 
 
@@ -274,7 +274,7 @@ def test_a_busy_round_is_marked():
     texts = []
     for others_cpus in (0.0, 0.5):
         results[0]["others_cpus"] = others_cpus
-        axes = figures(results)["throughput-by-clients"].axes[0]
+        axes = bench_figures(results)["throughput-by-clients"].axes[0]
         labels = axes.get_legend_handles_labels()[1]
         busy = [row.get("busy") for row in rows(results)]
         texts.append((BUSY in labels, "1/2" in busy))

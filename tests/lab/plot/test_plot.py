@@ -10,7 +10,7 @@ import pytest
 from pyllama_raw.cli import main
 from pyllama_raw.engine.logs import RequestLog, write_records
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.rounds import Point
+from pyllama_raw.lab.bench.targets import Point
 from pyllama_raw.lab.plot import compared, pictures
 from pyllama_raw.lab.sim import Lengths, Machine, Workload, simulate
 from tests.lab.bench.test_report import collect

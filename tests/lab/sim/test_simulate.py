@@ -23,7 +23,8 @@ from pyllama_raw.lab.sim import (
     table,
     until_next,
 )
-from pyllama_raw.lab.sim.machine import Answer, SimExecutor, VirtualClock
+from pyllama_raw.lab.sim.run import SimExecutor, VirtualClock
+from pyllama_raw.lab.sim.workload import Answer
 
 BUSY = Workload(n_requests=300, rate=20, burstiness=0.25, seed=3)
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)

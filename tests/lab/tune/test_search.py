@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama_raw.errors import ContextFailed
-from pyllama_raw.lab.tune.space import Knob, Space, descend, knobs, settings_of
-from pyllama_raw.lab.tune.work import Work
+from pyllama_raw.lab.tune import Knob, Space, Work, descend, knobs, settings_of
 from pyllama_raw.options.config import ContextConfig
 from pyllama_raw.options.profile import Measured, Settings
 

@@ -7,8 +7,8 @@ import pytest
 
 from pyllama_raw import ConfigError, Profile
 from pyllama_raw.cli import main
-from pyllama_raw.lab.tune import Work, tune, tuning
-from pyllama_raw.lab.tune.space import Knob
+from pyllama_raw.lab import tune as tuning
+from pyllama_raw.lab.tune import Knob, Work, tune
 from pyllama_raw.options.machine import OtherLoad
 from tests.tiny import tiny_model
 
