@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pyllama_raw.errors import InvalidRequest
-from pyllama_raw.prompts.markers import Markers
+from pyllama_raw.prompts.chat import Markers
 from pyllama_raw.prompts.messages import plain_messages
 from pyllama_raw.prompts.rendering.template import CompiledTemplate
 from scripts.llama_source import unpack

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama_raw.errors import InvalidRequest
-from pyllama_raw.prompts import markers
-from pyllama_raw.prompts.markers import Markers
+from pyllama_raw.prompts import chat
+from pyllama_raw.prompts.chat import Markers
 from tests.markers import MarkerVocab, texts
 
 
@@ -107,7 +107,7 @@ def test_seams_change_no_token(text):
     vocab = MarkerVocab()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(markers, "PIECE", 1)
+        patch.setattr(chat, "PIECE", 1)
         pieces = list(Markers(vocab.special_texts, "").parts(text, "t" * len(text)))
 
     found = [

@@ -9,8 +9,7 @@ from typing import ClassVar
 import pytest
 
 from pyllama_raw.errors import InvalidRequest, PromptTooLong, Unsupported
-from pyllama_raw.prompts.chat import ChatTemplates
-from pyllama_raw.prompts.markers import PIECE
+from pyllama_raw.prompts.chat import PIECE, ChatTemplates
 from pyllama_raw.prompts.prompt import SEAM, PromptEncoder
 from pyllama_raw.testing import BOS, EOS, FakeVocab
 from tests.markers import MarkerVocab

@@ -24,11 +24,16 @@ from pyllama_raw.engine.requests import OpenRequest
 from pyllama_raw.engine.shared_models import ModelUse, Shared
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.errors import BadMedia
-from pyllama_raw.media import pictures, sounds
-from pyllama_raw.media.audio import Audio
-from pyllama_raw.media.content import MediaMessages, PromptPiece, list_pieces
-from pyllama_raw.media.limits import Media, MediaLimits
-from pyllama_raw.media.upload import DecodeStopped, Stop, never
+from pyllama_raw.media import decoders
+from pyllama_raw.media.content import (
+    Audio,
+    Media,
+    MediaLimits,
+    MediaMessages,
+    PromptPiece,
+    list_pieces,
+)
+from pyllama_raw.media.decoders import DecodeStopped, Stop, never
 from pyllama_raw.native.projector import Bitmap, Cut, EncodeCall, Projector, RowRun, Run
 from pyllama_raw.options.config import EngineConfig
 
@@ -155,7 +160,11 @@ class MediaTask:
         try:
             return self.reader.encode(self.part, self.layout, control)
         except BadMedia as error:
-            kinds = sounds.KINDS if isinstance(self.part, Audio) else pictures.KINDS
+            kinds = (
+                decoders.SOUND_KINDS
+                if isinstance(self.part, Audio)
+                else decoders.PICTURE_KINDS
+            )
             upload = f"{self.part!r} of {len(self.part.content)} bytes: {error.reason}"
             raise BadMedia(f"{upload}; give a whole {kinds} file") from error
 

@@ -5,8 +5,6 @@ Uploads are a stranger's. Their number, bytes and sizes are limited before anyth
 decoded, and what they are is one of a few formats. Nothing is fetched from anywhere.
 """
 
-from pyllama_raw.media.audio import Audio
-from pyllama_raw.media.image import Image
-from pyllama_raw.media.limits import MediaLimits
+from pyllama_raw.media.content import Audio, Image, MediaLimits
 
 __all__ = ["Audio", "Image", "MediaLimits"]

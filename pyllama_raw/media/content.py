@@ -1,5 +1,5 @@
 """
-Places of the images and sounds of a prompt in its text.
+Images and sounds of a prompt, their limits, and their places in its text.
 
 A chat template knows texts only. So each image or sound of a message becomes a marker that
 nobody can guess, the template prints the markers where it prints the messages, and there the
@@ -12,15 +12,247 @@ import binascii
 import re
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
+from hashlib import sha256
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pyllama_raw.errors import BadMedia, InvalidRequest
-from pyllama_raw.media.audio import Audio
-from pyllama_raw.media.image import Image
-from pyllama_raw.media.limits import Media, MediaLimits
-from pyllama_raw.media.upload import check_bytes, is_source, read_source
+from pyllama_raw.errors import BadMedia, InvalidRequest, reading, shown
+from pyllama_raw.media import decoders
+from pyllama_raw.media.decoders import (
+    SoundHeader,
+    Source,
+    Stop,
+    check_bytes,
+    is_source,
+    never,
+    read_picture_header,
+    read_pixels,
+    read_samples,
+    read_sound_header,
+    read_source,
+    resampled,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+PIXELS = "pixels"  # the format of what is decoded
+
+
+class PilImage(Protocol):
+    """The part of an image of Pillow that is used."""
+
+    @property
+    def size(self) -> tuple[int, int]: ...
+    def convert(self, mode: str) -> Any: ...
+
+
+_ALLOWED_IMAGES = "bytes, a Path, a uint8 array [height, width, 3] or Pillow's"
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Image:
+    """
+    An image: the content of a file, or pixels. Pickles, and never changes.
+
+    Args:
+        source: a PNG, JPEG, GIF, BMP or WebP file as bytes or by its Path; an array of
+            numpy, uint8 [height, width, 3]; or an image of Pillow.
+
+    Raises:
+        BadMedia: none of these, damaged at its beginning, or without a pixel.
+        Unsupported: a file, but Pillow is not installed.
+    """
+
+    content: bytes
+    format: str  # png, jpeg, gif, bmp, webp; pixels: red, green, blue, row by row
+    width: int  # as it is shown
+    height: int
+
+    def __init__(self, source: Source | NDArray[np.uint8] | PilImage) -> None:
+        if is_source(source):
+            content = read_source(source)
+            kind, width, height = read_picture_header(content)
+        else:
+            kind = PIXELS
+            content, width, height = _pixels(source)
+        if width < 1 or height < 1:
+            raise BadMedia(f"an image of {width} x {height} pixels")
+        values = content, kind, width, height
+        for field, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes that tell this image from all others."""
+        head = f"image {self.format} {self.width} {self.height} ".encode()
+        return sha256(head + self.content).digest()
+
+    def pixels(self, stop: Stop = never) -> bytes:
+        """Red, green and blue, row by row; raises as read_pixels()."""
+        if self.format == PIXELS:
+            return self.content
+        return read_pixels(self.content, stop)
+
+    def __repr__(self) -> str:
+        return f"Image({self.format}, {self.width} x {self.height})"
+
+
+def _pixels(source: Any) -> tuple[bytes, int, int]:
+    with reading("image", source, _ALLOWED_IMAGES):
+        content, width, height = _read_pixels(source)
+        if type(content) is bytes and len(content) == 3 * width * height:
+            return content, width, height
+    raise InvalidRequest("image", source, _ALLOWED_IMAGES)
+
+
+def _read_pixels(source: Any) -> tuple[Any, int, int]:
+    if hasattr(source, "convert") and hasattr(source, "size"):
+        width, height = source.size
+        return _converted(source), width, height
+    shape, kind = getattr(source, "shape", None), str(getattr(source, "dtype", ""))
+    if shape is None or len(shape) != 3 or shape[2] != 3 or kind != "uint8":
+        value = f"{type(source).__name__} {kind} {shape}" if shape else source
+        raise InvalidRequest("image", value, _ALLOWED_IMAGES)
+    return source.tobytes(), shape[1], shape[0]
+
+
+def _converted(source: PilImage) -> Any:
+    try:
+        return source.convert("RGB").tobytes()
+    except Exception as error:
+        raise BadMedia(f"an image that cannot be converted: {shown(error)}") from error
+
+
+RATES = range(4000, 192_001)  # samples a second
+_ALLOWED_SOUNDS = "bytes, a Path or a float32 array [n_samples]"
+SAMPLES = "samples"  # the format of what is decoded
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Audio:
+    """
+    A sound: the content of a file, or samples. Pickles, and never changes.
+
+    Args:
+        source: a WAV, FLAC, MP3 or OGG file as bytes or by its Path; or an array of numpy,
+            float32 [n_samples], from -1 to 1.
+        sample_rate: of an array, samples a second.
+
+    Raises:
+        BadMedia: none of these, damaged, or without a sample.
+        Unsupported: a file, but soundfile is not installed.
+    """
+
+    content: bytes
+    format: str  # wav, flac, mp3, ogg; samples: float32
+    n_frames: int  # samples of each channel
+    rate: int  # of them, a second
+
+    def __init__(
+        self, source: Source | NDArray[np.float32], sample_rate: int | None = None
+    ) -> None:
+        if is_source(source):
+            if sample_rate is not None:
+                allowed = "it for an array only, because a file has its own"
+                raise InvalidRequest("sample_rate", sample_rate, allowed)
+            content = read_source(source)
+            kind, n_frames, rate = read_sound_header(content)
+        else:
+            kind = SAMPLES
+            with reading("audio", source, _ALLOWED_SOUNDS):
+                content, n_frames, rate = _samples(source, sample_rate)
+        if rate not in RATES or n_frames < 1:
+            raise BadMedia(f"a sound of {n_frames} samples, {rate} a second")
+        values = content, kind, n_frames, rate
+        for field, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes that tell this sound from all others."""
+        head = f"audio {self.format} {self.rate} ".encode()
+        return sha256(head + self.content).digest()
+
+    @property
+    def seconds(self) -> float:
+        return self.n_frames / self.rate
+
+    def n_samples(self, rate: int) -> int:
+        """The number of samples that samples() gives."""
+        return decoders.n_samples(self.n_frames, self.rate, rate)
+
+    def samples(self, rate: int, stop: Stop = never) -> NDArray[np.float32]:
+        """Samples at *rate*, from -1 to 1; raises as read_samples()."""
+        if self.format != SAMPLES:
+            header = SoundHeader(self.format, self.n_frames, self.rate)
+            return read_samples(self.content, header, rate, stop)
+        import numpy as np
+
+        return resampled(np.frombuffer(self.content, np.float32), self.rate, rate)
+
+    def __repr__(self) -> str:
+        return f"Audio({self.format}, {self.seconds:.2f} s)"
+
+
+def _samples(samples: Any, rate: int | None) -> tuple[bytes, int, int]:
+    kind, shape = str(getattr(samples, "dtype", "")), getattr(samples, "shape", ())
+    if kind != "float32" or len(shape) != 1:
+        value = f"{type(samples).__name__} {kind} {shape}" if kind else samples
+        raise InvalidRequest("audio", value, _ALLOWED_SOUNDS)
+    if not isinstance(rate, int) or rate not in RATES:
+        allowed = f"{RATES.start} to {RATES.stop - 1} with an array"
+        raise InvalidRequest("sample_rate", rate, allowed)
+    if not abs(samples).max(initial=0.0) <= 2.0:  # also if it is not a number
+        raise BadMedia("samples beyond -1 to 1, or that are no numbers")
+    return samples.tobytes(), len(samples), rate
+
+
+Media = Image | Audio
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """Limits of one prompt, and of each image or sound in it."""
+
+    max_parts: int
+    max_bytes: int  # of an upload; also of pixels or samples that are given
+    max_pixels: int
+    max_seconds: float
+
+    def check_count(self, n_parts: int) -> None:
+        """Raise InvalidRequest if there are too many images and sounds."""
+        if n_parts > self.max_parts:
+            value = f"{n_parts} images and sounds"
+            raise InvalidRequest("prompt", value, f"at most {self.max_parts}")
+
+    def check(self, media: Sequence[Media]) -> None:
+        """
+        Raise unless all *media* are within the limits.
+
+        Raises:
+            InvalidRequest: there are too many.
+            BadMedia: one is too large or too long.
+        """
+        self.check_count(len(media))
+        for index, part in enumerate(media):
+            if part.format != PIXELS:  # of which max_pixels is the limit
+                check_bytes(len(part.content), self.max_bytes, index)
+            if isinstance(part, Audio):
+                if part.seconds > self.max_seconds:
+                    allowed = f"at most {self.max_seconds:g} s are allowed"
+                    raise BadMedia(f"{part.seconds:.1f} s, {allowed}", index)
+            elif part.width * part.height > self.max_pixels:
+                raise BadMedia(
+                    f"{part.width} x {part.height} pixels, at most {self.max_pixels} "
+                    "are allowed",
+                    index,
+                )
+
 
 _DATA_URL = re.compile(r"data:(?:image|audio)/[\w.+-]+;base64,")
 

@@ -6,7 +6,7 @@ holds wherever one is given. Text that is none of these is refused, because Jinj
 it is, and the model would see nothing of the chat.
 
 The templates here are our own words for formats that models were trained on. They print roles that
-a format has; the chat is changed for the others (`prompts/rendering/mending.py`).
+a format has; the chat is changed for the others (`prompts/rendering/template.py`).
 """
 
 from __future__ import annotations

@@ -29,15 +29,21 @@ from pyllama_raw.errors import (
     TextTooLong,
     Unsupported,
 )
-from pyllama_raw.prompts.chat import NOTHING, ChatSettings, ChatTemplates, Rendered
-from pyllama_raw.prompts.markers import PIECE, Markers
+from pyllama_raw.prompts.chat import (
+    NOTHING,
+    PIECE,
+    ChatSettings,
+    ChatTemplates,
+    Markers,
+    Rendered,
+)
 from pyllama_raw.prompts.messages import Message, is_chat, is_sequence
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.media_desk import MediaDesk
     from pyllama_raw.engine.parts import EngineParts, TextVocab
     from pyllama_raw.media import Audio, Image
-    from pyllama_raw.media.limits import Media
+    from pyllama_raw.media.content import Media
 
 T = TypeVar("T")
 

@@ -9,33 +9,31 @@ Runners: an engine here, a process, or a service far away, all used in the same 
 Importing this package opens no library and needs no extra; a RemoteRunner needs `runners`.
 """
 
-from pyllama_raw.runners.capabilities import RunnerCapabilities
-from pyllama_raw.runners.dialect import (
+from pyllama_raw.runners.capabilities import Cost, Prices, RunnerCapabilities
+from pyllama_raw.runners.child import Draft, LlamaOptions, LlamaServer
+from pyllama_raw.runners.guards import Backoff, Breaker, Limits, Timeouts
+from pyllama_raw.runners.local import LocalRunner, MockRunner
+from pyllama_raw.runners.packet import TensorPacket, infer
+from pyllama_raw.runners.pool import (
+    KeptRunners,
+    Managed,
+    ManagedState,
+    Pool,
+    RunnerManager,
+)
+from pyllama_raw.runners.remote import (
     COMPATIBLE,
     LLAMA_SERVER,
     OPENAI,
     PYLLAMA,
     Dialect,
+    RemoteRunner,
 )
-from pyllama_raw.runners.guards import Backoff, Breaker, Limits, Timeouts
-from pyllama_raw.runners.llama_args import Draft, LlamaOptions, LlamaServer
-from pyllama_raw.runners.local import LocalRunner
-from pyllama_raw.runners.manager import (
-    KeptRunners,
-    Managed,
-    ManagedState,
-    RunnerManager,
-)
-from pyllama_raw.runners.mock import MockRunner
-from pyllama_raw.runners.packet import TensorPacket, infer
-from pyllama_raw.runners.pool import Pool
-from pyllama_raw.runners.prices import Cost, Prices
-from pyllama_raw.runners.remote import RemoteRunner
-from pyllama_raw.runners.run import RunHandle
 from pyllama_raw.runners.runner import (
     Estimate,
     ModelRunner,
     RebuildCause,
+    RunHandle,
     RunnerCounts,
     RunnerHealth,
     RunnerKind,

@@ -39,14 +39,11 @@ from pyllama_raw.options.machine import NoInterpreter, interpreter
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import VERBS, Verb
-from pyllama_raw.runners.child import Child
+from pyllama_raw.runners.child import HOST, Child
 from pyllama_raw.runners.connection import http_library
-from pyllama_raw.runners.dialect import PYLLAMA, Dialect
 from pyllama_raw.runners.errors import NetworkError, NotReady, RunnerFault, ServerError
 from pyllama_raw.runners.guards import Backoff, Timeouts, retried
-from pyllama_raw.runners.llama_args import HOST
-from pyllama_raw.runners.remote import RemoteRunner
-from pyllama_raw.runners.run import Source
+from pyllama_raw.runners.remote import PYLLAMA, Dialect, RemoteRunner
 from pyllama_raw.runners.runner import (
     ModelRunner,
     RebuildCause,
@@ -54,6 +51,7 @@ from pyllama_raw.runners.runner import (
     RunnerKind,
     RunnerMetadata,
     Serving,
+    Source,
     lent_source,
 )
 

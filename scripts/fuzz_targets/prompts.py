@@ -82,7 +82,7 @@ def _chats() -> Try:
     from pyllama_raw.options.chat_templates import TEMPLATES
     from pyllama_raw.prompts.chat import ChatSettings
     from pyllama_raw.prompts.prompt import PromptEncoder
-    from pyllama_raw.testing.vocab import FakeVocab
+    from pyllama_raw.testing import FakeVocab
 
     encoders = [PromptEncoder(FakeVocab(), text, 2**15) for text in TEMPLATES.values()]
 

@@ -21,7 +21,7 @@ from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.namespace import Private
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
-from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES
+from pyllama_raw.testing.executor import HEAD_BYTES, TOKEN_BYTES
 from tests.hostile import AngryText, Unhashable
 
 N_HISTORIES = int(os.environ.get("PYLLAMA_RAW_TEST_HISTORIES", "60"))

@@ -9,7 +9,7 @@ from pyllama_raw.core.request import NewTokens, Request
 from pyllama_raw.core.step import DecodeStatus, StepPlan, StepResult
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.errors import DecodeFailed
-from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
+from pyllama_raw.testing.executor import HEAD_BYTES, TOKEN_BYTES, FakeMemory
 from tests.core.support import STOP_TOKEN, finished, make_scheduler, output
 
 ANSWER = 97  # what every row samples

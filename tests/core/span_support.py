@@ -18,7 +18,7 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.testing import FakeExecutor, fake_limits
-from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES
+from pyllama_raw.testing.executor import HEAD_BYTES, TOKEN_BYTES
 from tests.core.support import Pieces, finished
 
 IMAGE = [-1] * 16  # 4 x 4 rows that take 4 positions

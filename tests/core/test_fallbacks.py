@@ -7,7 +7,7 @@ from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Load, Trim
-from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES
+from pyllama_raw.testing.executor import HEAD_BYTES, TOKEN_BYTES
 from tests.core.reuse_support import ANSWER, A, B, Engine
 
 LONG = [*A, *range(300, 318)]

@@ -10,7 +10,7 @@ from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import StoredState, Tier
 from pyllama_raw.core.request import CacheTier, FinishReason
 from pyllama_raw.core.step import Copy, Fetch, Load
-from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeFile
+from pyllama_raw.testing.executor import HEAD_BYTES, TOKEN_BYTES, FakeFile
 from tests.core.reuse_support import ANSWER, B, Engine
 
 LONG = [*range(300, 380)]

@@ -45,11 +45,13 @@ from pyllama_raw.errors import (
     SamplingFailed,
 )
 from pyllama_raw.testing.executor import (
+    HEAD_BYTES,
+    TOKEN_BYTES,
+    FakeMemory,
     assert_one_kind,
     assert_one_lot,
     row_position,
 )
-from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
 from tests.core.support import STOP_TOKEN, finished, make_scheduler, output, score
 
 N_SLOTS, N_PARKED, N_CTX_SLOT, N_BATCH, N_CELLS = 3, 2, 24, 16, 40

@@ -12,7 +12,7 @@ from pyllama_raw.core.step import (
     Release,
     Save,
 )
-from pyllama_raw.testing.memory import FakeMemory
+from pyllama_raw.testing.executor import FakeMemory
 from tests.core.reuse_support import ANSWER, A, B, Engine
 from tests.core.support import answer, make_scheduler
 

@@ -19,7 +19,7 @@ from pyllama_raw.engine.disk_writer import REST, DiskWriter
 from pyllama_raw.engine.state_file import SLICE_BYTES
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
-from pyllama_raw.testing.memory import FakeFile
+from pyllama_raw.testing.executor import FakeFile
 from tests.core.support import make_request
 from tests.engine.support import HANG_S, PlainLoop, PlainStream
 from tests.engine.test_disk_store import MANY, state_of, tokens_of

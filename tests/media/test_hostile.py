@@ -7,8 +7,7 @@ import pytest
 
 from pyllama_raw.errors import BadMedia
 from pyllama_raw.media import Audio, Image
-from pyllama_raw.media.pictures import MAX_PARTS, MAX_SCANS, read_pixels
-from pyllama_raw.media.upload import DecodeStopped
+from pyllama_raw.media.decoders import MAX_PARTS, MAX_SCANS, DecodeStopped, read_pixels
 from tests.media.files import image_file, pixels, png_of, wav_file
 
 PACKED = zlib.compress(bytes(3 * 4 * 4 + 4))  # 4 x 4 black pixels

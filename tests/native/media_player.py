@@ -25,9 +25,7 @@ from pyllama_raw.core.step import (
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.media_desk import MediaReader
 from pyllama_raw.engine.opening import build
-from pyllama_raw.media.audio import Audio
-from pyllama_raw.media.image import Image
-from pyllama_raw.media.limits import Media
+from pyllama_raw.media.content import Audio, Image, Media
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.projector import Cut, Projector, RowRun, Run
 from tests.media.files import pixels, tone

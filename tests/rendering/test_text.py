@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.prompts.rendering.text import (
+from pyllama_raw.prompts.rendering.environment import (
     Text,
     concat,
     from_message,

@@ -15,14 +15,8 @@ from pyllama_raw.runners import (
     RunnerMetadata,
     SpawnedRunner,
 )
+from pyllama_raw.runners.child import NEW, OLD, arguments, library_path, words_of
 from pyllama_raw.runners.keeper import members
-from pyllama_raw.runners.llama_args import (
-    NEW,
-    OLD,
-    arguments,
-    library_path,
-    words_of,
-)
 
 FULL = LlamaOptions(
     n_ctx=8192,

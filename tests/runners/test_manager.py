@@ -17,7 +17,7 @@ from pyllama_raw.runners import (
     RunnerManager,
 )
 from pyllama_raw.runners.errors import NetworkError
-from pyllama_raw.runners.manager import runner_for
+from pyllama_raw.runners.pool import runner_for
 from tests.limits import LIMIT_S
 from tests.loops import anyio_backend  # noqa: F401
 from tests.runners.pooled import FEW, Clock, Sick, Stillborn, ask

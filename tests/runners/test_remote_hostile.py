@@ -13,13 +13,7 @@ from pyllama_raw.errors import (
     InvalidRequest,
     PyllamaError,
 )
-from pyllama_raw.runners import (
-    PYLLAMA,
-    Backoff,
-    RemoteRunner,
-    connection,
-    remote,
-)
+from pyllama_raw.runners import PYLLAMA, Backoff, RemoteRunner, connection, remote
 from pyllama_raw.runners.errors import (
     RemoteRefused,
     ServerError,

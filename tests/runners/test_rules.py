@@ -8,7 +8,7 @@ from anyio.lowlevel import checkpoint
 
 from pyllama_raw import Usage
 from pyllama_raw.errors import PyllamaError
-from pyllama_raw.runners import Backoff, Breaker, Limits, Prices, Timeouts, prices
+from pyllama_raw.runners import Backoff, Breaker, Limits, Prices, Timeouts, capabilities
 from pyllama_raw.runners.connection import retry_after_s
 from pyllama_raw.runners.errors import (
     AuthFailed,
@@ -445,8 +445,8 @@ def test_prices_of_known_models():
     The package genai-prices knows them; None of others.
     """
     pytest.importorskip("genai_prices")
-    price = prices.Prices.known("gpt-4o-mini", "openai")
+    price = capabilities.Prices.known("gpt-4o-mini", "openai")
 
     assert price is not None
     assert 0 < price.prompt < price.completion
-    assert prices.Prices.known("no-such-model-at-all") is None
+    assert capabilities.Prices.known("no-such-model-at-all") is None
