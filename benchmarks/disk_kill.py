@@ -33,7 +33,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.engine.disk_store import DiskStore
-from pyllama_raw.engine.span_keys import SpanKeys
+from pyllama_raw.engine.state_files import SpanKeys
 
 N_TOKENS = 400
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)

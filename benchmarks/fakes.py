@@ -18,7 +18,7 @@ from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import Computed, Sampled, StepPlan, StepResult
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.stream import Stream
+from pyllama_raw.engine.mailbox import Stream
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.testing import FakeExecutor, FakeVocab, fake_limits, fake_parts
 

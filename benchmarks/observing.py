@@ -46,8 +46,8 @@ from pyllama_raw.core.request import Event, Finished
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.logs import NO_LOGS, Logs, open_logs
+from pyllama_raw.engine.mailbox import Stream, wake
 from pyllama_raw.engine.requests import OpenRequest
-from pyllama_raw.engine.stream import Stream, wake
 from pyllama_raw.policy import Key, RequestView, SchedulerView, SchedulingPolicy
 from pyllama_raw.testing import FakeExecutor, FakeVocab
 

@@ -25,8 +25,7 @@ import numpy as np
 from load.measure import Report, arguments, parse
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.engine.constraint import Constraints
-from pyllama_raw.engine.sampling import open_sampler
+from pyllama_raw.engine.sampling import Constraints, open_sampler
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import lib

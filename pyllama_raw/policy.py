@@ -22,14 +22,14 @@ import re
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from pyllama_raw.core.policies.policy import (
+from pyllama_raw.core.policies.interface import (
     API_VERSION,
     Key,
+    RequestView,
     SchedulerView,
     SchedulingPolicy,
 )
 from pyllama_raw.core.policies.shipped import SHIPPED
-from pyllama_raw.core.view import RequestView
 from pyllama_raw.errors import ConfigError, shown
 
 __all__ = [

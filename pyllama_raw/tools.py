@@ -19,7 +19,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ArgumentsSchema
 
 from pyllama_raw.errors import InvalidRequest
-from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning, ToolCall
+from pyllama_raw.replies.parser import CallDelta, Content, Part, Reasoning, ToolCall
 from pyllama_raw.replies.spec import (
     CallsSpec,
     JsonCall,

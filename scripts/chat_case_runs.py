@@ -9,8 +9,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.parts import Content, Part, Reasoning, calls_of, text_of
+from pyllama_raw.replies.parser import (
+    Content,
+    Part,
+    Reasoning,
+    ReplyParser,
+    calls_of,
+    text_of,
+)
 from pyllama_raw.replies.spec import ReplySpec
 from scripts.chat_case_templates import Template
 from scripts.llama_chat_cases import Case, Message

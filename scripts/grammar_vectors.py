@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jsonschema
 
 from pyllama_raw import PyllamaError, SamplingParams
-from pyllama_raw.engine.constraint import Constraints
+from pyllama_raw.engine.sampling import Constraints
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.vocab import Vocab
 from tests.number_schemas import follows

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 
-from pyllama_raw.replies.parts import CallDelta, Part
+from pyllama_raw.replies.parser import CallDelta, Part
 from pyllama_raw.replies.spec import ReplySpec, bundled, strings_of
 from tests.replies.written import Made, is_special, parsed, split, written
 

@@ -30,8 +30,8 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.engine.info import Operation
-from pyllama_raw.native import gguf_check
-from pyllama_raw.native.gguf_check import NEEDS, NOT_ZERO
+from pyllama_raw.native import gguf as model_check
+from pyllama_raw.native.gguf import NEEDS, NOT_ZERO
 from scripts.mutations import gguf_file, trial
 from scripts.mutations.trial import DEFECT, REFUSED, WORKS, Outcome
 from scripts.tiny_models import gguf, learning
@@ -182,7 +182,7 @@ def with_zeros(file: gguf_file.File, arch: str, keys: Iterable[str]) -> bytes:
 
 
 def try_without_rules(path: Path) -> str:
-    with patch.object(gguf_check, "check_rules"):
+    with patch.object(model_check, "check_rules"):
         return try_file(path)
 
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.engine.constraint import Constraints, Grammars
 from pyllama_raw.engine.parts import at_once
+from pyllama_raw.engine.sampling import Constraints, Grammars
 from pyllama_raw.native.grammar import Grammar, Matcher
 from pyllama_raw.native.vocab import Vocab
 

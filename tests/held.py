@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pyllama_raw.core.memory.slots import Idle
+from pyllama_raw.core.request import position
 from pyllama_raw.core.sequence import Running
-from pyllama_raw.core.spans import position
 from pyllama_raw.core.step import Copy, Load, Move, Release, Shift, Trim
 
 

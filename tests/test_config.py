@@ -19,7 +19,7 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.core.scheduling.admission import Admission
+from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.layout import context_fields
 from pyllama_raw.native import params as native

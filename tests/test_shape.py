@@ -21,14 +21,14 @@ REGISTRIES = {
     "api/generation.py": {"_by_id"},  # the outputs of one prompt
     "core/scheduling/roster.py": {"alive"},
     "core/memory/slots.py": {"running"},
-    "core/policies/vtc.py": {"_waiting"},  # a policy knows no more than a user's
+    "core/policies/shipped.py": {"_waiting"},  # a policy knows no more than a user's
     "testing/executor.py": {"_requests"},
 }
 # What is known by another number: a slot, a cell, a save, a fetch, an adapter, a token, a state.
 OTHERS = {
     "core/memory/tiers.py": {"_loading", "_fetching", "_saves"},
     "core/memory/memory.py": {"_fetchers", "_loads"},
-    "core/stop_strings.py": {"moves"},
+    "core/text.py": {"moves"},
     "engine/adapters.py": {"_all", "_adapters"},
     "engine/executor.py": {"_lost"},
     "engine/rows.py": {"_Tokens"},
@@ -85,9 +85,8 @@ N_LATE = 53
 
 # Files that still import two modules of one name.
 TWICE = {
-    "engine/constraint.py": {"sampling"},
     "engine/executor.py": {"sampling"},
-    "prompts/reply_plan.py": {"constraint"},
+    "prompts/reply_plan.py": {"sampling"},
     "cli/serve.py": {"config"},
     # Users import the errors of runners by this name.
     "runners/child.py": {"errors"},

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from pyllama_raw.native.gguf_header import TensorInfo, read_header
+from pyllama_raw.native.gguf import TensorInfo, read_header
 from pyllama_raw.native.libllama import lib
 
 PROBE = Path(__file__).with_name("limits.cpp")

@@ -11,12 +11,11 @@ from itertools import count
 
 import pytest
 
-from pyllama_raw.api.output import Choice
-from pyllama_raw.core.detokenizer import Detokenizer
+from pyllama_raw.api.preparation import Choice
 from pyllama_raw.core.memory.radix_tree import n_common
 from pyllama_raw.core.request import NewTokens, Request
-from pyllama_raw.core.stop_strings import StopStrings
-from pyllama_raw.engine.stream import Stream
+from pyllama_raw.core.text import Detokenizer, StopStrings
+from pyllama_raw.engine.mailbox import Stream
 from pyllama_raw.testing import FakeVocab
 
 rows = pytest.mark.parametrize("n_rows", [1, 8, 64, 256])

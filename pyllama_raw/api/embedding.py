@@ -30,7 +30,7 @@ from anyio.lowlevel import checkpoint
 from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.request import Embedded, EmbedRequest, Finished, FinishReason, Lot
 from pyllama_raw.engine.info import Operation, Pooling
-from pyllama_raw.engine.stream import Refused, Stream
+from pyllama_raw.engine.mailbox import Refused, Stream
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.errors import (
     ClosedError,

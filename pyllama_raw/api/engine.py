@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.embedding import Embedder, Ranked, TextPooling, VectorProgress
     from pyllama_raw.api.events import Events
     from pyllama_raw.api.generation import Generation
-    from pyllama_raw.api.output import Choice
+    from pyllama_raw.api.preparation import Choice
     from pyllama_raw.api.results import Result, Score
     from pyllama_raw.api.session import Session
     from pyllama_raw.api.vectors import Vectors

@@ -22,7 +22,7 @@ from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.logs import why
-from pyllama_raw.engine.stream import OneReader, Stream, wake
+from pyllama_raw.engine.mailbox import OneReader, Stream, wake
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import WrongUse
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Self
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from pyllama_raw.api.output import Choice
 from pyllama_raw.api.owner import Owner
+from pyllama_raw.api.preparation import Choice
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason
-from pyllama_raw.engine.stream import OneReader, Refused, Stream
+from pyllama_raw.engine.mailbox import OneReader, Refused, Stream
 from pyllama_raw.errors import PyllamaError, WrongUse
 
 if TYPE_CHECKING:

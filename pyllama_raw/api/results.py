@@ -17,7 +17,7 @@ from pyllama_raw.core.request import (
 from pyllama_raw.core.stats import MediaStats, SchedulerStats, StepTimes
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.errors import shown
-from pyllama_raw.replies.parts import Part, ToolCall
+from pyllama_raw.replies.parser import Part, ToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread, current_thread
 from typing import Any, Literal, TypeVar, cast
 
-from pyllama_raw.engine.mailbox import CALLER_LEFT, Errand
-from pyllama_raw.engine.stream import Stream, wake
+from pyllama_raw.engine.mailbox import CALLER_LEFT, Errand, Stream, wake
 from pyllama_raw.errors import ClosedError
 
 T = TypeVar("T")

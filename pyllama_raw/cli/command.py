@@ -47,7 +47,7 @@ class Command(NamedTuple):
     text: str
 
 
-CLI, LAB = "cli.options", "lab.cli.options"
+CLI, LAB = "cli.options", "lab.cli.arguments"
 SIM = LAB, "lab.cli.simulate"
 SERVE = "cli.serve", "cli.serve"
 BENCH = LAB, "lab.cli.bench"

@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence as Items
 from typing import Generic, NamedTuple, TypeVar
 
-from pyllama_raw.core.namespace import Namespace, is_of
+from pyllama_raw.core.request import Namespace, is_of
 from pyllama_raw.errors import InvalidRequest, QueueFull
 
 U = TypeVar("U")  # a request, as its owner names it

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from operator import sub
 
-from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.request import (
     CacheTier,
     EmbedRequest,
@@ -17,9 +16,11 @@ from pyllama_raw.core.request import (
     StopFinder,
     StopString,
     TokenLogprobs,
+    position,
+    whole,
 )
-from pyllama_raw.core.spans import position, whole
 from pyllama_raw.core.stats import SlotStats
+from pyllama_raw.core.text import Detokenizer
 from pyllama_raw.errors import PyllamaError
 
 NO_LIMIT = 2**31

@@ -15,16 +15,16 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.core.request import (
     TOKENS,
+    Adapted,
     CacheTier,
     Lot,
     Request,
     SamplerUse,
+    Spans,
     TokenLogprobs,
 )
-from pyllama_raw.core.spans import Spans
 from pyllama_raw.errors import PyllamaError
 
 NONE: Mapping[int, Any] = MappingProxyType({})

@@ -27,8 +27,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Protocol
 
-from pyllama_raw.core.namespace import Adapted, Private
-from pyllama_raw.core.request import AdapterSet, Lot, Request
+from pyllama_raw.core.request import Adapted, AdapterSet, Lot, Private, Request
 from pyllama_raw.core.scheduling.lots import SWITCH_S
 from pyllama_raw.errors import (
     AdapterLimit,

@@ -19,10 +19,8 @@ from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.request import CacheTier
-from pyllama_raw.core.scheduling.admission import Admission
+from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.engine.constraint import Constraints
-from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.embed_executor import EmbedExecutor, compute
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.info import Capabilities, Operation, Pooling
@@ -36,16 +34,21 @@ from pyllama_raw.engine.layout import (
     tell_changes,
     text_fields,
 )
-from pyllama_raw.engine.model_files import ModelFile, fingerprint, model_files
 from pyllama_raw.engine.notices import PolicyLog
 from pyllama_raw.engine.parts import EngineParts, KeptMemory
 from pyllama_raw.engine.probe import decoder_start, slot_cost
-from pyllama_raw.engine.sampling import Lanes, refusal
-from pyllama_raw.engine.shared_models import ModelUse
-from pyllama_raw.engine.span_keys import SpanKeys
-from pyllama_raw.engine.state_file import (
+from pyllama_raw.engine.sampling import Constraints, Lanes, lanes_refusal
+from pyllama_raw.engine.shared_models import (
+    ModelFile,
+    ModelUse,
+    fingerprint,
+    model_files,
+)
+from pyllama_raw.engine.state_files import (
     ENTRY_BYTES,
     INDEX_BYTES,
+    DiskWriter,
+    SpanKeys,
     head_bytes,
     n_parts_of,
 )
@@ -128,7 +131,7 @@ def assemble(
     executor = NativeExecutor(
         make_context,
         # A sequence may run in a parked slot, too.
-        lanes=Lanes(model.vocab, layout.scratch, off=refusal(model, config)),
+        lanes=Lanes(model.vocab, layout.scratch, off=lanes_refusal(model, config)),
         kind=layout.kind,
         scratch=layout.scratch,
         disk=writer,

@@ -31,7 +31,7 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.gguf_header import read_header
+from pyllama_raw.native.gguf import read_header
 from pyllama_raw.native.kernels import Watch
 from pyllama_raw.native.libllama import Device, check_decode, devices, last_error
 from pyllama_raw.native.memory_need import (

@@ -19,8 +19,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.request import Request, SamplerUse
-from pyllama_raw.core.spans import text_of
+from pyllama_raw.core.request import Request, SamplerUse, text_of
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
     DecodeStatus,
@@ -38,14 +37,13 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.engine.adapters import AdapterSets
-from pyllama_raw.engine.constraint import OutputRules
-from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
-from pyllama_raw.engine.native_log import pass_on_lines
+from pyllama_raw.engine.notices import pass_on_lines
 from pyllama_raw.engine.operations import SlotOperations, captured, restored, warm_up
 from pyllama_raw.engine.rows import BuiltSampler, BuiltSamplers, Rows, watch
-from pyllama_raw.engine.sampling import Lanes, open_sampler
+from pyllama_raw.engine.sampling import Lanes, OutputRules, open_sampler
+from pyllama_raw.engine.state_files import DiskWriter
 from pyllama_raw.errors import ContextFailed, InvalidBatch, NativeError
 from pyllama_raw.native.adapter import Adapter, load_adapter
 from pyllama_raw.native.context import Context, StepOutcome

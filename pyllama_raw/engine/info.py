@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from pyllama_raw.errors import ModelLoadFailed, Unsupported
-from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header, Scalar, read_header
+from pyllama_raw.native.gguf import NO_OVERRIDES, Header, Scalar, read_header
 
 if TYPE_CHECKING:
     from pyllama_raw.options.config import EngineConfig

@@ -25,8 +25,7 @@ from threading import Event, Lock, Thread
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
-from pyllama_raw.core.namespace import Private
-from pyllama_raw.core.request import Finished, Request, Value
+from pyllama_raw.core.request import Finished, Private, Request, Value
 from pyllama_raw.core.stats import Occupancy
 from pyllama_raw.core.step import Copy, Decode, Load, Save, StepPlan, StepResult
 from pyllama_raw.engine.watcher import StepRecord, Watcher

@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from pyllama_raw.core.encodes import Encodes, RowKey, RowNeed
-from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.spans import Span
+from pyllama_raw.core.request import Namespace, Span
 from pyllama_raw.engine.encoder import Cancellable, Encoder, RequestEncodes, Rows
-from pyllama_raw.engine.model_files import fingerprint, model_files
 from pyllama_raw.engine.requests import OpenRequest
-from pyllama_raw.engine.shared_models import ModelUse, Shared
-from pyllama_raw.engine.span_keys import SpanKeys
+from pyllama_raw.engine.shared_models import ModelUse, Shared, fingerprint, model_files
+from pyllama_raw.engine.state_files import SpanKeys
 from pyllama_raw.errors import BadMedia
 from pyllama_raw.media import decoders
 from pyllama_raw.media.content import (

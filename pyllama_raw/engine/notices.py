@@ -2,7 +2,8 @@
 What an engine notices of itself now and then, and tells in the log of Python.
 
 It looks a few times a second, and when requests end: at preemptions and evictions, and at the
-share of the CPUs that its decodes get. Faults of a scheduling policy come as they happen.
+share of the CPUs that its decodes get. Faults of a scheduling policy come as they happen. Log lines
+of libllama become lines of Python's log.
 """
 
 from __future__ import annotations
@@ -15,6 +16,26 @@ from pyllama_raw._ffi.openmp import SHORT_SPINS, ShortSpins
 from pyllama_raw.core.policies.runner import PolicyFault, pass_on_interrupts
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
+from pyllama_raw.native import libllama as native
+
+LEVELS = {
+    native.DEBUG: logging.DEBUG,
+    native.INFO: logging.INFO,
+    native.WARN: logging.WARNING,
+    native.ERROR: logging.ERROR,
+}
+
+_library_log = logging.getLogger("pyllama_raw.libllama")
+_library_log.addHandler(
+    logging.NullHandler()
+)  # whoever sets up no logging is told nothing
+
+
+def pass_on_lines() -> None:
+    """Hand over what came since the last call; some levels may not be asked for."""
+    for level, text in native.drain():
+        _library_log.log(LEVELS.get(level, logging.INFO), "%s", text.strip())
+
 
 EVERY = 1000  # faults of a policy
 WINDOW_S = 0.5  # of decodes

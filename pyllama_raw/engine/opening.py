@@ -17,10 +17,10 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.engine.info import Operation, capabilities_of, model_info, probe
-from pyllama_raw.engine.native_log import pass_on_lines
+from pyllama_raw.engine.notices import pass_on_lines
 from pyllama_raw.engine.shared_models import ModelUse, Report, open_model
 from pyllama_raw.native import libllama
-from pyllama_raw.native.gguf_header import NO_OVERRIDES
+from pyllama_raw.native.gguf import NO_OVERRIDES
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.parts import EngineParts, Inheritance

@@ -38,17 +38,17 @@ from pyllama_raw.core.step import (
     Trim,
     Written,
 )
-from pyllama_raw.engine.disk_writer import DiskWriter
-from pyllama_raw.engine.span_keys import to_file
-from pyllama_raw.engine.state_file import (
+from pyllama_raw.engine.state_files import (
     ENTRY_BYTES,
     PART_TOKENS,
+    DiskWriter,
     FileState,
     State,
     StoredFile,
     head_bytes,
     make_head,
     parts_of,
+    to_file,
 )
 from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.batch import Batch

@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pyllama_raw.core.scheduling.admission import Admission
+from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.adapters import AdapterHost
 from pyllama_raw.engine.info import Capabilities, EngineInfo
 from pyllama_raw.engine.life import EngineExecutor, Restarts
 from pyllama_raw.engine.logs import NO_LOGS, Logs
-from pyllama_raw.engine.model_files import ModelFile
-from pyllama_raw.engine.span_keys import SpanKeys
+from pyllama_raw.engine.shared_models import ModelFile
+from pyllama_raw.engine.state_files import SpanKeys
 from pyllama_raw.options.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from pyllama_raw.engine.disk_writer import DiskWriter
     from pyllama_raw.engine.embed_executor import EmbedExecutor
     from pyllama_raw.engine.media_desk import MediaDesk
+    from pyllama_raw.engine.state_files import DiskWriter
     from pyllama_raw.native.kernels import Watch
     from pyllama_raw.options.config import EngineConfig, LogConfig
 

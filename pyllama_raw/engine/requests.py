@@ -20,13 +20,12 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 
 from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.core.scheduling.admission import Admission, Ticket
-from pyllama_raw.core.scheduling.roster import Deadlines, SlotChange
+from pyllama_raw.core.scheduling.roster import Admission, Deadlines, SlotChange, Ticket
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.engine.adapters import Adapters, KnownAdapter
 from pyllama_raw.engine.encoder import RequestEncodes
 from pyllama_raw.engine.logs import warms_up
-from pyllama_raw.engine.stream import NOBODYS, Stream
+from pyllama_raw.engine.mailbox import NOBODYS, Stream
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import PyllamaError
 

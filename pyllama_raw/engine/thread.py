@@ -40,16 +40,19 @@ from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.life import Life
 from pyllama_raw.engine.mailbox import (
+    NOBODYS,
     Command,
     Errand,
     Mailbox,
     OwnThread,
+    Refused,
+    Stream,
     check_may_wait,
+    wake,
 )
 from pyllama_raw.engine.notices import CpuShare, Teller
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.requests import Door, OpenRequest, Pace, WaitingRoom
-from pyllama_raw.engine.stream import NOBODYS, Refused, Stream, wake
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import (
     ClosedError,

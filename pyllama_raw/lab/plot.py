@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from pyllama_raw.core.policies.vtc import OUTPUT_COST
+from pyllama_raw.core.policies.shipped import OUTPUT_COST
 from pyllama_raw.engine.logs import RequestRecord, read_records
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.report import (

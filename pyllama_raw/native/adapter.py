@@ -17,9 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyllama_raw.errors import AdapterLoadFailed
-from pyllama_raw.native import log
-from pyllama_raw.native.gguf_check import check_tensors, n_bytes
-from pyllama_raw.native.gguf_header import DamagedFile, Header, TensorInfo, header_of
+from pyllama_raw.native import libllama
+from pyllama_raw.native.gguf import (
+    DamagedFile,
+    Header,
+    TensorInfo,
+    check_tensors,
+    header_of,
+    n_bytes,
+)
 from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.pointers import Handle
@@ -38,10 +44,10 @@ class Lora(Handle):
     def __init__(self, model: Model, path: str, *, digest: str, n_bytes: int) -> None:
         """Use load_adapter()."""
         # Its file was checked by read_adapter(): libllama looks at half of the shapes.
-        since = log.mark()
+        since = libllama.mark()
         pointer = lib.plr_adapter_load(model.ptr, os.fsencode(path))
         if pointer == ffi.NULL:
-            raise AdapterLoadFailed(path, log.reason(since))
+            raise AdapterLoadFailed(path, libllama.reason(since))
         super().__init__(pointer, lib.plr_adapter_free, parents=[model])
         self.digest, self.n_bytes = digest, n_bytes
         # Its effect would begin inside of a prompt, which no cache of prefixes knows.

@@ -20,7 +20,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from pyllama_raw.errors import ContextFailed, InvalidBatch, InvalidRequest, NativeError
-from pyllama_raw.native import log
+from pyllama_raw.native import libllama
 from pyllama_raw.native.adapter import Adapter, ControlVector, Lora
 from pyllama_raw.native.batch import Batch, RowBatch
 from pyllama_raw.native.kernels import Deterministic, Kernels, Watch
@@ -114,10 +114,10 @@ class Context(SlotMemory):
         # Others share the thread as long as somebody holds it.
         self._thread = compute_thread()
         parents.append(self._thread)
-        since = log.mark()
+        since = libllama.mark()
         pointer = lib.plr_context_new(model_ptr, params)
         if pointer == ffi.NULL:
-            raise ContextFailed("llama_init_from_model", None, log.reason(since))
+            raise ContextFailed("llama_init_from_model", None, libllama.reason(since))
         # The runner hands steps of this context to the thread. Nobody else owns the context yet.
         runner = lib.plr_runner_new(self._thread.ptr)
         if runner == ffi.NULL:

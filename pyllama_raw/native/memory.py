@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyllama_raw.errors import InvalidRequest, SnapshotFailed, Unsupported
-from pyllama_raw.native import log
+from pyllama_raw.native import libllama
 from pyllama_raw.native.kernels import Kernels
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.pointers import UINT8, Buffer, Handle, lent
@@ -223,4 +223,6 @@ class SlotMemory(Handle):
         if code != 0:
             raise SnapshotFailed(function, code, last_error())
         if n_bytes == 0:
-            raise SnapshotFailed(function, 0, log.last_errors(limit=2) or "no copy")
+            raise SnapshotFailed(
+                function, 0, libllama.last_errors(limit=2) or "no copy"
+            )

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw.errors import ContextFailed
-from pyllama_raw.native import gguf_check, log
-from pyllama_raw.native.gguf_header import TensorInfo
+from pyllama_raw.native import gguf, libllama
+from pyllama_raw.native.gguf import TensorInfo
 from pyllama_raw.native.libllama import (
     EXCEPTION,
     devices,
@@ -209,10 +209,10 @@ def breakdown_of(
     check_block_sizes(model, params)
     check_lists(params)
     # No Context: that would check the memory, and be kept.
-    since = log.mark()
+    since = libllama.mark()
     pointer = lib.plr_context_new(model.ptr, params)
     if pointer == ffi.NULL:
-        raise ContextFailed("llama_init_from_model", None, log.reason(since))
+        raise ContextFailed("llama_init_from_model", None, libllama.reason(since))
     try:
         return _breakdown(model, pointer, params, mapped=mapped)
     finally:
@@ -274,12 +274,12 @@ def _mapped_bytes(model: Model, n_plain: int) -> int:
     """
     # The guess is checked against what libllama says of the buffer.
     used = [tensor for tensor in model.header.tensors if _is_used_as_it_is(tensor)]
-    if sum(map(gguf_check.n_bytes, used)) != n_plain:
+    if sum(map(gguf.n_bytes, used)) != n_plain:
         return model.size_bytes
     starts = [tensor.offset for tensor in model.header.tensors]
     if starts != sorted(starts):  # those of several files
         return model.size_bytes
-    return used[-1].offset + gguf_check.n_bytes(used[-1]) - used[0].offset
+    return used[-1].offset + gguf.n_bytes(used[-1]) - used[0].offset
 
 
 def _is_used_as_it_is(tensor: TensorInfo) -> bool:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from pyllama_raw.errors import ConfigError, ModelLoadFailed, QuantizeFailed
-from pyllama_raw.native import log
-from pyllama_raw.native.gguf_check import check_gguf
-from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header
+from pyllama_raw.native import libllama
+from pyllama_raw.native.gguf import NO_OVERRIDES, Header, check_gguf
 from pyllama_raw.native.kernels import weaves
 from pyllama_raw.native.libllama import ffi, lib, text
 from pyllama_raw.native.params import INT32_MAX, model_params
@@ -104,13 +103,13 @@ class Model(Handle):
             fields["use_extra_bufts"] = not weaves(header)
         params, keep_alive = model_params(fields, vocab_only=vocab_only)
         # libllama says in its log only why it failed.
-        since = log.mark()
+        since = libllama.mark()
         watched = ffi.NULL if progress is None else progress.ptr
         pointer = lib.plr_model_load(os.fsencode(name), params, watched)
         del keep_alive  # llama.cpp copies what it needs of the params
         if pointer == ffi.NULL:
             is_cancelled = progress is not None and progress.cancelled
-            reason = "it was cancelled" if is_cancelled else log.reason(since)
+            reason = "it was cancelled" if is_cancelled else libllama.reason(since)
             raise ModelLoadFailed(name, reason)
         model = cls(pointer, path=name, header=header, vocab_only=vocab_only)
         # With vocab_only libllama reads no numbers of layers.
@@ -258,7 +257,7 @@ def _run(source: Path, written: Path, file_type: FileType) -> None:
     params.nthread = 1
     params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{file_type.upper()}")
     params.allow_requantize = True
-    since = log.mark()
+    since = libllama.mark()
     code = lib.plr_quantize(os.fsencode(source), os.fsencode(written), params)
     if code:
-        raise QuantizeFailed(str(source), code, log.reason(since))
+        raise QuantizeFailed(str(source), code, libllama.reason(since))

@@ -22,10 +22,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 from pyllama_raw.errors import BadMedia, EncodeFailed, ProjectorLoadFailed, Unsupported
-from pyllama_raw.native import log
+from pyllama_raw.native import libllama
 from pyllama_raw.native.context import ComputeThread, compute_thread
-from pyllama_raw.native.gguf_check import check_gguf, n_bytes
-from pyllama_raw.native.gguf_header import Header, Scalar
+from pyllama_raw.native.gguf import Header, Scalar, check_gguf, n_bytes
 from pyllama_raw.native.libllama import (
     EXCEPTION,
     device_pointers,
@@ -110,10 +109,10 @@ class Projector(Handle):
         n_bytes = _memory(name, params, on_host=not on_device)
         # Encodes share the thread of steps, so that they do not slow each other.
         thread = compute_thread()
-        since = log.mark()
+        since = libllama.mark()
         raw = lib.plr_projector_new(thread.ptr, os.fsencode(name), model.ptr, params)
         if raw == ffi.NULL:
-            raise ProjectorLoadFailed(name, log.reason(since))
+            raise ProjectorLoadFailed(name, libllama.reason(since))
         projector = cls(raw, path=name, model=model, thread=thread, n_bytes=n_bytes)
         projector._check_words()
         return projector
@@ -129,10 +128,12 @@ class Projector(Handle):
             BadMedia: the size cannot be handled.
         """
         self.check_support(is_sound=bitmap.is_sound)
-        since = log.mark()
+        since = libllama.mark()
         raw = lib.plr_bitmap_cut(self.ptr, bitmap.ptr)
         if raw == ffi.NULL:
-            raise BadMedia(f"it cannot be cut for the projector: {log.reason(since)}")
+            raise BadMedia(
+                f"it cannot be cut for the projector: {libllama.reason(since)}"
+            )
         # The runs are read at once, since callers count cells before anything is encoded.
         cut = Cut(raw, self)
         try:
@@ -168,7 +169,7 @@ class Projector(Handle):
         chunk = lib.mtmd_input_chunks_get(cut.ptr, index)
         rows = zeros(FLOAT32, run.n_cells * self.n_embd)
         address = pointer(rows, FLOAT32, writable=True)
-        since = log.mark()
+        since = libllama.mark()
         control = control or EncodeCall()
         code = lib.plr_projector_encode(
             self.ptr, control.ptr, chunk, address, len(rows)
@@ -176,7 +177,7 @@ class Projector(Handle):
         if code == lib.PLR_CANCELLED:
             return None
         if code:
-            reason = last_error() if code == EXCEPTION else log.last_errors(since)
+            reason = last_error() if code == EXCEPTION else libllama.last_errors(since)
             raise EncodeFailed("mtmd_encode_chunk", code, reason or "no reason given")
         if not lib.plr_all_finite(address, len(rows)):
             # Such rows would spread to other sequences of the context.

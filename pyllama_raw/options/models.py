@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from pyllama_raw.errors import ModelNotFound
-from pyllama_raw.native.gguf_header import split_names
+from pyllama_raw.native.gguf import split_names
 from pyllama_raw.options.fetch import (
     Artifact,
     FetchFailed,

@@ -20,8 +20,7 @@ from itertools import islice
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard, TypeVar
 
-from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.spans import Span
+from pyllama_raw.core.request import Namespace, Span
 from pyllama_raw.errors import (
     ClosedError,
     InvalidRequest,

@@ -17,15 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.request import StopString, StopToken
-from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
+from pyllama_raw.core.text import NO_STOPS, Detokenizer, StopStrings
 from pyllama_raw.errors import InvalidRequest, reading
 from pyllama_raw.options.requests import ChatOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.prompts.messages import is_chat
 from pyllama_raw.prompts.prompt import Prompt
-from pyllama_raw.replies.parts import Part
+from pyllama_raw.replies.parser import Part
 
 if TYPE_CHECKING:
     from pyllama_raw.replies.parser import ReplyParser, StopSearch

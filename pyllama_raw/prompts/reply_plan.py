@@ -460,8 +460,8 @@ def _answer(
     params: SamplingParams, vocab: TextVocab, run: Reading
 ) -> AnswerForm | None:
     """The form that *params* want the text of a reply to have, as a rule of Lark."""
-    from pyllama_raw.engine.constraint import may_begin_with_space
     from pyllama_raw.engine.guidance import checked_schema
+    from pyllama_raw.engine.sampling import may_begin_with_space
 
     if params.json_schema is not None:
         return AnswerForm(f"%json {checked_schema(params.json_schema)}", is_json=True)

@@ -17,8 +17,7 @@ from typing import Literal, NamedTuple
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.replies.call_rules import CallRules
 from pyllama_raw.replies.lark import ANY, Lark, Parts, Rule, Spelled
-from pyllama_raw.replies.parser import parts_of
-from pyllama_raw.replies.parts import Content, Reasoning, text_of
+from pyllama_raw.replies.parser import Content, Reasoning, parts_of, text_of
 from pyllama_raw.replies.schemas import Tool
 from pyllama_raw.replies.spec import (
     CallsSpec,

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from pyllama_raw.replies.parser import parts_of
-from pyllama_raw.replies.parts import Content, Reasoning, calls_of, text_of
+from pyllama_raw.replies.parser import Content, Reasoning, calls_of, parts_of, text_of
 from pyllama_raw.replies.spec import (
     CallLayout,
     CallsSpec,

@@ -35,7 +35,7 @@ from pyllama_raw.errors import (
     Unsupported,
     shown,
 )
-from pyllama_raw.replies.parts import (
+from pyllama_raw.replies.parser import (
     CallDelta,
     Content,
     Part,

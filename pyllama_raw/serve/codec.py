@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from pydantic_core import to_json
 
 from pyllama_raw import Delta, Result
-from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning
+from pyllama_raw.replies.parser import CallDelta, Content, Part, Reasoning
 from pyllama_raw.serve.failures import Failure
 
 DONE = b"data: [DONE]\n\n"

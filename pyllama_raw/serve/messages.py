@@ -27,7 +27,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from pyllama_raw import Delta, FinishReason, Result
-from pyllama_raw.replies.parts import Content, Reasoning
+from pyllama_raw.replies.parser import Content, Reasoning
 from pyllama_raw.results import Operation, StopString
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.answer import STREAMED, TextAnswer, TextRequest

@@ -27,7 +27,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine, Delta, FinishReason, Prompt, Result
-from pyllama_raw.replies.parts import CallDelta, Content
+from pyllama_raw.replies.parser import CallDelta, Content
 from pyllama_raw.results import Operation, TokenLogprobs
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.answer import STREAMED, TextAnswer, TextRequest

@@ -18,7 +18,7 @@ from typing import Any
 
 from pyllama_raw import AsyncEngine, EngineConfig, SchedulerConfig
 from pyllama_raw.core.memory.slots import ContextLimits
-from pyllama_raw.core.scheduling.admission import Admission
+from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.info import (
     Capabilities,

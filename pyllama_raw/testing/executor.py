@@ -22,9 +22,9 @@ from pyllama_raw.core.request import (
     CacheTier,
     Request,
     SamplerUse,
+    Spans,
     TokenLogprobs,
 )
-from pyllama_raw.core.spans import Spans
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
     Computed,

@@ -25,7 +25,7 @@ def _scratch() -> Path:
 def _gguf() -> Try:
     """The header of a model, an adapter or a projector."""
     from pyllama_raw.native.adapter import read_adapter
-    from pyllama_raw.native.gguf_check import check_gguf
+    from pyllama_raw.native.gguf import check_gguf
     from pyllama_raw.native.projector import check_projector
     from tests.tiny import tiny_model
 
@@ -70,8 +70,7 @@ def _adapter() -> str:
 def _index() -> Try:
     """The index of a cache directory with some states; the first byte says which file is changed."""
     from pyllama_raw.engine.disk_store import DiskStore
-    from pyllama_raw.engine.span_keys import SpanKeys
-    from pyllama_raw.engine.state_file import parts_of
+    from pyllama_raw.engine.state_files import SpanKeys, parts_of
 
     original = _store()
     files = sorted(original.iterdir())
@@ -112,7 +111,7 @@ def _store() -> Path:
 
 
 def _index_seeds() -> list[bytes]:
-    from pyllama_raw.engine.state_file import make_head
+    from pyllama_raw.engine.state_files import make_head
 
     folder = _store()
     states = sorted(folder.glob("*.plrstate"))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pyllama_raw.native import log
+from pyllama_raw.native import libllama
 from pyllama_raw.native.libllama import ffi, lib
 from scripts.tiny_models import weights
 from scripts.tiny_models.recipe import Recipe
@@ -67,12 +67,12 @@ def build(recipe: Recipe, gguf: Any) -> tuple[Any, dict[str, Any]]:
     callback = ffi.callback("llama_model_set_tensor_data_t", fill)
     params = lib.llama_model_default_params()
     params.n_gpu_layers = 0
-    since = log.mark()
+    since = libllama.mark()
     model = lib.llama_model_init_from_user(gguf, callback, ffi.NULL, params)
     if errors:
         raise errors[0]
     if model == ffi.NULL:
-        raise RuntimeError(f"{recipe.name}: {log.last_errors(since)}")
+        raise RuntimeError(f"{recipe.name}: {libllama.last_errors(since)}")
     return model, tensors
 
 

@@ -9,12 +9,18 @@ from functools import partial
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pyllama_raw.api.output import Choice
+from pyllama_raw.api.preparation import Choice
 from pyllama_raw.core.request import Finished, FinishReason, Request, StopString
 from pyllama_raw.core.step import StepPlan, StepResult
 from pyllama_raw.prompts.reply import ReplyForm, ReplyStops, stop_strings
-from pyllama_raw.replies.parser import ReplyParser, parts_of
-from pyllama_raw.replies.parts import Content, Part, Reasoning, calls_of
+from pyllama_raw.replies.parser import (
+    Content,
+    Part,
+    Reasoning,
+    ReplyParser,
+    calls_of,
+    parts_of,
+)
 from pyllama_raw.replies.spec import ReplySpec
 from tests.core.support import answer, make_scheduler, run_until_idle
 

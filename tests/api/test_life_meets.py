@@ -16,8 +16,8 @@ from pyllama_raw import (
 )
 from pyllama_raw.api.model import Opener
 from pyllama_raw.engine import estimate as fit
-from pyllama_raw.engine import lease as leases
 from pyllama_raw.engine import shared_models
+from pyllama_raw.engine import shared_models as leases
 from pyllama_raw.engine.estimate import estimate
 from pyllama_raw.engine.info import Pooling
 from pyllama_raw.errors import LeaseRefused, Unsupported, WaitedTooLong

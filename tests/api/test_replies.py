@@ -7,11 +7,11 @@ from array import array
 import pytest
 
 from pyllama_raw import FinishReason, Result, SamplingParams
-from pyllama_raw.api.output import merged
+from pyllama_raw.api.preparation import merged
 from pyllama_raw.errors import InvalidRequest, Unsupported
 from pyllama_raw.prompts import reply_plan
 from pyllama_raw.prompts.reply_plan import MAX_TAIL, tail_of
-from pyllama_raw.replies.parts import CallDelta, Content, Reasoning, ToolCall
+from pyllama_raw.replies.parser import CallDelta, Content, Reasoning, ToolCall
 from pyllama_raw.replies.spec import ReplySpec
 from pyllama_raw.results import StopString, StopToken
 from tests.replying import TEMPLATE, TOOL, ReplyVocab, reply_engine, tokens_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pyllama_raw.core.detokenizer import Detokenizer
-from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
+from pyllama_raw.core.text import NO_STOPS, Detokenizer, StopStrings
 from pyllama_raw.prompts.reply import TextRun, TextRuns
 
 PIECE = st.lists(st.sampled_from([b"a", b"b", b"\xc3", b"\xa9"]), max_size=3)

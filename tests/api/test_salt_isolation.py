@@ -18,7 +18,7 @@ from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost
-from pyllama_raw.core.namespace import Private
+from pyllama_raw.core.request import Private
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from pyllama_raw.testing.executor import HEAD_BYTES, TOKEN_BYTES

@@ -9,7 +9,7 @@ from functools import partial
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pyllama_raw.api.output import Choice
+from pyllama_raw.api.preparation import Choice
 from pyllama_raw.core.request import (
     Finished,
     LengthLimit,
@@ -18,7 +18,7 @@ from pyllama_raw.core.request import (
     StopToken,
 )
 from pyllama_raw.core.step import StepPlan, StepResult
-from pyllama_raw.core.stop_strings import StopStrings
+from pyllama_raw.core.text import StopStrings
 from pyllama_raw.prompts.reply import ReplyForm
 from pyllama_raw.replies.parser import ReplyParser
 from pyllama_raw.replies.spec import ReplySpec

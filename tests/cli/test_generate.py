@@ -21,7 +21,7 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
 )
 from pyllama_raw.errors import InvalidRequest, PyllamaError
-from pyllama_raw.replies.parts import ToolCall
+from pyllama_raw.replies.parser import ToolCall
 from pyllama_raw.testing import fake_engine
 from tests.cli.support import make_result
 

@@ -8,11 +8,9 @@ from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.request import (
     CacheTier,
     Request,
-)
-from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.core.spans import (
     Span,
 )
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import (
     DecodeStatus,
 )

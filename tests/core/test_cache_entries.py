@@ -6,7 +6,7 @@ import pytest
 
 from pyllama_raw.core.memory.cache import Eviction
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.namespace import Adapted
+from pyllama_raw.core.request import Adapted
 from tests.core.cache_support import find, make_cache, store, toks
 
 RANGE, STATE, EXACT, CHAIN = SnapshotKind

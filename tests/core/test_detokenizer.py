@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.core.detokenizer import Detokenizer
-from pyllama_raw.core.stop_strings import StopStrings
+from pyllama_raw.core.text import Detokenizer, StopStrings
 
 
 def run(

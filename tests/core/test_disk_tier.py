@@ -8,10 +8,8 @@ from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import StoredState, Tier
-from pyllama_raw.core.namespace import Private
-from pyllama_raw.core.request import CacheTier, Request
+from pyllama_raw.core.request import CacheTier, Private, Request, Span
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import (
     DecodeStatus,
     Delete,

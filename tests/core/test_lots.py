@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.request import Finished, Lot, StopToken
+from pyllama_raw.core.request import Finished, Lot, Span, StopToken
 from pyllama_raw.core.scheduling.lots import SHARE, LotTurns, Turns
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import (
     DecodeStatus,
     Release,

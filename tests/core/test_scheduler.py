@@ -6,12 +6,12 @@ from pyllama_raw.core.request import (
     FinishReason,
     LengthLimit,
     NewTokens,
+    Span,
     StopString,
     StopToken,
 )
-from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import Release, Shift
-from pyllama_raw.core.stop_strings import StopStrings
+from pyllama_raw.core.text import StopStrings
 from pyllama_raw.errors import PromptTooLong, WaitedTooLong
 from tests.core.support import (
     STOP_TOKEN,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.core.spans import (
+from pyllama_raw.core.request import (
     Span,
     are_valid,
     border,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyllama_raw.core.stop_strings import StopStrings
+from pyllama_raw.core.text import StopStrings
 from tests.core.support import answer, make_request, make_scheduler
 
 

@@ -2,7 +2,7 @@
 
 from pyllama_raw.core.request import StopString
 from pyllama_raw.core.sequence import TextStops
-from pyllama_raw.core.stop_strings import StopStrings
+from pyllama_raw.core.text import StopStrings
 from tests.core.support import STOP_TOKEN, make_request
 
 

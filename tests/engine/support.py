@@ -8,7 +8,7 @@ from threading import Event, Semaphore
 
 from pyllama_raw.core.request import Finished
 from pyllama_raw.core.step import StepPlan
-from pyllama_raw.engine.stream import Refused, Stream
+from pyllama_raw.engine.mailbox import Refused, Stream
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.testing import FakeExecutor, fake_parts
 from tests.limits import LIMIT_S

@@ -5,7 +5,7 @@ import pytest
 from pyllama_raw import EngineConfig
 from pyllama_raw.engine.info import ModelClass, ModelInfo, capabilities_of, model_info
 from pyllama_raw.errors import ModelLoadFailed, Unsupported
-from pyllama_raw.native.gguf_header import Header, TensorInfo
+from pyllama_raw.native.gguf import Header, TensorInfo
 from pyllama_raw.results import Operation, Pooling
 
 GENERATE, EMBED, RANK = Operation

@@ -18,10 +18,9 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from pyllama_raw.engine import disk_store, state_index
+from pyllama_raw.engine import disk_store
 from pyllama_raw.engine.disk_store import DiskStore
-from pyllama_raw.engine.disk_writer import DiskWriter
-from pyllama_raw.engine.span_keys import SpanKeys
+from pyllama_raw.engine.state_files import DiskWriter, SpanKeys
 from pyllama_raw.errors import ConfigError
 from tests.engine.hostile import ordinary_user, within_bound
 from tests.engine.test_disk_store import MANY, found, n_used, put, state_of, tokens_of
@@ -168,7 +167,7 @@ def test_rows_and_files_without_a_row_are_bounded(tmp_path, monkeypatch):
     """
     The longest unused gives way to a row more; files that are nobody's go a part at a time.
     """
-    monkeypatch.setattr(state_index, "MAX_ROWS", 3)
+    monkeypatch.setattr(disk_store, "MAX_ROWS", 3)
     monkeypatch.setattr(disk_store, "MAX_DELETED", 2)
     store = DiskStore(tmp_path, "model", MANY)
     for seed in range(5):

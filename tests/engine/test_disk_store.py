@@ -13,10 +13,14 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from pyllama_raw.core.namespace import Adapted
+from pyllama_raw.core.request import Adapted
 from pyllama_raw.engine.disk_store import DiskStore
-from pyllama_raw.engine.span_keys import SpanKeys
-from pyllama_raw.engine.state_file import ENTRY_BYTES, INDEX_BYTES, StoredFile
+from pyllama_raw.engine.state_files import (
+    ENTRY_BYTES,
+    INDEX_BYTES,
+    SpanKeys,
+    StoredFile,
+)
 
 ROOT = Path(__file__).parents[2]
 MANY = 10**9

@@ -13,10 +13,9 @@ from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import StoredState, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Fetched
-from pyllama_raw.engine import disk_writer
+from pyllama_raw.engine import state_files
 from pyllama_raw.engine.disk_store import DiskStore
-from pyllama_raw.engine.disk_writer import REST, DiskWriter
-from pyllama_raw.engine.state_file import SLICE_BYTES
+from pyllama_raw.engine.state_files import REST_FACTOR, SLICE_BYTES, DiskWriter
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from pyllama_raw.testing.executor import FakeFile
@@ -106,7 +105,7 @@ def test_files_rest_while_others_compute(tmp_path, monkeypatch, others_compute):
     After each slice that is hashed, written or read, longer than it took; else not at all.
     """
     rests = []
-    monkeypatch.setattr(disk_writer.time, "sleep", rests.append)
+    monkeypatch.setattr(state_files.time, "sleep", rests.append)
     writer, reports = make_writer(DiskStore(tmp_path, "model", MANY))
     writer.others_compute = others_compute
     state = state_of(1, 2 * SLICE_BYTES + 1)
@@ -119,7 +118,7 @@ def test_files_rest_while_others_compute(tmp_path, monkeypatch, others_compute):
 
     assert np.array_equal(reports[1].payload.data, state)
     assert (n_written, len(rests)) == ((6, 9) if others_compute else (0, 0))
-    assert sum(rests[n_written:]) <= REST * reports[1].seconds
+    assert sum(rests[n_written:]) <= REST_FACTOR * reports[1].seconds
     writer.close()
 
 

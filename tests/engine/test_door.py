@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw.core.request import Lot
-from pyllama_raw.core.scheduling.admission import Admission
+from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.requests import Door
 from pyllama_raw.errors import AdapterNotFound, QueueFull

@@ -8,8 +8,7 @@ import pytest
 from pyllama_raw.core.request import Finished, FinishReason
 from pyllama_raw.core.step import Written
 from pyllama_raw.engine import thread as module
-from pyllama_raw.engine.mailbox import Errand
-from pyllama_raw.engine.stream import Refused
+from pyllama_raw.engine.mailbox import Errand, Refused
 from pyllama_raw.errors import EngineFault, EngineStopped
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.core.support import make_request

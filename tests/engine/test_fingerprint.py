@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from pyllama_raw.engine.build import open_store
-from pyllama_raw.engine.model_files import BLOCK_BYTES, fingerprint, model_files
-from pyllama_raw.engine.span_keys import SpanKeys
+from pyllama_raw.engine.shared_models import BLOCK_BYTES, fingerprint, model_files
+from pyllama_raw.engine.state_files import SpanKeys
 from pyllama_raw.native.libllama import library_digest, state_version
 from pyllama_raw.options.config import CacheConfig, EngineConfig
 
@@ -194,7 +194,7 @@ def test_another_library_is_a_miss(fact, other, tmp_path, monkeypatch):
     for change in (None, other):
         if change is not None:
             monkeypatch.setattr(
-                f"pyllama_raw.engine.model_files.{fact}", lambda other=change: other
+                f"pyllama_raw.engine.shared_models.{fact}", lambda other=change: other
             )
         store = open_store(model, files, config, {})
         n_files.append(len(store.scan(SpanKeys())))
@@ -221,7 +221,7 @@ def test_the_instructions_of_library_and_kernels_count(tmp_path, monkeypatch):
     gives other last bits.
     """
     files = model_files(make_model(tmp_path / "m.gguf"))
-    module = "pyllama_raw.engine.model_files"
+    module = "pyllama_raw.engine.shared_models"
     names = [name_of(files)]
     with monkeypatch.context() as other:
         other.setattr(f"{module}.system_info", lambda: "CPU : AMX_INT8 = 1 |")

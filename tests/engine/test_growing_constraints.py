@@ -8,11 +8,11 @@ import pytest
 
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, SamplingParams
 from pyllama_raw.engine import guidance as module
-from pyllama_raw.engine.constraint import Grammars
 from pyllama_raw.engine.guidance import Guidance, Trials, checked_schema
 from pyllama_raw.engine.mailbox import CALLER_LEFT
 from pyllama_raw.engine.parts import at_once
 from pyllama_raw.engine.rows import _error
+from pyllama_raw.engine.sampling import Grammars
 from pyllama_raw.errors import BadGrammar, BadSchema, ClosedError
 from pyllama_raw.native.model import Model
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from pyllama_raw.core.policies.policy import SchedulingPolicy
+from pyllama_raw.core.policies.interface import RequestView, SchedulingPolicy
 from pyllama_raw.core.request import FinishReason
-from pyllama_raw.core.view import RequestView
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.core.support import make_request
 from tests.engine.support import HANG_S, PlainStream, make_thread

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import ModelConfig
-from pyllama_raw.engine import lease as leases
 from pyllama_raw.engine import shared_models
-from pyllama_raw.engine.lease import Lease, places_of, take_lease
-from pyllama_raw.engine.shared_models import open_model
+from pyllama_raw.engine import shared_models as leases
+from pyllama_raw.engine.shared_models import Lease, open_model, places_of, take_lease
 from pyllama_raw.errors import LeaseRefused, ModelLoadFailed
 from pyllama_raw.native.libllama import Device
 from tests.engine.test_shared_models import Halfway

@@ -8,7 +8,7 @@ import pytest
 
 from pyllama_raw.core.request import Finished, FinishReason, NewTokens
 from pyllama_raw.core.step import DecodeStatus
-from pyllama_raw.engine.stream import Refused
+from pyllama_raw.engine.mailbox import Refused
 from pyllama_raw.errors import ClosedError, DecodeFailed, EngineStopped, QueueFull
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.core.support import make_request

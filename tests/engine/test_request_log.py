@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.core.namespace import Private
-from pyllama_raw.core.request import CacheTier, Finished, FinishReason, Moments
+from pyllama_raw.core.request import CacheTier, Finished, FinishReason, Moments, Private
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.logs import (
     BLOCK,

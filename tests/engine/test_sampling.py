@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.engine.constraint import Constraints
-from pyllama_raw.engine.sampling import Reach, open_sampler, stages_of
+from pyllama_raw.engine.sampling import Constraints, Reach, open_sampler, stages_of
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.stages import Draw, Dry, Greedy
 from tests.tiny import tiny_model

@@ -5,9 +5,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.core.spans import Span
-from pyllama_raw.engine.span_keys import SpanKeys, from_file, to_file
-from pyllama_raw.engine.state_file import BadFile
+from pyllama_raw.core.request import Span
+from pyllama_raw.engine.state_files import BadFile, SpanKeys, from_file, to_file
 
 
 def test_a_key_has_one_number_below_0():

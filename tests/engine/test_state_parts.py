@@ -2,12 +2,7 @@
 
 import pytest
 
-from pyllama_raw.engine.state_file import (
-    PART_TOKENS,
-    make_head,
-    n_parts_of,
-    parts_of,
-)
+from pyllama_raw.engine.state_files import PART_TOKENS, make_head, n_parts_of, parts_of
 from pyllama_raw.errors import SnapshotFailed
 
 WHOLE = make_head([(3, 128), (2, 5)]) + b"aaabb"

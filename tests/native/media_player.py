@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyllama_raw.core.request import Finished, NewTokens, Request
-from pyllama_raw.core.spans import Span
+from pyllama_raw.core.request import Finished, NewTokens, Request, Span
 from pyllama_raw.core.step import (
     DecodeStatus,
     Fetched,

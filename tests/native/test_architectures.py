@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw.errors import ModelLoadFailed
-from pyllama_raw.native.gguf_check import INDEXED, NEEDS, NOT_ZERO, check_gguf
+from pyllama_raw.native.gguf import INDEXED, NEEDS, NOT_ZERO, check_gguf
 from scripts.mutations.gguf_file import File, Tensor
 from scripts.tiny_models.architectures import IMPOSSIBLE, NAMES
 from scripts.tiny_models.gguf_values import encode

@@ -15,10 +15,9 @@ from pyllama_raw import Engine, EngineConfig, SamplingParams
 from pyllama_raw.core.request import CacheTier, Finished, Request
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.model_files import BLOCK_BYTES
 from pyllama_raw.engine.opening import build
-from pyllama_raw.engine.span_keys import SpanKeys
-from pyllama_raw.engine.state_file import ENTRY_BYTES, INDEX_BYTES
+from pyllama_raw.engine.shared_models import BLOCK_BYTES
+from pyllama_raw.engine.state_files import ENTRY_BYTES, INDEX_BYTES, SpanKeys
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
 from tests.engine.test_disk_store import flip, n_used, states_in

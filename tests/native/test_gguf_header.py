@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw.errors import ModelLoadFailed
-from pyllama_raw.native.gguf_check import is_weight_type
+from pyllama_raw.native.gguf import is_weight_type
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 from scripts.mutations.gguf_file import ARRAY, STRING, U32, File, Value, read

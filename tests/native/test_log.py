@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from pyllama_raw.errors import ModelLoadFailed
-from pyllama_raw.native import libllama, log
+from pyllama_raw.native import libllama
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 from tests.native.support import make_context, run_python
@@ -17,14 +17,18 @@ def test_lines_are_kept_until_drained(model):
     """
     Making a context writes lines with a level; drain() takes each line once.
     """
-    log.drain()
+    libllama.drain()
     make_context(model).close()
-    lines = log.drain()
+    lines = libllama.drain()
 
     assert any("n_ctx" in line.text for line in lines)
-    assert {line.level for line in lines} <= {log.INFO, log.WARN, log.ERROR}
+    assert {line.level for line in lines} <= {
+        libllama.INFO,
+        libllama.WARN,
+        libllama.ERROR,
+    }
     assert not any("\n" in line.text or not line.text for line in lines)
-    assert log.drain() == []
+    assert libllama.drain() == []
 
 
 def test_errors_explain_a_failure(tmp_path):
@@ -33,24 +37,24 @@ def test_errors_explain_a_failure(tmp_path):
     """
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF" + bytes([3, 0, 0, 0]) + bytes(16) + bytes(64))
-    before = log.mark()
+    before = libllama.mark()
     with pytest.raises(ModelLoadFailed) as caught:
         Model.load(path)
 
-    assert log.last_errors(before)
-    assert log.last_errors(before, limit=1) in str(caught.value)
-    assert log.last_errors(log.mark()) == ""
+    assert libllama.last_errors(before)
+    assert libllama.last_errors(before, limit=1) in str(caught.value)
+    assert libllama.last_errors(libllama.mark()) == ""
 
 
 def test_the_ring_drops_the_oldest():
     """
     Nobody reads: memory stays bounded, and the newest lines survive.
     """
-    log.drain()
+    libllama.drain()
     params = lib.llama_model_default_params()
     for i in range(800):
         lib.llama_model_load_from_file(f"no file {i}".encode(), params)
-    lines = log.drain()
+    lines = libllama.drain()
 
     assert sum(len(line.text) for line in lines) < 64 * 1024
     assert any("no file 799" in line.text for line in lines)
@@ -61,13 +65,13 @@ def test_draining_from_many_threads_loses_nothing_twice(model):
     """
     Every line goes to one reader.
     """
-    log.drain()
+    libllama.drain()
     make_context(model, n_ctx=256).close()
-    expected = len(log.drain())
+    expected = len(libllama.drain())
     make_context(model, n_ctx=256).close()
     found: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.append(len(log.drain())))
+        threading.Thread(target=lambda: found.append(len(libllama.drain())))
         for _ in range(4)
     ]
     for thread in threads:

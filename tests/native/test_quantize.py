@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw import ConfigError
 from pyllama_raw.errors import ModelLoadFailed, QuantizeFailed
-from pyllama_raw.native.gguf_check import check_gguf
+from pyllama_raw.native.gguf import check_gguf
 from pyllama_raw.native.model import FILE_TYPES, Model, quantize
 from tests.tiny import tiny_model
 

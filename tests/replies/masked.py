@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 from pyllama_raw.engine.guidance import checked_schema
 from pyllama_raw.native.grammar import MaskTokenizer, Matcher
 from pyllama_raw.replies.constraint import AnswerForm, lark_for
-from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.parts import Content, Part, Reasoning, calls_of, text_of
+from pyllama_raw.replies.parser import (
+    Content,
+    Part,
+    Reasoning,
+    ReplyParser,
+    calls_of,
+    text_of,
+)
 from pyllama_raw.replies.schemas import tools_of
 from pyllama_raw.replies.spec import ReplySpec
 from tests.replies.written import is_special

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning
+from pyllama_raw.replies.parser import CallDelta, Content, Part, Reasoning, ReplyParser
 from pyllama_raw.replies.spec import ReplySpec, bundled
 from tests.replies.written import TOOLS, is_special, parsed
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.parts import Content, Part, Reasoning
+from pyllama_raw.replies.parser import Content, Part, Reasoning, ReplyParser
 from pyllama_raw.replies.spec import ReasoningSpec, ReplySpec
 
 SPEC = ReplySpec(reasoning=ReasoningSpec(end=("</think>\n\n", "</think>")))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllama_raw.replies.parts import CallDelta, Content, Reasoning
+from pyllama_raw.replies.parser import CallDelta, Content, Reasoning
 from pyllama_raw.replies.spec import ReplySpec, bundled
 from tests.replies.written import is_special, parsed, split, written
 

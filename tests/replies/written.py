@@ -8,8 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning
+from pyllama_raw.replies.parser import CallDelta, Content, Part, Reasoning, ReplyParser
 from pyllama_raw.replies.spec import (
     CallsSpec,
     Headed,

@@ -39,7 +39,7 @@ from pyllama_raw.core.memory.snapshots import (
     SnapshotKind,
     charged,
 )
-from pyllama_raw.core.namespace import Namespace, Private, is_of
+from pyllama_raw.core.request import Namespace, Private, is_of
 
 
 class PrefixCache:

@@ -50,10 +50,8 @@ from pyllama_raw.core.memory.snapshots import (
     spaced,
 )
 from pyllama_raw.core.memory.tiers import Loading, SnapshotCost, Tier, Tiers
-from pyllama_raw.core.namespace import Namespace, Private, is_of
-from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.request import CacheTier, Namespace, Private, border, is_of
 from pyllama_raw.core.sequence import Running, Sequence
-from pyllama_raw.core.spans import border
 from pyllama_raw.core.speed import Captures, PrefillSpeed
 from pyllama_raw.core.step import Delete, Move, StepResult
 

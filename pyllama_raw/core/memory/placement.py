@@ -19,8 +19,7 @@ from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, n_common
 from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots
 from pyllama_raw.core.memory.snapshots import Hit
-from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.request import CacheTier, Namespace
 from pyllama_raw.core.sequence import Running, Sequence
 
 # -- what there is ---------------------------------------------------------------------

@@ -21,10 +21,8 @@ from typing import NamedTuple
 
 from pyllama_raw.core import exact
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.request import Request
+from pyllama_raw.core.request import Namespace, Request, Spans, position
 from pyllama_raw.core.sequence import NO_LIMIT, Running, Sequence
-from pyllama_raw.core.spans import Spans, position
 from pyllama_raw.core.step import Copy, Load, Move, Release, Shift, Trim
 from pyllama_raw.errors import BadMedia, PromptTooLong
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, Node, Path, n_common
-from pyllama_raw.core.namespace import Namespace
+from pyllama_raw.core.request import Namespace
 
 
 class SnapshotKind(Enum):

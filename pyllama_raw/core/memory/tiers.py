@@ -26,10 +26,8 @@ from pyllama_raw.core.memory.cache import PrefixCache, Reservation
 from pyllama_raw.core.memory.placement import Offer, Restore
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import CapturePlan, Hit, SnapshotKind
-from pyllama_raw.core.namespace import Namespace, Private
-from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.request import CacheTier, Namespace, Private, Spans, position
 from pyllama_raw.core.sequence import Running, Sequence
-from pyllama_raw.core.spans import Spans, position
 from pyllama_raw.core.speed import Captures, CopyPrice, CopySpeed, PrefillSpeed
 from pyllama_raw.core.step import (
     Delete,

@@ -35,19 +35,18 @@ from types import MappingProxyType
 from typing import Literal
 
 from pyllama_raw.core import exact
-from pyllama_raw.core.request import Lot
+from pyllama_raw.core.request import Lot, border, span_at
 from pyllama_raw.core.scheduling.lots import (
     Groups,
     LotGroup,
     LotTurns,
+    Suspects,
     by_lot,
     divided,
     n_least,
 )
 from pyllama_raw.core.scheduling.roster import Roster
-from pyllama_raw.core.scheduling.suspects import Suspects
 from pyllama_raw.core.sequence import Running
-from pyllama_raw.core.spans import border, span_at
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.step import (
     Decode,

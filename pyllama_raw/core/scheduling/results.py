@@ -20,9 +20,9 @@ from pyllama_raw.core.request import (
     NewTokens,
     StopToken,
 )
+from pyllama_raw.core.scheduling.lots import Part, Suspects
 from pyllama_raw.core.scheduling.packer import Packer
 from pyllama_raw.core.scheduling.roster import Roster
-from pyllama_raw.core.scheduling.suspects import Part, Suspects
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.step import (
     DecodeStatus,

@@ -1,5 +1,5 @@
 """
-Where calls come from: workloads by name, and prompts of so many tokens of one vocabulary.
+Workloads by name, and the prompts of their calls, of so many tokens of one vocabulary.
 
 A workload makes calls from a shape and a seed. How the calls are sent, and when, is chosen
 apart; a workload only says what is usual for it.

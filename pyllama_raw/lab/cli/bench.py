@@ -41,7 +41,7 @@ from pyllama_raw.lab.bench.targets import (
     opener,
 )
 from pyllama_raw.lab.bench.workloads import WORKLOADS, Writer, generator, writer_for
-from pyllama_raw.lab.cli.options import SHAPE
+from pyllama_raw.lab.cli.arguments import SHAPE
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.models import resolve_model
 

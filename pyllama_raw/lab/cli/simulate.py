@@ -14,7 +14,7 @@ from pyllama_raw.cli.options import given
 from pyllama_raw.engine.logs import RequestLog, StepLog, read_records, write_records
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError, PyllamaError
-from pyllama_raw.lab.cli.options import OF_SCHEDULER
+from pyllama_raw.lab.cli.arguments import OF_SCHEDULER
 from pyllama_raw.lab.sim import (
     CostModel,
     Figures,

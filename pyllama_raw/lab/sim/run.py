@@ -27,7 +27,7 @@ from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost
-from pyllama_raw.core.policies.checks import PolicyAnswerError
+from pyllama_raw.core.policies.interface import PolicyAnswerError
 from pyllama_raw.core.policies.runner import PolicyFault, pass_on_interrupts
 from pyllama_raw.core.request import CacheTier, Event, Finished, FinishReason, Request
 from pyllama_raw.core.scheduling.packer import BudgetMode

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable
 
-from pyllama_raw.core.policies.policy import SchedulingPolicy
+from pyllama_raw.core.policies.interface import RequestView, SchedulingPolicy
 from pyllama_raw.core.policies.runner import PolicyFault
 from pyllama_raw.core.policies.shipped import SHIPPED
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.view import RequestView
 from tests.core.support import make_request, make_scheduler, run_until_idle
 
 

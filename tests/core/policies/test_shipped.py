@@ -10,12 +10,10 @@ import pytest
 
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.policies.policy import SchedulerView
-from pyllama_raw.core.policies.shipped import SHIPPED
-from pyllama_raw.core.policies.vtc import OUTPUT_COST, Vtc
+from pyllama_raw.core.policies.interface import RequestView, SchedulerView
+from pyllama_raw.core.policies.shipped import OUTPUT_COST, SHIPPED, Vtc
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.view import RequestView
 from tests.core.policies.support import order_of, waiting, with_policy
 from tests.core.support import (
     STOP_TOKEN,

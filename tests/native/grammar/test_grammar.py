@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.engine.constraint import Constraints
+from pyllama_raw.engine.sampling import Constraints
 from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.native.sampler import RowSampler, SamplerChain
 from pyllama_raw.native.stages import Draw, TopK
@@ -123,7 +123,7 @@ import random, sys
 from array import array
 import numpy as np
 from pyllama_raw import PyllamaError, SamplingParams
-from pyllama_raw.engine.constraint import Constraints
+from pyllama_raw.engine.sampling import Constraints
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.native.model import Model
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pyllama_raw import Engine, EngineConfig
 from pyllama_raw.api.metrics import EngineMetrics
-from pyllama_raw.native.gguf_header import read_header
+from pyllama_raw.native.gguf import read_header
 from pyllama_raw.native.kernels import Watch
 from pyllama_raw.native.libllama import lib, text
 from pyllama_raw.native.model import Model

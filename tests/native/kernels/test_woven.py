@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.load.products import compiled, lines_of
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.gguf_header import read_header
+from pyllama_raw.native.gguf import read_header
 from pyllama_raw.native.kernels import table, woven_levels
 from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from pyllama_raw.native.gguf_header import read_header
+from pyllama_raw.native.gguf import read_header
 from pyllama_raw.native.kernels import weaves
 from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model, quantize
