@@ -20,7 +20,7 @@ from load.rounds import results
 from peers.openers import peer_opener
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
-from pyllama_raw.lab.bench.result import Result
+from pyllama_raw.lab.bench.calls import Result
 from pyllama_raw.lab.bench.targets import Opener, Point, open_engine
 
 N_SLOTS, N_CTX = 8, 8192

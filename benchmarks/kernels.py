@@ -32,8 +32,8 @@ from load.products import compiled, lines_of
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.kernels import woven_levels
+from pyllama_raw.native.libllama import new_bytes
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.pointers import new_bytes
 
 N_SLOTS, N_CTX, N_PROMPT, N_STEPS = 8, 8192, 256, 64
 N_AROUND = 800  # tokens of each of the other slots

@@ -24,12 +24,12 @@ from typing import TypeVar
 
 from pyllama_raw.core.policies.interface import (
     API_VERSION,
+    SHIPPED,
     Key,
     RequestView,
     SchedulerView,
     SchedulingPolicy,
 )
-from pyllama_raw.core.policies.shipped import SHIPPED
 from pyllama_raw.errors import ConfigError, shown
 
 __all__ = [

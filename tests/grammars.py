@@ -5,7 +5,7 @@ from typing import Any
 from pyllama_raw import SamplingParams
 from pyllama_raw.engine.parts import at_once
 from pyllama_raw.engine.sampling import Constraints, Grammars
-from pyllama_raw.native.grammar import Grammar, Matcher
+from pyllama_raw.native.sampler import Grammar, Matcher
 from pyllama_raw.native.vocab import Vocab
 
 JSON = r"""root ::= object

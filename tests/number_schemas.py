@@ -12,8 +12,7 @@ import numpy as np
 
 from pyllama_raw.engine.guidance import Guidance
 from pyllama_raw.errors import BadSchema, SamplingFailed
-from pyllama_raw.native.grammar import Grammar
-from pyllama_raw.native.sampler import RowSampler
+from pyllama_raw.native.sampler import Grammar, RowSampler
 from pyllama_raw.native.vocab import Vocab
 from tests.schemas import Schema
 

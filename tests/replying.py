@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.engine.notices import PolicyLog
 from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.watcher import PolicyLog
 from pyllama_raw.testing import FakeExecutor, FakeVocab, fake_limits, fake_parts
 
 TEMPLATE = """

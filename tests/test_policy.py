@@ -11,7 +11,7 @@ import pytest
 
 from pyllama_raw import ConfigError, SchedulerConfig, policy
 from pyllama_raw.core.policies.runner import PolicyFault
-from pyllama_raw.engine.notices import PolicyLog
+from pyllama_raw.engine.watcher import PolicyLog
 from pyllama_raw.policy import (
     SchedulerView,
     SchedulingPolicy,

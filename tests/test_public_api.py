@@ -123,7 +123,7 @@ print('pydantic' in sys.modules, 'pyllama_raw.core.scheduling' in sys.modules)
 
 
 @pytest.mark.parametrize(
-    "name", ["numpy", "jinja2", "opentelemetry", "pyllama_raw.options.gbnf"]
+    "name", ["numpy", "jinja2", "opentelemetry", "pyllama_raw.options.constraints"]
 )
 def test_no_engine_waits_for_what_few_requests_need(name):
     """

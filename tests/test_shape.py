@@ -17,11 +17,11 @@ FOLDERS = ("api", "core", "engine", "testing")  # that have requests
 REGISTRIES = {
     "engine/requests.py": {"OpenRequests"},  # the records
     "engine/rows.py": {"_all"},  # executors know no records
-    "engine/abort.py": {"_unwanted"},  # until the step is over
+    "engine/mailbox.py": {"_unwanted"},  # until the step is over
     "api/generation.py": {"_by_id"},  # the outputs of one prompt
     "core/scheduling/roster.py": {"alive"},
     "core/memory/slots.py": {"running"},
-    "core/policies/shipped.py": {"_waiting"},  # a policy knows no more than a user's
+    "core/policies/interface.py": {"_waiting"},  # a policy knows no more than a user's
     "testing/executor.py": {"_requests"},
 }
 # What is known by another number: a slot, a cell, a save, a fetch, an adapter, a token, a state.

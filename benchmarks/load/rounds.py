@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping
 
-from pyllama_raw.lab.bench.result import Result
+from pyllama_raw.lab.bench.calls import Result
 from pyllama_raw.lab.bench.targets import Opener, Plan, Point
 from pyllama_raw.lab.bench.workloads import WORKLOADS, generator, writer_for
 

@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 
 from pyllama_raw.api.preparation import Choice
-from pyllama_raw.core.memory.radix_tree import n_common
+from pyllama_raw.core.memory.snapshots import n_common
 from pyllama_raw.core.request import NewTokens, Request
 from pyllama_raw.core.text import Detokenizer, StopStrings
 from pyllama_raw.engine.mailbox import Stream

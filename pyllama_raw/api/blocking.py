@@ -51,8 +51,7 @@ from anyio.from_thread import BlockingPortal
 from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.generation import Generation
-from pyllama_raw.api.model import Model, Progress
-from pyllama_raw.api.owner import Owner
+from pyllama_raw.api.model import Model, Owner, Progress
 from pyllama_raw.api.results import Result, Score
 from pyllama_raw.engine.mailbox import check_may_wait
 from pyllama_raw.errors import ClosedError, PyllamaError

@@ -17,7 +17,7 @@ from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from pyllama_raw.api.owner import Owner
+from pyllama_raw.api.model import Owner
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.engine.engine_state import EngineState

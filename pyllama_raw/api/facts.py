@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from pyllama_raw.api.owner import Owner
+from pyllama_raw.api.model import Owner
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.errors import shown
 from pyllama_raw.options.arguments import checked_wait

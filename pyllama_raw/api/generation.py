@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from pyllama_raw.api.owner import Owner
+from pyllama_raw.api.model import Owner
 from pyllama_raw.api.preparation import Choice
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason

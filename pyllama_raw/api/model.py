@@ -2,25 +2,35 @@
 Models: one that is loaded, to be shared by engines; how an engine is opened on one; and what can be
 found out before that.
 
-A load blocks no event loop, and is given up when its caller is cancelled.
+A load blocks no event loop, and is given up when its caller is cancelled. An `Owner` is what owns
+threads or memory of C, which exist once.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    NoReturn,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeVar,
+)
 
 import anyio
 from anyio import CancelScope, to_thread
 from anyio.lowlevel import checkpoint
 
-from pyllama_raw.api.owner import Owner
 from pyllama_raw.engine.engine_state import EngineState
-from pyllama_raw.errors import ClosedError, ConfigError, shown
+from pyllama_raw.errors import ClosedError, ConfigError, WrongUse, shown
 from pyllama_raw.options.arguments import check_loading, check_opening
 
 if TYPE_CHECKING:
@@ -29,6 +39,24 @@ if TYPE_CHECKING:
     from pyllama_raw.engine.shared_models import ModelUse
     from pyllama_raw.options.config import EngineConfig, ModelConfig
     from pyllama_raw.options.requests import Need
+
+
+class Owner:
+    """Refuses to be copied and pickled: the end of one copy would be the end of all."""
+
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
+        raise WrongUse(
+            f"{type(self).__name__} cannot be copied or pickled, because it owns threads or "
+            "memory that exist once: pass the object itself, and open another one in "
+            "another process"
+        )
+
+    def _warn_dropped(self, consequence: str) -> None:
+        """Warn that nobody has it any more, and *consequence* what that means."""
+        warnings.warn(
+            f"{self!r} was dropped {consequence}", ResourceWarning, 2, source=self
+        )
+
 
 Progress = Callable[[float], object]
 Report = Callable[[float], bool]

@@ -19,9 +19,9 @@ from pyllama_raw.engine.layout import (
     context_fields,
     layout_of,
     limits_of,
+    slot_cost,
     step_fields,
 )
-from pyllama_raw.engine.probe import slot_cost
 from pyllama_raw.errors import PyllamaError, Unsupported
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context

@@ -35,8 +35,8 @@ from pyllama_raw.errors import (
     AdapterNotFound,
     Unsupported,
 )
-from pyllama_raw.native.adapter import Adapter
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.model import Adapter
 
 SMOOTHING = 0.25  # weight of the newest switch
 

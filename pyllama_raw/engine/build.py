@@ -28,15 +28,15 @@ from pyllama_raw.engine.layout import (
     SequenceLayout,
     checked_config,
     context_fields,
+    decoder_start,
     describer,
     layout_of,
     limits_of,
+    slot_cost,
     tell_changes,
     text_fields,
 )
-from pyllama_raw.engine.notices import PolicyLog
 from pyllama_raw.engine.parts import EngineParts, KeptMemory
-from pyllama_raw.engine.probe import decoder_start, slot_cost
 from pyllama_raw.engine.sampling import Constraints, Lanes, lanes_refusal
 from pyllama_raw.engine.shared_models import (
     ModelFile,
@@ -52,6 +52,7 @@ from pyllama_raw.engine.state_files import (
     head_bytes,
     n_parts_of,
 )
+from pyllama_raw.engine.watcher import PolicyLog
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native.context import AbortFlag, Context, has_gpu
 from pyllama_raw.native.kernels import Watch, weaves

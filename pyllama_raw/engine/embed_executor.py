@@ -35,8 +35,8 @@ from pyllama_raw.core.step import (
     StepResult,
     Vector,
 )
-from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.engine.info import Pooling
+from pyllama_raw.engine.mailbox import AbortGate
 from pyllama_raw.errors import (
     ClosedError,
     DecodeAborted,

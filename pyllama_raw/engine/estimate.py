@@ -19,10 +19,10 @@ from pyllama_raw.engine.info import Capabilities, Operation, Pooling, probe
 from pyllama_raw.engine.layout import (
     checked_config,
     context_fields,
+    expected_kind,
     layout_of,
     text_fields,
 )
-from pyllama_raw.engine.probe import expected_kind
 from pyllama_raw.errors import (
     ContextFailed,
     NativeError,
@@ -34,7 +34,7 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.gguf import read_header
 from pyllama_raw.native.kernels import Watch
 from pyllama_raw.native.libllama import Device, check_decode, devices, last_error
-from pyllama_raw.native.memory_need import (
+from pyllama_raw.native.memory import (
     HOST,
     NO_WEIGHTS,
     Breakdown,

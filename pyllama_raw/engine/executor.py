@@ -35,19 +35,19 @@ from pyllama_raw.core.step import (
     StepResult,
     Work,
 )
-from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.engine.adapters import AdapterSets
 from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
-from pyllama_raw.engine.notices import pass_on_lines
+from pyllama_raw.engine.mailbox import AbortGate
 from pyllama_raw.engine.operations import SlotOperations, captured, restored, warm_up
 from pyllama_raw.engine.rows import BuiltSampler, BuiltSamplers, Rows, watch
 from pyllama_raw.engine.sampling import Lanes, OutputRules, open_sampler
 from pyllama_raw.engine.state_files import DiskWriter
+from pyllama_raw.engine.watcher import pass_on_lines
 from pyllama_raw.errors import ContextFailed, InvalidBatch, NativeError
-from pyllama_raw.native.adapter import Adapter, load_adapter
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import decode_error, last_error
+from pyllama_raw.native.model import Adapter, load_adapter
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.options.sampling import SamplingParams
 

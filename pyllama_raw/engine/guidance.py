@@ -39,8 +39,8 @@ from typing import Any
 from pyllama_raw.engine.mailbox import CALLER_LEFT
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
-from pyllama_raw.native.grammar import Kind, MaskTokenizer, Matcher
-from pyllama_raw.native.pointers import UINT32
+from pyllama_raw.native.libllama import UINT32
+from pyllama_raw.native.sampler import Kind, MaskTokenizer, Matcher
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.constraints import (
     OPTIONS,

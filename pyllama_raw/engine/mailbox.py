@@ -1,5 +1,5 @@
 """
-Between threads: commands to the engine thread, and events of requests on their way to readers.
+Between threads: commands to the engine thread, events of requests for readers, aborts of steps.
 
 Commands are functions, in the order they were posted. The threads that engines run in must not wait
 for an engine. Hooks of policies, watchers and step logs run there. What they wait for comes when
@@ -8,9 +8,11 @@ they have returned, or when another such thread has.
 Events: the engine thread appends and never waits; `deque.append` is atomic. The reader's event
 loop is woken once a step for all its streams. A slow reader finds everything that
 happened since in one piece, unless an output that outgrows its slot is not read at all.
-
 To wake a loop is a system call, in which the engine thread gives the GIL away. Usually the
 next step is being computed meanwhile (ARCHITECTURE.md, Steps ahead).
+
+Aborts: a step is aborted only if nobody wants what it computes. The flag is set only while a
+step is published, and one lock covers both, so no stop reaches a step it was not meant for.
 """
 
 from __future__ import annotations
@@ -20,17 +22,19 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from threading import Lock, Thread, current_thread
-from typing import Any
+from threading import Lock, RLock, Thread, current_thread
+from typing import Any, Protocol
 
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from pyllama_raw.core.request import Event
+from pyllama_raw.core.step import Work
 from pyllama_raw.errors import PyllamaError, WrongUse
 
 LINGER_S = 5e-4  # silence that ends a burst
@@ -258,3 +262,61 @@ class _Nobody:
 
 NOBODYS = Stream(_Nobody())
 NOBODYS.events = deque(maxlen=0)  # what comes is dropped
+
+
+class PolledFlag(Protocol):
+    """A flag that a running llama_decode polls."""
+
+    def set(self) -> None:
+        """Ask the running decode to stop."""
+
+    def clear(self) -> None:
+        """Let decodes run."""
+
+
+class AbortGate:
+    """Decides from any thread whether the step that runs now has to stop."""
+
+    def __init__(self) -> None:
+        self._flag: PolledFlag | None = None  # of the running step, or the last one
+        self._is_set = False
+        self._lock = RLock()  # a finaliser can stop all where the lock is held
+        self._running: Items[Work] = ()  # what the running step computes
+        self._unwanted: set[int] = set()  # that the scheduler may not know of yet
+        self._stops_all = False
+
+    def enter(self, works: Items[Work], flag: PolledFlag) -> None:
+        """A step begins that computes *works* and polls *flag*. Thread: the engine's."""
+        with self._lock:
+            self._flag, self._running = flag, works  # stop() can come in between
+            self._stop_if_unwanted()
+
+    def leave(self) -> None:
+        """The step is over. Thread: the engine's."""
+        with self._lock:
+            self._running = ()
+            self._unwanted.clear()
+        if self._is_set:  # nobody sets it between steps
+            assert self._flag is not None
+            self._flag.clear()
+            self._is_set = False
+
+    def stop(self, request_id: int | None = None) -> None:
+        """See `Executor.stop`. Thread: any."""
+        with self._lock:
+            if request_id is None:
+                self._stops_all = True
+            else:
+                self._unwanted.add(request_id)
+            self._stop_if_unwanted()
+
+    def _stop_if_unwanted(self) -> None:
+        """Costs next to nothing unless somebody has left."""
+        # Nearly always.
+        if not self._running or not (self._stops_all or self._unwanted):
+            return
+        assert self._flag is not None
+        gone = self._unwanted
+        if self._stops_all or all(work.request_id in gone for work in self._running):
+            self._flag.set()
+            self._is_set = True

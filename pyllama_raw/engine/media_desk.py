@@ -17,8 +17,13 @@ from typing import Any, NamedTuple, cast
 
 from pyllama_raw.core.encodes import Encodes, RowKey, RowNeed
 from pyllama_raw.core.request import Namespace, Span
-from pyllama_raw.engine.encoder import Cancellable, Encoder, RequestEncodes, Rows
-from pyllama_raw.engine.requests import OpenRequest
+from pyllama_raw.engine.requests import (
+    Cancellable,
+    Encoder,
+    OpenRequest,
+    RequestEncodes,
+    Rows,
+)
 from pyllama_raw.engine.shared_models import ModelUse, Shared, fingerprint, model_files
 from pyllama_raw.engine.state_files import SpanKeys
 from pyllama_raw.errors import BadMedia

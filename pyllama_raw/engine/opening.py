@@ -17,8 +17,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.engine.info import Operation, capabilities_of, model_info, probe
-from pyllama_raw.engine.notices import pass_on_lines
 from pyllama_raw.engine.shared_models import ModelUse, Report, open_model
+from pyllama_raw.engine.watcher import pass_on_lines
 from pyllama_raw.native import libllama
 from pyllama_raw.native.gguf import NO_OVERRIDES
 

@@ -53,9 +53,8 @@ from pyllama_raw.engine.state_files import (
 from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.libllama import check_decode, last_error
+from pyllama_raw.native.libllama import Buffer, check_decode, last_error, new_bytes
 from pyllama_raw.native.memory import ALL_SLOTS
-from pyllama_raw.native.pointers import Buffer, new_bytes
 
 Copies = list[tuple[int, Buffer]]  # by slot, or one of all slots
 

@@ -41,9 +41,17 @@ from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.errors import BadGrammar, BadSchema, Unsupported
 from pyllama_raw.native import stages
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.grammar import Grammar, MaskTokenizer, Matcher, Triggers
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.sampler import FIRST_MAX, RowSampler, SamplerChain, TokenTable
+from pyllama_raw.native.sampler import (
+    FIRST_MAX,
+    Grammar,
+    MaskTokenizer,
+    Matcher,
+    RowSampler,
+    SamplerChain,
+    TokenTable,
+    Triggers,
+)
 from pyllama_raw.native.stages import HISTORY_MAX, Stage, TopK
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.config import EngineConfig
@@ -408,7 +416,7 @@ class Grammars:
 
     def make(self, params: SamplingParams, reading: Reading) -> partial[Grammar]:
         """Compile the grammar of *params*, with its first mask. Raises BadGrammar."""
-        from pyllama_raw.options.gbnf import to_lark  # few engines see any
+        from pyllama_raw.options.constraints import to_lark
 
         assert params.grammar is not None
         find_token = partial(self._find_token, reading)

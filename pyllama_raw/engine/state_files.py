@@ -45,7 +45,7 @@ from typing import Protocol
 from pyllama_raw.core.request import Adapted, Spans
 from pyllama_raw.core.step import Fetched, Saved, Written
 from pyllama_raw.errors import SnapshotFailed
-from pyllama_raw.native.pointers import new_bytes
+from pyllama_raw.native.libllama import new_bytes
 
 LAYOUT = 0x504C5203  # "PLR"; the last byte is the version of files and index
 ENTRY_BYTES = 4096  # a file counts as so many more, for its row in the index

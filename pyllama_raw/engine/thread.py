@@ -50,10 +50,9 @@ from pyllama_raw.engine.mailbox import (
     check_may_wait,
     wake,
 )
-from pyllama_raw.engine.notices import CpuShare, Teller
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.requests import Door, OpenRequest, Pace, WaitingRoom
-from pyllama_raw.engine.watcher import Watcher
+from pyllama_raw.engine.watcher import CpuShare, Teller, Watcher
 from pyllama_raw.errors import (
     ClosedError,
     EngineFault,

@@ -23,9 +23,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from pyllama_raw.core.policies.shipped import OUTPUT_COST
+from pyllama_raw.core.policies.interface import OUTPUT_COST
 from pyllama_raw.engine.logs import RequestRecord, read_records
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.lab.bench.calls import Result, told_apart
 from pyllama_raw.lab.bench.report import (
     groups,
     middle,
@@ -33,7 +34,6 @@ from pyllama_raw.lab.bench.report import (
     read_results,
     short_names,
 )
-from pyllama_raw.lab.bench.result import Result, told_apart
 from pyllama_raw.lab.sim.run import Figures
 
 # Okabe and Ito, Color Universal Design, 2008; yellow is left out, it is pale on white.

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyllama_raw.errors import InvalidBatch
-from pyllama_raw.native.libllama import ffi, lib
-from pyllama_raw.native.pointers import FLOAT32, INT32, Array, Buffer, pointer
+from pyllama_raw.native.libllama import FLOAT32, INT32, Array, Buffer, ffi, lib, pointer
 
 if TYPE_CHECKING:
     import numpy as np

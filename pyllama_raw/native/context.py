@@ -21,15 +21,24 @@ from typing import Any, NamedTuple
 
 from pyllama_raw.errors import ContextFailed, InvalidBatch, InvalidRequest, NativeError
 from pyllama_raw.native import libllama
-from pyllama_raw.native.adapter import Adapter, ControlVector, Lora
 from pyllama_raw.native.batch import Batch, RowBatch
 from pyllama_raw.native.kernels import Deterministic, Kernels, Watch
-from pyllama_raw.native.libllama import check_decode, devices, ffi, last_error, lib
-from pyllama_raw.native.memory import SlotMemory
-from pyllama_raw.native.memory_need import check_memory
-from pyllama_raw.native.model import Model
+from pyllama_raw.native.libllama import (
+    FLOAT32,
+    INT32,
+    Array,
+    Handle,
+    check_decode,
+    devices,
+    ffi,
+    last_error,
+    lib,
+    pointer,
+    zeros,
+)
+from pyllama_raw.native.memory import SlotMemory, check_memory
+from pyllama_raw.native.model import Adapter, ControlVector, Lora, Model
 from pyllama_raw.native.params import check_threads, context_params
-from pyllama_raw.native.pointers import FLOAT32, INT32, Array, Handle, pointer, zeros
 from pyllama_raw.native.sampler import RowSamplers, RowScores, SamplerChain, check_top
 
 

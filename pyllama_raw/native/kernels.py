@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from pyllama_raw.native.gguf import Header
-from pyllama_raw.native.libllama import devices, ffi, lib, text
-from pyllama_raw.native.pointers import Handle
+from pyllama_raw.native.libllama import Handle, devices, ffi, lib, text
 
 FLOATS = {"f32", "f16", "bf16"}
 _COMPUTERS = (

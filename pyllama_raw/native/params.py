@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.native.kinds import (
+from pyllama_raw.native import (
     FlashAttention,
     KVType,
     LazyMode,

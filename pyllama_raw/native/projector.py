@@ -27,16 +27,21 @@ from pyllama_raw.native.context import ComputeThread, compute_thread
 from pyllama_raw.native.gguf import Header, Scalar, check_gguf, n_bytes
 from pyllama_raw.native.libllama import (
     EXCEPTION,
+    FLOAT32,
+    UINT8,
+    Array,
+    Handle,
     device_pointers,
     devices,
     ffi,
     last_error,
     lib,
+    pointer,
+    zeros,
 )
-from pyllama_raw.native.memory_need import available_bytes
+from pyllama_raw.native.memory import available_bytes
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import INT32_MAX, check_threads
-from pyllama_raw.native.pointers import FLOAT32, UINT8, Array, Handle, pointer, zeros
 
 _LARGE = (2000, 1000)  # an image that projectors with slices cut
 MAX_SIDE = 2**14  # pixels; mtmd computes sizes in 32 bits

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from pyllama_raw.errors import InvalidRequest, NativeError, Unsupported
-from pyllama_raw.native.libllama import ffi, last_error, lib
-from pyllama_raw.native.pointers import Handle
+from pyllama_raw.native.libllama import Handle, ffi, last_error, lib
 from pyllama_raw.native.vocab import INT32_MAX, Vocab
 
 SEED_MAX = 2**32 - 2  # llama.h: LLAMA_DEFAULT_SEED, one more, is a random seed

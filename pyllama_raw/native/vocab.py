@@ -10,8 +10,15 @@ from threading import Lock
 from typing import Any, Literal, get_args, overload
 
 from pyllama_raw.errors import InvalidRequest, NativeError, Unsupported
-from pyllama_raw.native.libllama import ffi, last_error, lib
-from pyllama_raw.native.pointers import INT64, Handle, pointer, zeros
+from pyllama_raw.native.libllama import (
+    INT64,
+    Handle,
+    ffi,
+    last_error,
+    lib,
+    pointer,
+    zeros,
+)
 
 INT32_MAX = 2**31 - 1
 _MAX_TEXT_BYTES = INT32_MAX - 16

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from pyllama_raw.native.kinds import (
+from pyllama_raw.native import (
     FlashAttention,
     KVType,
     LazyMode,

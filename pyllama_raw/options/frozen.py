@@ -9,6 +9,8 @@ Rules:
 4. An option is described once, by the docstring below it in the source, which help and JSON schemas
    show. Docstrings are read when somebody asks, because pydantic's `use_attribute_docstrings` would
    parse the sources at every start of a program.
+5. `Checked` dataclasses are plain data that is given by position, so they are no `Frozen`; a mistake
+   is told in the same words.
 """
 
 from __future__ import annotations
@@ -18,18 +20,31 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise
+from numbers import Integral
 from operator import attrgetter
 from pathlib import Path
 from textwrap import dedent, indent
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Self,
+    TypeVar,
+    get_type_hints,
+)
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     GetJsonSchemaHandler,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -273,3 +288,57 @@ def places(kind: type[BaseModel], before: str = "") -> Iterator[str]:
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             yield from places(inner, f"{before}{name}.")
+
+
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
+
+
+class Checked:
+    """
+    A dataclass; all its fields are checked, but those of UNCHECKED.
+
+    Raises:
+        ConfigError: a field is not what its type allows.
+    """
+
+    __slots__ = ()
+    UNCHECKED: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name in (field.name for field in fields(kind)):
+            if name not in kind.UNCHECKED:
+                place, value = f"{kind.__name__}.{name}", getattr(self, name)
+                _check(place, value, _adapter(kind, name))
+
+
+def check_value(name: str, value: object, kind: Any) -> None:
+    """
+    Check one value against *kind*, a type with limits.
+
+    Raises:
+        ConfigError: it does not allow *value*.
+    """
+    _check(name, value, TypeAdapter(kind))
+
+
+@cache
+def _adapter(kind: Any, name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(get_type_hints(kind, include_extras=True)[name])
+
+
+def _check(name: str, value: Any, adapter: TypeAdapter[Any]) -> None:
+    """Without conversions, but whole numbers of other libraries are fine."""
+    is_other = isinstance(value, Integral) and not isinstance(value, int)
+    try:
+        adapter.validate_python(int(value) if is_other else value, strict=True)
+    except ValidationError as error:
+        words = allowed(error.errors(include_url=False)[0])
+        text, place = shown(value), name.rpartition(".")[2]
+        raise ConfigError(
+            f"{name}={text}: give {words}", ((place, text, words),)
+        ) from None

@@ -38,9 +38,9 @@ from pyllama_raw.prompts.rendering.processes import (
     Unreadable,
 )
 from pyllama_raw.prompts.reply import PlannedReply, ReplyForm
+from pyllama_raw.replies.call_rules import regex
 from pyllama_raw.replies.constraint import AnswerForm, lark_for, opens_thoughts
 from pyllama_raw.replies.derive import spec_for
-from pyllama_raw.replies.lark import regex
 from pyllama_raw.replies.parser import ReplyParser
 from pyllama_raw.replies.schemas import Tool, is_strict_tool, tools_of
 from pyllama_raw.replies.spec import ReplySpec
@@ -478,7 +478,7 @@ def _answer(
 
 def _lark_of_gbnf(params: SamplingParams, vocab: TextVocab, run: Reading) -> str:
     """The grammar in GBNF as one of Lark; tokens without text are no text."""
-    from pyllama_raw.options.gbnf import to_lark
+    from pyllama_raw.options.constraints import to_lark
 
     def find_token(name: int | str) -> int | None:
         if isinstance(name, int):

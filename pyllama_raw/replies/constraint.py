@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from pyllama_raw.errors import Unsupported
-from pyllama_raw.replies.call_rules import CallRules
-from pyllama_raw.replies.lark import ANY, Lark, Parts, Rule, Spelled
+from pyllama_raw.replies.call_rules import ANY, CallRules, Lark, Parts, Rule, Spelled
 from pyllama_raw.replies.parser import Content, Reasoning, parts_of, text_of
 from pyllama_raw.replies.schemas import Tool
 from pyllama_raw.replies.spec import (

@@ -30,8 +30,8 @@ from pyllama_raw.engine.info import (
     capabilities_of,
 )
 from pyllama_raw.engine.logs import NO_LOGS, Logs
-from pyllama_raw.engine.notices import PolicyLog
 from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.watcher import PolicyLog
 from pyllama_raw.testing.executor import (
     FakeExecutor,
     FakeFlag,

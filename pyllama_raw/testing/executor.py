@@ -56,7 +56,7 @@ from pyllama_raw.core.step import (
     Work,
     Written,
 )
-from pyllama_raw.engine.abort import AbortGate
+from pyllama_raw.engine.mailbox import AbortGate
 from pyllama_raw.errors import DecodeFailed, SamplingFailed
 
 HEAD_BYTES, TOKEN_BYTES = 4, 10  # of a snapshot here

@@ -24,8 +24,8 @@ def _scratch() -> Path:
 
 def _gguf() -> Try:
     """The header of a model, an adapter or a projector."""
-    from pyllama_raw.native.adapter import read_adapter
     from pyllama_raw.native.gguf import check_gguf
+    from pyllama_raw.native.model import read_adapter
     from pyllama_raw.native.projector import check_projector
     from tests.tiny import tiny_model
 

@@ -5,7 +5,7 @@ import pytest
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost
-from pyllama_raw.core.speed import (
+from pyllama_raw.core.stats import (
     MIN_PART,
     SHARE,
     SLACK,

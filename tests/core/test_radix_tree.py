@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.core.memory.radix_tree import RadixTree, n_common
+from pyllama_raw.core.memory.snapshots import RadixTree, n_common
 
 
 def key(text: str) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier, Request
-from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
+from pyllama_raw.core.stats import CopySpeed, PrefillSpeed
 from pyllama_raw.core.step import Load
 from tests.core.support import answer, finished, make_request, make_scheduler
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.speed import Captures, CopyPrice
+from pyllama_raw.core.stats import Captures, CopyPrice
 from pyllama_raw.core.step import Load, Save
 from tests.core.reuse_support import A, B, Engine
 

@@ -4,7 +4,7 @@ from array import array
 from threading import Thread
 
 from pyllama_raw.core.step import Decode
-from pyllama_raw.engine.abort import AbortGate
+from pyllama_raw.engine.mailbox import AbortGate
 from pyllama_raw.testing import FakeFlag
 from tests.engine.support import HANG_S
 

@@ -8,7 +8,7 @@ from pyllama_raw._ffi.openmp import ShortSpins
 from pyllama_raw.api.facts import health
 from pyllama_raw.api.results import EngineState
 from pyllama_raw.core.stats import StepTimes
-from pyllama_raw.engine.notices import CpuShare
+from pyllama_raw.engine.watcher import CpuShare
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.core.support import make_request
 from tests.engine.support import HANG_S, PlainStream, make_thread

@@ -10,7 +10,7 @@ from time import monotonic
 import pytest
 
 from pyllama_raw.core.encodes import Encodes, RowNeed
-from pyllama_raw.engine.encoder import Encoder, RequestEncodes
+from pyllama_raw.engine.requests import Encoder, RequestEncodes
 from pyllama_raw.errors import BadMedia, EngineFault, QueueFull
 from tests.engine.support import HANG_S
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pyllama_raw.errors import AdapterLoadFailed
-from pyllama_raw.native.adapter import ControlVector, load_adapter
-from pyllama_raw.native.model import Model
+from pyllama_raw.native.model import ControlVector, Model, load_adapter
 from scripts.mutations import gguf_file
 from scripts.mutations.mutations import mutate
 from tests.native.support import last_logits, make_context, make_prompt, run_python
@@ -97,7 +96,7 @@ def test_adapters_come_and_go_while_another_thread_decodes(llama):
 import sys, threading
 from tests.native.support import last_logits, make_context
 from tests.native.test_adapter import PROMPT
-from pyllama_raw.native.adapter import load_adapter
+from pyllama_raw.native.model import load_adapter
 from pyllama_raw.native.model import Model
 model = Model.load(sys.argv[1])
 kept = load_adapter(model, sys.argv[2])
@@ -180,7 +179,7 @@ REFUSED = """
 import sys
 from pathlib import Path
 from pyllama_raw.errors import PyllamaError
-from pyllama_raw.native.adapter import load_adapter
+from pyllama_raw.native.model import load_adapter
 from pyllama_raw.native.model import Model
 from tests.native.support import last_logits, make_context
 from tests.native.test_adapter import PROMPT

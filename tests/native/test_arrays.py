@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from pyllama_raw.native.pointers import FLOAT32, UINT8, lent, pointer
+from pyllama_raw.native.libllama import FLOAT32, UINT8, lent, pointer
 
 pytestmark = pytest.mark.native
 

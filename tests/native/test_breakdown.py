@@ -17,7 +17,7 @@ from pyllama_raw import (
 from pyllama_raw.errors import ConfigError, ContextFailed, ModelLoadFailed, Unsupported
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import ffi, lib
-from pyllama_raw.native.memory_need import CELL_BYTES, NO_WEIGHTS, breakdown_of
+from pyllama_raw.native.memory import CELL_BYTES, NO_WEIGHTS, breakdown_of
 from pyllama_raw.native.model import Model, quantize
 from pyllama_raw.native.projector import Projector
 from tests.native.support import run_python

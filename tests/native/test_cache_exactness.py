@@ -16,8 +16,8 @@ import pytest
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Copy, Load, Piece, Release, Save
+from pyllama_raw.engine.layout import expected_kind
 from pyllama_raw.engine.operations import SlotOperations
-from pyllama_raw.engine.probe import expected_kind
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import ContextConfig

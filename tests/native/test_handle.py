@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama_raw.errors import ClosedError
-from pyllama_raw.native.pointers import Handle
+from pyllama_raw.native.libllama import Handle
 
 
 @pytest.fixture(scope="module", autouse=True)

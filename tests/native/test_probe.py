@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams, SchedulerConfig
-from pyllama_raw.engine.probe import measure
+from pyllama_raw.engine.layout import measure
 from pyllama_raw.engine.sampling import make_lanes
 from pyllama_raw.errors import ModelLoadFailed, Unsupported
 from pyllama_raw.native.context import Context

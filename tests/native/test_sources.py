@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 import pytest
 
-from pyllama_raw.engine.probe import measure_sources
+from pyllama_raw.engine.layout import measure_sources
 from pyllama_raw.errors import InvalidBatch, Unsupported
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import AbortFlag, Context

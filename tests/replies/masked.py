@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from pyllama_raw.engine.guidance import checked_schema
-from pyllama_raw.native.grammar import MaskTokenizer, Matcher
+from pyllama_raw.native.sampler import MaskTokenizer, Matcher
 from pyllama_raw.replies.constraint import AnswerForm, lark_for
 from pyllama_raw.replies.parser import (
     Content,

@@ -30,12 +30,14 @@ from enum import StrEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 
-from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, Path, RadixTree
 from pyllama_raw.core.memory.snapshots import (
     LAYOUTS,
+    TOKEN_BYTES,
     CapturePlan,
     Entry,
     Hit,
+    Path,
+    RadixTree,
     SnapshotKind,
     charged,
 )

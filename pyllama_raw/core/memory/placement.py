@@ -16,9 +16,8 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from pyllama_raw.core.exact import N_FRESH
-from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, n_common
 from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots
-from pyllama_raw.core.memory.snapshots import Hit
+from pyllama_raw.core.memory.snapshots import TOKEN_BYTES, Hit, n_common
 from pyllama_raw.core.request import CacheTier, Namespace
 from pyllama_raw.core.sequence import Running, Sequence
 

@@ -28,7 +28,7 @@ from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import CapturePlan, Hit, SnapshotKind
 from pyllama_raw.core.request import CacheTier, Namespace, Private, Spans, position
 from pyllama_raw.core.sequence import Running, Sequence
-from pyllama_raw.core.speed import Captures, CopyPrice, CopySpeed, PrefillSpeed
+from pyllama_raw.core.stats import Captures, CopyPrice, CopySpeed, PrefillSpeed
 from pyllama_raw.core.step import (
     Delete,
     Fetch,

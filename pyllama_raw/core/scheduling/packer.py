@@ -47,7 +47,7 @@ from pyllama_raw.core.scheduling.lots import (
 )
 from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.sequence import Running
-from pyllama_raw.core.speed import PrefillSpeed
+from pyllama_raw.core.stats import PrefillSpeed
 from pyllama_raw.core.step import (
     Decode,
     Prefill,

@@ -25,14 +25,13 @@ from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.slots import ContextLimits, growth
 from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
-from pyllama_raw.core.policies.interface import SchedulingPolicy
+from pyllama_raw.core.policies.interface import Fcfs, SchedulingPolicy
 from pyllama_raw.core.policies.runner import (
     PolicyFault,
     PolicyRunner,
     Victim,
     pass_on_interrupts,
 )
-from pyllama_raw.core.policies.shipped import Fcfs
 from pyllama_raw.core.request import SOURCES, Event, FinishReason, Request
 from pyllama_raw.core.scheduling.lots import Suspects
 from pyllama_raw.core.scheduling.packer import BudgetMode, Packer, StepBudget
@@ -40,8 +39,7 @@ from pyllama_raw.core.scheduling.results import Failures, Outputs
 from pyllama_raw.core.scheduling.roster import Note, Roster
 from pyllama_raw.core.scheduling.texts import SourceSteps, Texts
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.speed import PrefillSpeed
-from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
+from pyllama_raw.core.stats import Occupancy, PrefillSpeed, SchedulerStats, SlotStats
 from pyllama_raw.core.step import DecodeStatus, Fetched, StepPlan, StepResult, Written
 from pyllama_raw.errors import PyllamaError
 

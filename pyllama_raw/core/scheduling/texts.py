@@ -31,7 +31,7 @@ from pyllama_raw.core.scheduling.lots import Turns
 from pyllama_raw.core.scheduling.packer import StepBudget
 from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.sequence import Running, TextSequence
-from pyllama_raw.core.speed import PrefillSpeed
+from pyllama_raw.core.stats import PrefillSpeed
 from pyllama_raw.core.step import (
     DecodeStatus,
     Encode,

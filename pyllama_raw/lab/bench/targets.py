@@ -55,17 +55,19 @@ from pyllama_raw.errors import ConfigError, LibraryNotBuilt
 from pyllama_raw.lab.bench.calls import (
     Call,
     CallFailed,
+    Limits,
     Record,
+    Result,
     Run,
     Target,
     arrivals,
     closed_loop,
     open_loop,
+    result_of,
 )
-from pyllama_raw.lab.bench.result import Limits, Result, result_of
 from pyllama_raw.lab.bench.workloads import generator
-from pyllama_raw.lab.checked import Checked, Count, Positive
 from pyllama_raw.options.config import EngineConfig
+from pyllama_raw.options.frozen import Checked, Count, Positive
 from pyllama_raw.options.machine import OtherLoad, cpu_name
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.options.version import __version__

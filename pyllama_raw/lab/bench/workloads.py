@@ -25,7 +25,7 @@ from pydantic import Field
 
 from pyllama_raw.errors import ConfigError, shown
 from pyllama_raw.lab.bench.calls import Call, Prompt
-from pyllama_raw.lab.checked import Checked, Count, Positive, Whole
+from pyllama_raw.options.frozen import Checked, Count, Positive, Whole
 
 TEXT = """\
 The harbour was still dark when Anna carried the last crate down to the boat. Her brother

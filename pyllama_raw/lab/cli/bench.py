@@ -17,7 +17,7 @@ from pyllama_raw.cli.options import engine_config, given, named_model
 from pyllama_raw.cli.running import output
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench import traces
-from pyllama_raw.lab.bench.calls import OPTIONS, Call
+from pyllama_raw.lab.bench.calls import OPTIONS, Call, Result, limits_of, told_apart
 from pyllama_raw.lab.bench.report import (
     CAPTION,
     changes,
@@ -31,7 +31,6 @@ from pyllama_raw.lab.bench.report import (
     rows,
     table,
 )
-from pyllama_raw.lab.bench.result import Result, limits_of, told_apart
 from pyllama_raw.lab.bench.targets import (
     MakeCalls,
     Opener,

@@ -46,11 +46,11 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.logs import Size, size_of
-from pyllama_raw.engine.notices import PolicyLog
-from pyllama_raw.engine.watcher import StepRecord, Watcher
+from pyllama_raw.engine.watcher import PolicyLog, StepRecord, Watcher
 from pyllama_raw.errors import ConfigError, PolicyFailed, Unsupported, shown
 from pyllama_raw.lab.bench.report import table as aligned
-from pyllama_raw.lab.checked import (
+from pyllama_raw.lab.sim.workload import END_TOKEN, Answer, Requests
+from pyllama_raw.options.frozen import (
     Checked,
     Count,
     NotNegative,
@@ -58,7 +58,6 @@ from pyllama_raw.lab.checked import (
     Whole,
     check_value,
 )
-from pyllama_raw.lab.sim.workload import END_TOKEN, Answer, Requests
 from pyllama_raw.policy import make_policy
 from pyllama_raw.routing import ROUTERS, RoutedRequest, Router, RouterName, prefixes
 

@@ -23,7 +23,7 @@ from pyllama_raw.core.request import Request
 from pyllama_raw.engine.logs import RequestRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.traces import Arrival, of_log, read
-from pyllama_raw.lab.checked import Checked, Count, Factor
+from pyllama_raw.options.frozen import Checked, Count, Factor
 
 Kind = Literal["fixed", "uniform", "exponential", "lognormal"]
 POOL = 2**16  # random tokens that prompts are cut from

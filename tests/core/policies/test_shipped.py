@@ -10,8 +10,13 @@ import pytest
 
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.policies.interface import RequestView, SchedulerView
-from pyllama_raw.core.policies.shipped import OUTPUT_COST, SHIPPED, Vtc
+from pyllama_raw.core.policies.interface import (
+    OUTPUT_COST,
+    SHIPPED,
+    RequestView,
+    SchedulerView,
+    Vtc,
+)
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.sequence import Sequence
 from tests.core.policies.support import order_of, waiting, with_policy

@@ -6,11 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyllama_raw.errors import BadGrammar
-from pyllama_raw.native.grammar import Matcher
-from pyllama_raw.native.libllama import ffi, lib
+from pyllama_raw.native.libllama import Handle, ffi, lib
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.pointers import Handle
-from pyllama_raw.native.sampler import RowSampler
+from pyllama_raw.native.sampler import Matcher, RowSampler
 from tests.grammars import JSON, make_grammar, make_matcher
 from tests.native.stage_reference import CANDIDATE
 from tests.tiny import tiny_model

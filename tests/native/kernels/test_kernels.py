@@ -8,8 +8,8 @@ import pytest
 
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.libllama import new_bytes
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.pointers import new_bytes
 from tests.last_digits import is_usable
 from tests.native.support import (
     EXACT,
