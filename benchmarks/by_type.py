@@ -46,8 +46,8 @@ from pyllama_raw import (
 )
 from pyllama_raw.engine.estimate import kernels_used
 from pyllama_raw.engine.watcher import StepRecord, Watcher
-from pyllama_raw.lab.bench.report import digits
-from pyllama_raw.lab.bench.targets import machine
+from pyllama_raw.lab.report import digits
+from pyllama_raw.lab.targets import machine
 from pyllama_raw.native.libllama import cpu_level
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.fetch import cache_dir

@@ -31,7 +31,7 @@ from benchmarks.load.measure import Report, median_ratio, say
 from benchmarks.peers.llama_server import llama_server
 from benchmarks.peers.onnx_minilm import OnnxMiniLM
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig
-from pyllama_raw.lab.bench.workloads import generator, text
+from pyllama_raw.lab.workloads import generator, text
 
 SIZES = {"short": 18, "long": 195}  # words
 BATCHES, SLOTS = (4, 8, 16, 32), (4, 16, 64)

@@ -20,8 +20,8 @@ from load.rounds import results
 from peers.openers import peer_opener
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
-from pyllama_raw.lab.bench.calls import Result
-from pyllama_raw.lab.bench.targets import Opener, Point, open_engine
+from pyllama_raw.lab.calls import Result
+from pyllama_raw.lab.targets import Opener, Point, open_engine
 
 N_SLOTS, N_CTX = 8, 8192
 OURS, PEER = "ours", "llama-server"

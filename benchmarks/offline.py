@@ -27,8 +27,8 @@ from pyllama_raw import (
     EngineConfig,
     SchedulerConfig,
 )
-from pyllama_raw.lab.bench.calls import Call, closed_loop
-from pyllama_raw.lab.bench.targets import Opener, open_engine
+from pyllama_raw.lab.calls import Call, closed_loop
+from pyllama_raw.lab.targets import Opener, open_engine
 
 N_PROMPT, N_OUTPUT, CELLS = 128, 64, 256
 N_BATCH = 2048

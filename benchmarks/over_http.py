@@ -33,7 +33,7 @@ from peers.raw_client import RawClient, http_target
 from pydantic_core import from_json
 
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, SchedulerConfig
-from pyllama_raw.lab.bench.calls import Call, Target, closed_loop
+from pyllama_raw.lab.calls import Call, Target, closed_loop
 
 N_PROMPT, N_OUTPUT, N_CTX_SLOT, N_BATCH = 128, 64, 256, 2048
 N_PROMPT_ALONE, N_OUTPUT_ALONE = 32, 2

@@ -34,7 +34,7 @@ from pyllama_raw import (
     LogConfig,
     SchedulerConfig,
 )
-from pyllama_raw.core.policies.interface import OUTPUT_COST
+from pyllama_raw.core.policies import OUTPUT_COST
 from pyllama_raw.engine.logs import RequestLog, RequestRecord, StepLog
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.lab.plot import STYLE, Pictures, canvas, cdf, look

@@ -23,8 +23,8 @@ from load.rounds import results
 from peers.openers import peer_opener, served_opener
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
-from pyllama_raw.lab.bench.calls import Result
-from pyllama_raw.lab.bench.targets import Opener, Point
+from pyllama_raw.lab.calls import Result
+from pyllama_raw.lab.targets import Opener, Point
 
 N_SLOTS, N_CTX = 8, 8192
 OURS, PEER = "ours", "llama-server"

@@ -15,10 +15,10 @@ from argparse import ArgumentParser, Namespace
 from peers.openers import PEERS, SERVERS, peer_opener
 
 from pyllama_raw import ConfigError
-from pyllama_raw.lab.bench.targets import Opener, opener
-from pyllama_raw.lab.cli import bench
-from pyllama_raw.lab.cli.arguments import add_run
-from pyllama_raw.lab.cli.bench import bench_config
+from pyllama_raw.lab import bench
+from pyllama_raw.lab.arguments import add_run
+from pyllama_raw.lab.bench import bench_config
+from pyllama_raw.lab.targets import Opener, opener
 from pyllama_raw.options.models import resolve_model
 
 CELLS_A_SLOT = 2048  # unless --n-ctx says otherwise

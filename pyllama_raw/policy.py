@@ -22,7 +22,7 @@ import re
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from pyllama_raw.core.policies.interface import (
+from pyllama_raw.core.policies import (
     API_VERSION,
     SHIPPED,
     Key,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import ConfigError
-from pyllama_raw.options.output_file import check_writable, replacing
+from pyllama_raw.options.profile import check_writable, replacing
 
 
 def test_what_was_there_stays_until_the_end(tmp_path: Path):

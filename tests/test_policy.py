@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from pyllama_raw import ConfigError, SchedulerConfig, policy
-from pyllama_raw.core.policies.runner import PolicyFault
+from pyllama_raw.core.policy_runner import PolicyFault
 from pyllama_raw.engine.watcher import PolicyLog
 from pyllama_raw.policy import (
     SchedulerView,

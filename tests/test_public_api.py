@@ -122,9 +122,7 @@ print('pydantic' in sys.modules, 'pyllama_raw.core.scheduling' in sys.modules)
     assert run_without_extension(code) == "False False\n"
 
 
-@pytest.mark.parametrize(
-    "name", ["numpy", "jinja2", "opentelemetry", "pyllama_raw.options.constraints"]
-)
+@pytest.mark.parametrize("name", ["numpy", "jinja2", "opentelemetry"])
 def test_no_engine_waits_for_what_few_requests_need(name):
     """
     Nothing that is imported while a model loads brings it.

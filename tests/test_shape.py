@@ -21,7 +21,7 @@ REGISTRIES = {
     "api/generation.py": {"_by_id"},  # the outputs of one prompt
     "core/scheduling/roster.py": {"alive"},
     "core/memory/slots.py": {"running"},
-    "core/policies/interface.py": {"_waiting"},  # a policy knows no more than a user's
+    "core/policies.py": {"_waiting"},  # a policy knows no more than a user's
     "testing/executor.py": {"_requests"},
 }
 # What is known by another number: a slot, a cell, a save, a fetch, an adapter, a token, a state.

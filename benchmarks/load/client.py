@@ -1,5 +1,5 @@
 """
-What the scripts take from pyllama_raw.lab.bench, with engines opened as their options say.
+What the scripts take from pyllama_raw.lab, with engines opened as their options say.
 
 Here nothing may go wrong: a call that fails ends the script.
 """
@@ -19,8 +19,8 @@ from pyllama_raw import (
     EngineConfig,
     SchedulerConfig,
 )
-from pyllama_raw.lab.bench.calls import Call, OnTokens, Record, Run, Target
-from pyllama_raw.lab.bench.targets import EngineTarget, fixed_length
+from pyllama_raw.lab.calls import Call, OnTokens, Record, Run, Target
+from pyllama_raw.lab.targets import EngineTarget, fixed_length
 
 __all__ = [
     "Call",

@@ -27,8 +27,8 @@ from typing import Any, Literal
 import anyio
 
 from pyllama_raw.api.results import percentile
-from pyllama_raw.lab.bench.report import table
-from pyllama_raw.lab.bench.targets import machine
+from pyllama_raw.lab.report import table
+from pyllama_raw.lab.targets import machine
 from pyllama_raw.options.machine import MAX_OTHERS
 
 from .machine import OthersCpu

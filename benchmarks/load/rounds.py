@@ -1,13 +1,13 @@
-"""A workload of pyllama_raw.lab.bench in interleaved rounds, where nothing may go wrong."""
+"""A workload of pyllama_raw.lab in interleaved rounds, where nothing may go wrong."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
 
-from pyllama_raw.lab.bench.calls import Result
-from pyllama_raw.lab.bench.targets import Opener, Plan, Point
-from pyllama_raw.lab.bench.workloads import WORKLOADS, generator, writer_for
+from pyllama_raw.lab.calls import Result
+from pyllama_raw.lab.targets import Opener, Plan, Point
+from pyllama_raw.lab.workloads import WORKLOADS, generator, writer_for
 
 
 async def results(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from pyllama_raw.lab.bench.workloads import generator, text, writer_for
+from pyllama_raw.lab.workloads import generator, text, writer_for
 
 __all__ = ["Chat", "generator", "shared_prefix", "texts", "token_prompts", "turns"]
 

@@ -1,5 +1,5 @@
 """
-The servers among the peers as targets of pyllama_raw.lab.bench, each started when opened.
+The servers among the peers as targets of pyllama_raw.lab, each started when opened.
 
 Settings are the best that is fair: the same file, threads and cells, one pool of cells
 for all slots, steps of 2,048 tokens, flash attention where the model allows it; all else
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from pyllama_raw import EngineConfig
-from pyllama_raw.lab.bench.targets import Opener, ReadyTarget
+from pyllama_raw.lab.targets import Opener, ReadyTarget
 from pyllama_raw.native.model import Model
 
 from . import Url

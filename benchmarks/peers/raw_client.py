@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from pyllama_raw.lab.bench.targets import (
+from pyllama_raw.lab.targets import (
     HttpClient,
     HttpFailed,
     HttpTarget,

@@ -47,10 +47,10 @@ class Command(NamedTuple):
     text: str
 
 
-CLI, LAB = "cli.options", "lab.cli.arguments"
-SIM = LAB, "lab.cli.simulate"
+CLI, LAB = "cli.options", "lab.arguments"
+SIM = LAB, "lab.simulate"
 SERVE = "cli.serve", "cli.serve"
-BENCH = LAB, "lab.cli.bench"
+BENCH = LAB, "lab.bench"
 COMMANDS = {
     "chat": Command(CLI, "cli.chat", "talk with a model"),
     "generate": Command(CLI, "cli.generate", "complete prompts, many at a time"),
@@ -58,7 +58,7 @@ COMMANDS = {
     "rank": Command(CLI, "cli.vectors", "rank documents by how they answer a query"),
     "serve": Command(*SERVE, "answer over HTTP, as OpenAI's API does"),
     "info": Command(CLI, "cli.info", "show library, devices, model, limits"),
-    "tune": Command(LAB, "lab.cli.tune", "find the fastest options on a machine"),
+    "tune": Command(LAB, "lab.tune_command", "find the fastest options on a machine"),
     "simulate": Command(*SIM, "compare scheduling policies without a model"),
     "trace": Command(
         LAB, "lab.chrome_trace", "turn logs into a trace for ui.perfetto.dev"

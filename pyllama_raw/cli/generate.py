@@ -42,7 +42,7 @@ from pyllama_raw.core.request import (
 from pyllama_raw.errors import ConfigError, PyllamaError
 from pyllama_raw.media import Audio, Image
 from pyllama_raw.options.models import resolve_model, with_projector
-from pyllama_raw.options.output_file import check_writable
+from pyllama_raw.options.profile import check_writable
 
 STATUS_S = 0.25  # between two looks at the engine
 

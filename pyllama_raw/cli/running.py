@@ -23,7 +23,7 @@ from pyllama_raw.api.blocking import Engine
 from pyllama_raw.cli.options import engine_config, model_spec
 from pyllama_raw.errors import first_of
 from pyllama_raw.options.models import resolve_model
-from pyllama_raw.options.output_file import replacing
+from pyllama_raw.options.profile import replacing
 from pyllama_raw.options.requests import Need
 
 T = TypeVar("T")

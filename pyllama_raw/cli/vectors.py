@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from pyllama_raw.cli.inputs import lines_of
 from pyllama_raw.cli.running import Terminal, opened
 from pyllama_raw.errors import ConfigError, InvalidRequest
-from pyllama_raw.options.output_file import check_writable, replacing
+from pyllama_raw.options.profile import check_writable, replacing
 
 if TYPE_CHECKING:
     from pyllama_raw.api.vectors import Vectors

@@ -19,7 +19,7 @@ from threading import current_thread, main_thread
 from typing import NamedTuple
 
 from pyllama_raw._ffi.openmp import SHORT_SPINS, ShortSpins
-from pyllama_raw.core.policies.runner import PolicyFault, pass_on_interrupts
+from pyllama_raw.core.policy_runner import PolicyFault, pass_on_interrupts
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.core.scheduling.scheduler import Scheduler

@@ -28,7 +28,7 @@ from typing import Any
 
 from pyllama_raw.api.blocking import Engine
 from pyllama_raw.errors import ConfigError, PyllamaError
-from pyllama_raw.lab.bench.workloads import TEXT
+from pyllama_raw.lab.workloads import TEXT
 from pyllama_raw.native.model import FileType, Model, quantize
 from pyllama_raw.options.config import ContextConfig
 from pyllama_raw.options.machine import OtherLoad, cpu_name, n_cpus

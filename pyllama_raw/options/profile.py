@@ -1,23 +1,90 @@
 """
-The findings of `tune` for one model on one machine, as a file.
+The findings of `tune` for one model on one machine, as a file; and files that are complete or not
+there.
 
-Only options that differ from the defaults are in it, so that defaults may improve and a
+Only options that differ from the defaults are in a profile, so that defaults may improve and a
 reader sees what was decided.
+
+An output file is written beside its name and renamed at the end. A run that is interrupted leaves
+the old file as it was, and its own output in a file that ends in `.part`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import IO, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pyllama_raw.errors import ConfigError, shown
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.frozen import Frozen, wrong
-from pyllama_raw.options.output_file import replacing
+
+
+def check_writable(path: Path) -> None:
+    """
+    Tell before the work that *path* cannot be written after it.
+
+    Raises:
+        ConfigError: says why.
+    """
+    folder = path.resolve().parent
+    if path.is_dir():
+        raise ConfigError(f"{path} cannot be written: it is a folder")
+    if not folder.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {folder}")
+    if path.is_file() and _begins_as_model(path):
+        raise ConfigError(f"{path} is not replaced: it is a model, name another file")
+    if not os.access(path if _is_special(path) else folder, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: {folder} does not allow it")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[str]]:
+    """
+    Open a text file that becomes *path* if the block succeeds.
+
+    If it fails, *path* stays as it was; what was written stays under the name of the
+    file object, unless that is nothing. Pipes and devices are written directly.
+
+    Raises:
+        ConfigError: there is no way to write *path*.
+    """
+    check_writable(path)
+    if _is_special(path):
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    target = path.resolve()  # a link stays one
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    with part.open("w", encoding="utf-8") as file:
+        try:
+            yield file
+        except BaseException:
+            file.flush()
+            if not part.stat().st_size:
+                part.unlink()
+            raise
+    if target.exists():
+        part.chmod(target.stat().st_mode)
+    part.replace(target)
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
+def _begins_as_model(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:  # nobody may read it
+        return False
+
 
 Fields = dict[str, Any]
 

@@ -10,7 +10,7 @@ import pytest
 
 from pyllama_raw import AsyncEngine, Engine, Model, SamplingParams
 from pyllama_raw.api import blocking as sync
-from pyllama_raw.core.policies.interface import SchedulingPolicy
+from pyllama_raw.core.policies import SchedulingPolicy
 from pyllama_raw.engine.logs import Logs
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import WrongUse

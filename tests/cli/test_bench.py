@@ -232,8 +232,8 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     """
     The other commands need none of it.
     """
-    monkeypatch.delattr("pyllama_raw.lab.cli.bench", raising=False)
-    monkeypatch.setitem(sys.modules, "pyllama_raw.lab.cli.bench", None)
+    monkeypatch.delattr("pyllama_raw.lab.bench", raising=False)
+    monkeypatch.setitem(sys.modules, "pyllama_raw.lab.bench", None)
 
     assert main(["bench", "report", "x"]) == 2
     assert "pip install 'pyllama_raw[bench]'" in capsys.readouterr().err

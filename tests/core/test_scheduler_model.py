@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
-from pyllama_raw.core.policies.runner import KEYS
+from pyllama_raw.core.policy_runner import KEYS
 from pyllama_raw.core.request import TOKENS, CacheTier, Lot, NewTokens, Request, Span
 from pyllama_raw.core.step import (
     Copy,

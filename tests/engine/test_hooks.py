@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyllama_raw.core.policies.interface import RequestView, SchedulingPolicy
+from pyllama_raw.core.policies import RequestView, SchedulingPolicy
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.core.support import make_request

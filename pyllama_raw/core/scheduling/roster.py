@@ -23,7 +23,7 @@ from math import isnan
 from typing import Literal
 
 from pyllama_raw.core.memory.memory import Memory
-from pyllama_raw.core.policies.runner import PolicyRunner, Victim, WaitingQueue, choose
+from pyllama_raw.core.policy_runner import PolicyRunner, Victim, WaitingQueue, choose
 from pyllama_raw.core.request import (
     EmbedRequest,
     Event,

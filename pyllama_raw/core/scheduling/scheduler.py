@@ -25,8 +25,8 @@ from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.slots import ContextLimits, growth
 from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
-from pyllama_raw.core.policies.interface import Fcfs, SchedulingPolicy
-from pyllama_raw.core.policies.runner import (
+from pyllama_raw.core.policies import Fcfs, SchedulingPolicy
+from pyllama_raw.core.policy_runner import (
     PolicyFault,
     PolicyRunner,
     Victim,

@@ -27,8 +27,8 @@ from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost
-from pyllama_raw.core.policies.interface import PolicyAnswerError
-from pyllama_raw.core.policies.runner import PolicyFault, pass_on_interrupts
+from pyllama_raw.core.policies import PolicyAnswerError
+from pyllama_raw.core.policy_runner import PolicyFault, pass_on_interrupts
 from pyllama_raw.core.request import CacheTier, Event, Finished, FinishReason, Request
 from pyllama_raw.core.scheduling.packer import BudgetMode
 from pyllama_raw.core.scheduling.scheduler import Scheduler
@@ -48,7 +48,7 @@ from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.logs import Size, size_of
 from pyllama_raw.engine.watcher import PolicyLog, StepRecord, Watcher
 from pyllama_raw.errors import ConfigError, PolicyFailed, Unsupported, shown
-from pyllama_raw.lab.bench.report import table as aligned
+from pyllama_raw.lab.report import table as aligned
 from pyllama_raw.lab.sim.workload import END_TOKEN, Answer, Requests
 from pyllama_raw.options.frozen import (
     Checked,

@@ -22,7 +22,7 @@ from pydantic import Field
 from pyllama_raw.core.request import Request
 from pyllama_raw.engine.logs import RequestRecord
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.traces import Arrival, of_log, read
+from pyllama_raw.lab.workloads import Arrival, of_log, read
 from pyllama_raw.options.frozen import Checked, Count, Factor
 
 Kind = Literal["fixed", "uniform", "exponential", "lognormal"]

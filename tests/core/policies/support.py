@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from pyllama_raw.core.policies.interface import SHIPPED, RequestView, SchedulingPolicy
-from pyllama_raw.core.policies.runner import PolicyFault
+from pyllama_raw.core.policies import SHIPPED, RequestView, SchedulingPolicy
+from pyllama_raw.core.policy_runner import PolicyFault
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.sequence import Sequence

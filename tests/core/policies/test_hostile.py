@@ -4,7 +4,7 @@ from math import nan
 
 import pytest
 
-from pyllama_raw.core.policies.interface import SchedulingPolicy
+from pyllama_raw.core.policies import SchedulingPolicy
 from pyllama_raw.core.request import Finished
 from tests.core.policies.support import ByTurn, LastComeFirst, with_policy
 from tests.core.support import (

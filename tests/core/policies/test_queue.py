@@ -1,6 +1,6 @@
 """The waiting queue of a policy by itself."""
 
-from pyllama_raw.core.policies.runner import PolicyQueue
+from pyllama_raw.core.policy_runner import PolicyQueue
 from pyllama_raw.core.sequence import Sequence
 from tests.core.support import make_request
 

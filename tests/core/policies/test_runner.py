@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from pyllama_raw.core.policies.interface import SchedulingPolicy
+from pyllama_raw.core.policies import SchedulingPolicy
 from tests.core.policies.support import (
     ByTurn,
     LastComeFirst,

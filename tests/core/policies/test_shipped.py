@@ -10,7 +10,7 @@ import pytest
 
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.policies.interface import (
+from pyllama_raw.core.policies import (
     OUTPUT_COST,
     SHIPPED,
     RequestView,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyllama_raw.core.policies.interface import SchedulerView, SchedulingPolicy
+from pyllama_raw.core.policies import SchedulerView, SchedulingPolicy
 from tests.core.policies.support import LastComeFirst, views_of, waiting, with_policy
 from tests.core.support import answer, make_request, run_until_idle, step
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import anyio
 
-from pyllama_raw.lab.bench.calls import Call, CallFailed, Record, Run
-from pyllama_raw.lab.bench.workloads import WORDS, Writer
+from pyllama_raw.lab.calls import Call, CallFailed, Record, Run
+from pyllama_raw.lab.workloads import WORDS, Writer
 
 
 class FakeTarget:

@@ -7,8 +7,8 @@ from statistics import pstdev
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.lab.bench.calls import arrivals
-from pyllama_raw.lab.bench.workloads import generator
+from pyllama_raw.lab.calls import arrivals
+from pyllama_raw.lab.workloads import generator
 
 
 @given(

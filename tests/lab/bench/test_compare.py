@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.lab.bench.report import changes, differing, doubts, judge, mann_whitney
+from pyllama_raw.lab.report import changes, differing, doubts, judge, mann_whitney
 
 FEW = st.lists(st.integers(0, 30), min_size=1, max_size=5, unique=True)
 

@@ -6,10 +6,10 @@ import anyio
 import pytest
 
 from pyllama_raw.cli.command import main
-from pyllama_raw.lab.bench.calls import told_apart
-from pyllama_raw.lab.bench.report import doubts, headline, rows
-from pyllama_raw.lab.bench.targets import Point
+from pyllama_raw.lab.calls import told_apart
 from pyllama_raw.lab.plot import bench_figures
+from pyllama_raw.lab.report import doubts, headline, rows
+from pyllama_raw.lab.targets import Point
 from tests.lab.bench.test_report import collect
 
 NAMES = ("engine", "openai=http://a")

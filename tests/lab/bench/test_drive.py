@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.calls import Call, CallFailed, closed_loop, open_loop
+from pyllama_raw.lab.calls import Call, CallFailed, closed_loop, open_loop
 from tests.lab.bench.support import FakeTarget
 
 pytestmark = pytest.mark.anyio

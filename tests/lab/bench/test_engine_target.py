@@ -7,8 +7,8 @@ import pytest
 
 from pyllama_raw import LogConfig
 from pyllama_raw.engine.logs import open_logs
-from pyllama_raw.lab.bench.calls import Call, attempt
-from pyllama_raw.lab.bench.targets import EngineTarget, Plan, Point, ReadyTarget
+from pyllama_raw.lab.calls import Call, attempt
+from pyllama_raw.lab.targets import EngineTarget, Plan, Point, ReadyTarget
 from pyllama_raw.testing import fake_engine
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pyllama_raw.api.results import percentile
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.calls import latencies, limits_of, result_of
+from pyllama_raw.lab.calls import latencies, limits_of, result_of
 from tests.lab.bench.support import make_record, make_run
 
 

@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from benchmarks.peers import raw_client
-from pyllama_raw.lab.bench import targets
-from pyllama_raw.lab.bench.targets import HttpFailed, open_client
+from pyllama_raw.lab import targets
+from pyllama_raw.lab.targets import HttpFailed, open_client
 from tests.lab.bench.raw_server import chunked, serving, sized
 from tests.limits import LIMIT_S
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pyllama_raw.lab.bench.calls import Call, attempt
-from pyllama_raw.lab.bench.targets import (
+from pyllama_raw.lab.calls import Call, attempt
+from pyllama_raw.lab.targets import (
     API_KEY,
     first_model,
     http_target,

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from pyllama_raw.lab.bench.targets import machine, watching
+from pyllama_raw.lab.targets import machine, watching
 
 BUSY = """
 import sys, time

@@ -7,17 +7,10 @@ import anyio
 import pytest
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.report import (
-    digits,
-    failures,
-    headline,
-    read_results,
-    rows,
-    table,
-)
-from pyllama_raw.lab.bench.targets import Plan, Point, ReadyTarget
-from pyllama_raw.lab.bench.workloads import WORKLOADS, generator
 from pyllama_raw.lab.plot import BUSY, bench_figures
+from pyllama_raw.lab.report import digits, failures, headline, read_results, rows, table
+from pyllama_raw.lab.targets import Plan, Point, ReadyTarget
+from pyllama_raw.lab.workloads import WORKLOADS, generator
 from tests.lab.bench.support import FakeTarget, make_writer
 
 

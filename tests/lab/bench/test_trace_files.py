@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.traces import Arrival, calls_of, read
+from pyllama_raw.lab.workloads import Arrival, calls_of, read
 from tests.lab.bench.support import make_writer
 
 MOONCAKE = """

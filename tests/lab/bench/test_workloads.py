@@ -6,8 +6,8 @@ from math import inf
 import pytest
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.targets import Point
-from pyllama_raw.lab.bench.workloads import WORKLOADS, generator
+from pyllama_raw.lab.targets import Point
+from pyllama_raw.lab.workloads import WORKLOADS, generator
 from tests.lab.bench.support import make_writer
 
 SINGLE = [name for name in WORKLOADS if name != "multi-turn"]

@@ -10,9 +10,9 @@ import pytest
 from pyllama_raw.cli import main
 from pyllama_raw.engine.logs import RequestLog, write_records
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.targets import Point
 from pyllama_raw.lab.plot import compared, pictures
 from pyllama_raw.lab.sim import Lengths, Machine, Workload, simulate
+from pyllama_raw.lab.targets import Point
 from tests.lab.bench.test_report import collect
 
 BUSY = Workload(60, 10.0, n_clients=2, heavy=4, deadline_s=Lengths(20))

@@ -14,7 +14,7 @@ from pyllama_raw.cli.options import given
 from pyllama_raw.engine.logs import RequestLog, StepLog, read_records, write_records
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError, PyllamaError
-from pyllama_raw.lab.cli.arguments import OF_SCHEDULER
+from pyllama_raw.lab.arguments import OF_SCHEDULER
 from pyllama_raw.lab.sim import (
     CostModel,
     Figures,
@@ -28,7 +28,7 @@ from pyllama_raw.lab.sim import (
 )
 from pyllama_raw.lab.sim import simulate as run
 from pyllama_raw.lab.sim.workload import Requests
-from pyllama_raw.options.output_file import check_writable
+from pyllama_raw.options.profile import check_writable
 from pyllama_raw.policy import make_policy
 
 FIGURE = Path("compared.svg")  # of several policies, unless another is asked for

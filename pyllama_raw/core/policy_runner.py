@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.placement import Prefixes
-from pyllama_raw.core.policies.interface import (
+from pyllama_raw.core.policies import (
     RequestView,
     SchedulerView,
     SchedulingPolicy,

@@ -30,7 +30,7 @@ from statistics import median
 from typing import Any, Literal
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.calls import Result, conditions_of, labels_of
+from pyllama_raw.lab.calls import Result, conditions_of, labels_of
 from pyllama_raw.options.machine import MAX_OTHERS
 
 Row = Mapping[str, object]

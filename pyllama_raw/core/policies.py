@@ -2,8 +2,8 @@
 Scheduling policies: what they decide, what they see, what they may answer, and those that are here.
 
 A policy is a class. An engine makes one instance and calls it in the engine thread: hooks
-must return soon, because all streams wait for them. Anything else than an allowed answer is a fault
-of the policy.
+must return soon, because all streams wait for them. The core keeps budgets, memory, ties and the
+bound of waits. Anything else than an allowed answer is a fault of the policy.
 
 All policies here but `priority` serve a more urgent `priority` first; what they say is about equal
 ones. `vtc` is the virtual token counter: equal service for each client that has work. A client's

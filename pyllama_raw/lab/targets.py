@@ -52,7 +52,7 @@ from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.engine.logs import WARM_UP
 from pyllama_raw.errors import ConfigError, LibraryNotBuilt
-from pyllama_raw.lab.bench.calls import (
+from pyllama_raw.lab.calls import (
     Call,
     CallFailed,
     Limits,
@@ -65,7 +65,7 @@ from pyllama_raw.lab.bench.calls import (
     open_loop,
     result_of,
 )
-from pyllama_raw.lab.bench.workloads import generator
+from pyllama_raw.lab.workloads import generator
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.frozen import Checked, Count, Positive
 from pyllama_raw.options.machine import OtherLoad, cpu_name

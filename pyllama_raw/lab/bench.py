@@ -16,9 +16,10 @@ from pyllama_raw.cli import running
 from pyllama_raw.cli.options import engine_config, given, named_model
 from pyllama_raw.cli.running import output
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench import traces
-from pyllama_raw.lab.bench.calls import OPTIONS, Call, Result, limits_of, told_apart
-from pyllama_raw.lab.bench.report import (
+from pyllama_raw.lab import workloads
+from pyllama_raw.lab.arguments import SHAPE
+from pyllama_raw.lab.calls import OPTIONS, Call, Result, limits_of, told_apart
+from pyllama_raw.lab.report import (
     CAPTION,
     changes,
     differing,
@@ -31,16 +32,8 @@ from pyllama_raw.lab.bench.report import (
     rows,
     table,
 )
-from pyllama_raw.lab.bench.targets import (
-    MakeCalls,
-    Opener,
-    Plan,
-    Point,
-    machine,
-    opener,
-)
-from pyllama_raw.lab.bench.workloads import WORKLOADS, Writer, generator, writer_for
-from pyllama_raw.lab.cli.arguments import SHAPE
+from pyllama_raw.lab.targets import MakeCalls, Opener, Plan, Point, machine, opener
+from pyllama_raw.lab.workloads import WORKLOADS, Writer, generator, writer_for
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.models import resolve_model
 
@@ -204,9 +197,9 @@ def calls_of(options: Namespace, writer: Writer) -> MakeCalls:
     if options.workload == "trace":
         if options.trace is None or set(sizes) - {"requests"}:
             raise ConfigError("a trace needs --trace FILE; of sizes it has --requests")
-        arrivals = traces.read(options.trace, sizes.get("requests"))
+        arrivals = workloads.read(options.trace, sizes.get("requests"))
         scales = {"speed": options.speed, "length_scale": options.length_scale}
-        return partial(traces.calls_of, arrivals, writer, **scales)
+        return partial(workloads.calls_of, arrivals, writer, **scales)
     if options.trace is not None:
         raise ConfigError("--trace is for the workload trace")
     workload = WORKLOADS[options.workload]

@@ -17,8 +17,7 @@ from pyllama_raw.lab.tune import Tuning, Work, n_measurements
 from pyllama_raw.lab.tune import tune as search
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.models import resolve_model
-from pyllama_raw.options.output_file import check_writable
-from pyllama_raw.options.profile import Measured, Profile
+from pyllama_raw.options.profile import Measured, Profile, check_writable
 
 
 def tune(options: Namespace) -> int:
