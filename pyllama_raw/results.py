@@ -1,7 +1,6 @@
 """Results of engines."""
 
 from pyllama_raw.api.blocking import BlockingEvents, BlockingGeneration
-from pyllama_raw.api.embedding import Ranked
 from pyllama_raw.api.events import (
     EngineEvent,
     Events,
@@ -14,6 +13,7 @@ from pyllama_raw.api.generation import Generation
 from pyllama_raw.api.results import (
     Delta,
     EngineStats,
+    Ranked,
     Result,
     Score,
     Timings,

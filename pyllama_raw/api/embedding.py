@@ -17,6 +17,7 @@ A long text can be cut into chunks of so many tokens, as for an index of documen
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Literal
 
 from anyio.lowlevel import checkpoint
 
+from pyllama_raw.api.results import Ranked
 from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.request import Embedded, EmbedRequest, Finished, FinishReason, Lot
 from pyllama_raw.engine.info import Operation, Pooling
@@ -207,7 +209,7 @@ class Embedder:
     async def embed(
         self,
         texts: Iterable[str | Sequence[int]],
-        pooling: Pooling,
+        pooling: Pooling | None,
         shape: VectorShape,
         progress: VectorProgress | None,
         *,
@@ -215,7 +217,12 @@ class Embedder:
         truncate: object = False,
         **options: object,
     ) -> list[Vectors]:
-        """An array for each of *texts*, or *joined* into one of all."""
+        """
+        An array for each of *texts*, or *joined* into one of all.
+
+        Args:
+            pooling: None: none, so each token has a row.
+        """
         cuts = checked_flag("truncate", truncate)
         tokens = await self.tokens(
             checked_texts_or_ids(texts), "texts", self._encode, counts_only=cuts
@@ -223,7 +230,9 @@ class Embedder:
         if cuts:
             n_most, _ = self._longest()
             tokens = [self._cut(part, n_most) for part in tokens]
-        values = await self.compute(tokens, "texts", pooling, progress, options)
+        values = await self.compute(
+            tokens, "texts", pooling or Pooling.NONE, progress, options
+        )
         counts = list(map(len, tokens))
         make = partial(_shaped, values, counts, shape, joined=joined)
         if sum(map(len, values)) <= SMALL_BYTES:
@@ -382,6 +391,38 @@ class Embedder:
             return tokens[:n_most]
         return tokens[: n_most - len(ends)] + ends
 
+    async def rank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        progress: VectorProgress | None,
+        **options: object,
+    ) -> list[Ranked]:
+        """See AsyncEngine.rank."""
+        import numpy as np
+
+        parts = self.parts
+        parts.capabilities.check(Operation.RANK)
+        query = checked_text("query", query)
+        texts = checked_texts(documents, "documents")
+        pair = partial(pair_tokens, parts.vocab, parts.metadata.get(TEMPLATE), query)
+        tokens = await self.tokens(texts, "documents", pair, n_beside=len(query))
+        values = await self.compute(
+            tokens, "documents", Pooling.RANK, progress, options
+        )
+        names = [label or str(i) for i, label in enumerate(parts.labels)]
+        ranking = [
+            Ranked(
+                index,
+                scores[0],
+                dict(zip(names, scores, strict=True)),
+                len(tokens[index]),
+            )
+            for index, value in enumerate(values)
+            if (scores := np.frombuffer(value, np.float32).tolist())
+        ]
+        return sorted(ranking, key=lambda ranked: -ranked.score)
+
     async def chunks(
         self, text: object, max_tokens: object, overlap: object
     ) -> list[str]:
@@ -418,49 +459,6 @@ def _shaped(
         vectors_of(rows[:, : shape.dimensions], n_tokens, normalize=shape.normalize)
         for rows, n_tokens in zip(all_rows, counts, strict=True)
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """A document, and what the model says of it."""
-
-    index: int
-    """Its place in the list that was given."""
-    score: float
-    """The first of its scores: the higher, the better it answers the query."""
-    scores: Mapping[str, float]
-    """All of them, by the label that the model file has for each, or by its number."""
-    n_tokens: int
-    """Tokens of the query and the document, as one text."""
-
-
-async def rank(
-    embedder: Embedder,
-    query: str,
-    documents: Iterable[str],
-    progress: VectorProgress | None,
-    **options: object,
-) -> list[Ranked]:
-    """See AsyncEngine.rank."""
-    import numpy as np
-
-    parts = embedder.parts
-    query = checked_text("query", query)
-    texts = checked_texts(documents, "documents")
-    pair = partial(pair_tokens, parts.vocab, parts.metadata.get(TEMPLATE), query)
-    tokens = await embedder.tokens(texts, "documents", pair, n_beside=len(query))
-    values = await embedder.compute(
-        tokens, "documents", Pooling.RANK, progress, options
-    )
-    names = [label or str(i) for i, label in enumerate(parts.labels)]
-    ranking = [
-        Ranked(
-            index, scores[0], dict(zip(names, scores, strict=True)), len(tokens[index])
-        )
-        for index, value in enumerate(values)
-        if (scores := np.frombuffer(value, np.float32).tolist())
-    ]
-    return sorted(ranking, key=lambda ranked: -ranked.score)
 
 
 def pair_tokens(
@@ -505,6 +503,4 @@ def _by_template(
 
 def _parts(template: str) -> list[str]:
     """*template*, cut before and behind each of its places for texts."""
-    import re
-
     return re.split(f"({re.escape(QUERY)}|{re.escape(DOCUMENT)})", template)

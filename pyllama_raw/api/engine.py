@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
-import anyio
-
-from pyllama_raw.api.batches import complete_all, score_of, whole
+from pyllama_raw.api.batches import complete_all, whole
 from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.model import EngineOpening, Model, Opener, Progress, load, release
 from pyllama_raw.engine.mailbox import check_may_wait
@@ -29,9 +27,9 @@ from pyllama_raw.options.arguments import (
     checked_salt,
     checked_serving,
     checked_text,
-    checked_top,
     checked_wait,
     checked_word,
+    scoring,
 )
 from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
@@ -40,9 +38,7 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.embedding import Embedder, Ranked, TextPooling, VectorProgress
     from pyllama_raw.api.events import Events
     from pyllama_raw.api.generation import Generation
-    from pyllama_raw.api.preparation import Choice
     from pyllama_raw.api.results import Result, Score
-    from pyllama_raw.api.session import Session
     from pyllama_raw.api.vectors import Vectors
     from pyllama_raw.core.memory.cache import CacheStats
     from pyllama_raw.core.stats import SlotStats
@@ -64,13 +60,10 @@ class AsyncEngine(Facts):
 
     def __init__(self, parts: EngineParts, source: Opener | None = None) -> None:
         """Use open(); this is for tests and for own executors."""
+        # This file is imported before C loads a model, and so it imports late what Python
+        # imports meanwhile: here, in generate() and in events().
         from pyllama_raw.api.session import Sessions
-        from pyllama_raw.engine.parts import EngineParts
 
-        if not isinstance(parts, EngineParts):
-            raise TypeError(
-                "use AsyncEngine.open(model, config) in an `async with` block"
-            )
         super().__init__(Sessions(parts, source))
 
     @classmethod
@@ -131,31 +124,7 @@ class AsyncEngine(Facts):
                 left then ends as `FinishReason.CLOSED` with what it has. Cancelling
                 aclose() ends the wait.
         """
-        from pyllama_raw.api.workers import arrival_of
-
-        check_may_wait()
-        drain_s = checked_wait("drain_s", drain_s)
-        if not self._thread.is_ours:  # the parent's
-            return
-        threads, workers = self._sessions.close(), self._sessions.workers
-        try:
-            if drain_s:
-                for thread in threads:
-                    thread.close(drains=True)
-                with anyio.move_on_after(drain_s):
-                    for thread in threads:
-                        await arrival_of(thread.gone)
-        finally:
-            for thread in threads:
-                thread.close()
-            with anyio.CancelScope(shield=True):
-                for thread in threads:
-                    await arrival_of(thread.gone)
-            workers.close()
-            for thread in threads:
-                thread.join()
-            workers.join()
-            self._sessions.forget()
+        await self._sessions.aclose(checked_wait("drain_s", drain_s))
 
     def __del__(self) -> None:
         if not hasattr(self, "_sessions") or not self._thread.is_ours:
@@ -195,15 +164,9 @@ class AsyncEngine(Facts):
             NativeError, EngineFault, EngineStalled, EngineStopped.
         """
         from pyllama_raw.api.generation import Generation
-        from pyllama_raw.engine.info import Operation
 
-        self._sessions.current.parts.capabilities.check(Operation.GENERATE)
-        params, checked = checked_params(params), checked_options(options)
-
-        def prepare(session: Session, began: float) -> Awaitable[tuple[Choice, ...]]:
-            return session.preparation.prepare(prompt, params, checked, began)
-
-        return Generation(self._sessions, prepare, checked)
+        checked = checked_options(options)
+        return Generation(self._sessions, prompt, checked_params(params), checked)
 
     async def complete(
         self,
@@ -326,12 +289,8 @@ class AsyncEngine(Facts):
                 there is nothing to score.
             DeadlineExceeded: *deadline_s* was over before every token had its score.
         """
-        from pyllama_raw.options.sampling import SamplingParams
-
-        n_listed = checked_top(n_top)
-        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=n_listed)
-        async with self.generate(prompt, params, **options) as generation:
-            return await score_of(generation, prompt)
+        async with self.generate(prompt, scoring(n_top), **options) as generation:
+            return await generation.score()
 
     async def embed(
         self,
@@ -396,12 +355,10 @@ class AsyncEngine(Facts):
         **options: Unpack[TextOptions],
     ) -> list[Vectors]:
         """Like embed(), with an array for each text that has a row for each token."""
-        from pyllama_raw.engine.info import Pooling
-
         async with self._embedding(options) as embedder:
             shape = embedder.shape(dimensions, normalize=normalize)
             return await embedder.embed(
-                texts, Pooling.NONE, shape, progress, truncate=truncate, **options
+                texts, None, shape, progress, truncate=truncate, **options
             )
 
     async def chunks(
@@ -440,12 +397,8 @@ class AsyncEngine(Facts):
             InvalidRequest, TextTooLong, EmbeddingFailed, DeadlineExceeded: as embed().
             QueueFull, ClosedError, EngineStopped, NativeError: as generate().
         """
-        from pyllama_raw.api.embedding import rank
-        from pyllama_raw.engine.info import Operation
-
         async with self._embedding(options) as embedder:
-            embedder.parts.capabilities.check(Operation.RANK)
-            return await rank(embedder, query, documents, progress, **options)
+            return await embedder.rank(query, documents, progress, **options)
 
     @asynccontextmanager
     async def _embedding(self, options: TextOptions) -> AsyncIterator[Embedder]:

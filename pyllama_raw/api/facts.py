@@ -6,7 +6,7 @@ Health is progress: an engine that has work and takes no step is not healthy.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -144,23 +144,7 @@ class Facts(Owner):
         `state` tells whether the engine has ended. `dataclasses.asdict` makes JSON of it,
         as of every value of statistics.
         """
-        from pyllama_raw.api.results import EngineStats
-
-        counts, times = asdict(self._thread.stats), asdict(self._parts.executor.times)
-        desk = self._parts.media
-        media = {} if desk is None else asdict(desk.encoder.stats)
-        watch = self._parts.watch
-        return EngineStats(
-            **counts,
-            **times,
-            **media,
-            state=self.state,
-            watcher_faults=self._thread.driver.watchers.n_faults,
-            relaxed_schemas=self._sessions.current.preparation.n_relaxed,
-            mended_chats=self._sessions.n_mended,
-            queue_s=self.queue_s,
-            products={} if watch is None else watch.products,
-        )
+        return self._sessions.stats(self.queue_s)
 
     @property
     def queue_s(self) -> float | None:

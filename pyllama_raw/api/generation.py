@@ -15,22 +15,25 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
 from copy import copy
 from typing import TYPE_CHECKING, Self
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
+from pyllama_raw.api.batches import whole
 from pyllama_raw.api.model import Owner
 from pyllama_raw.api.preparation import Choice
-from pyllama_raw.api.results import Delta, Result, Timings, Usage
+from pyllama_raw.api.results import Delta, Result, Score, Timings, Usage
 from pyllama_raw.core.request import FinishReason
+from pyllama_raw.engine.info import Operation
 from pyllama_raw.engine.mailbox import OneReader, Refused, Stream
-from pyllama_raw.errors import PyllamaError, WrongUse
+from pyllama_raw.errors import DeadlineExceeded, InvalidRequest, PyllamaError, WrongUse
 
 if TYPE_CHECKING:
-    from pyllama_raw.api.session import Session, Sessions
-    from pyllama_raw.options.requests import TextOptions
+    from pyllama_raw.api.session import Sessions
+    from pyllama_raw.options.requests import RequestOptions
+    from pyllama_raw.options.sampling import SamplingParams
+    from pyllama_raw.prompts.prompt import Prompt
 
 MANY_EVENTS = 256  # an event loop may wait while so many are taken in
 
@@ -41,19 +44,23 @@ class Generation(Owner):
     def __init__(
         self,
         sessions: Sessions,
-        prepare: Callable[[Session, float], Awaitable[tuple[Choice, ...]]],
-        limits: TextOptions,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: RequestOptions,
     ) -> None:
         """
         Args:
-            prepare: gets the session of the requests, and when the wait for it began; it
-                gives the outputs with their requests.
-            limits: seconds that there are from that on.
+            params, options: checked.
+
+        Raises:
+            Unsupported: the model generates no text.
         """
+        sessions.current.parts.capabilities.check(Operation.GENERATE)
         self._sessions = sessions
         self._thread = sessions.current.thread  # the one that serves, once it has begun
-        self._prepare = prepare
-        self._limits = limits
+        self._prompt = prompt
+        self._params = params
+        self._options = options
         self._stream: Stream | None = None
         self._started = self._thread.clock()
         self._claimed = False  # started, or about to be
@@ -107,6 +114,23 @@ class Generation(Owner):
         """Like collect(), all outputs that did not fail."""
         await self._wait()
         return self.results
+
+    async def score(self) -> Score:
+        """
+        The likelihood of the prompt.
+
+        Raises:
+            InvalidRequest: it is a single token.
+            DeadlineExceeded, ClosedError: the request ended before every token had its score.
+        """
+        tokens = self.prompt_token_ids
+        if len(tokens) < 2:
+            raise InvalidRequest("prompt", self._prompt, "two tokens or more")
+        (result,) = whole((await self.collect(),))
+        n_scored, n_wanted = len(result.prompt_logprobs), len(tokens) - 1
+        if n_scored < n_wanted:
+            raise DeadlineExceeded(n_scored, n_wanted)
+        return Score(tokens, result.prompt_logprobs)
 
     @property
     def result(self) -> Result:
@@ -211,11 +235,13 @@ class Generation(Owner):
             )
         self._claimed = True
         began = self._thread.clock()
-        async with self._sessions.session(self._limits) as session:
+        async with self._sessions.session(self._options) as session:
             waited_s = self._thread.clock() - began
             self._thread = session.thread
             with self._thread.coming():
-                choices = await self._prepare(session, began)
+                choices = await session.preparation.prepare(
+                    self._prompt, self._params, self._options, began
+                )
                 if self._left:
                     return
                 # Post the requests. Whether the engine takes them on is known at once,

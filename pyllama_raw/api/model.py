@@ -29,9 +29,14 @@ import anyio
 from anyio import CancelScope, to_thread
 from anyio.lowlevel import checkpoint
 
+from pyllama_raw.engine import opening
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.errors import ClosedError, ConfigError, WrongUse, shown
-from pyllama_raw.options.arguments import check_loading, check_opening
+from pyllama_raw.options import models
+from pyllama_raw.options.arguments import check_loading, check_opening, configs
+from pyllama_raw.options.chat_templates import AUTO, given_template
+from pyllama_raw.prompts.chat import check_reads
+from pyllama_raw.prompts.rendering.processes import Unreadable
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.estimate import Device, MemoryEstimate, ModelProbe
@@ -242,14 +247,9 @@ class Model(Owner):
     def _load(
         cls, model: str | Path | None, config: ModelConfig | None, report: Report
     ) -> Self:
-        from pyllama_raw.engine.shared_models import open_model
-        from pyllama_raw.options import models
-        from pyllama_raw.options.config import ModelConfig
-
-        config = config or ModelConfig()
+        config = config or configs.ModelConfig()
         path = models.resolve_model(model)
-        options = config.model_dump(exclude_defaults=True)
-        return cls(open_model(path, options, report), config)
+        return cls(opening.open_model(path, config.opening, report), config)
 
     @property
     def closed(self) -> bool:
@@ -307,19 +307,13 @@ class Opener:
             ConfigError: the configuration wants the Model loaded in another way, or its chat
                 template cannot be used.
         """
-        from pyllama_raw.engine import opening
-        from pyllama_raw.options import models
-
         model, config = self.model, self.config
         if config is not None:
             _check_template(config.model)
         if isinstance(model, Model):
-            from pyllama_raw.engine.estimate import fitted
-
-            path = Path(model.path)
-            config = models.with_projector(config, None, path)
-            config = fitted(path, _on(model, config), has_weights=True)
-            return opening.build_on(_shared(model), config, self.needs, inheritance)
+            return opening.build_shared(
+                _shared(model), model.config, config, self.needs, inheritance
+            )
         path = models.resolve_model(model)
         config = models.with_projector(config, model, path)
         return opening.build(path, config, self.needs, report, inheritance)
@@ -328,21 +322,6 @@ class Opener:
 def release(parts: EngineParts) -> None:
     """Free what was made for nobody."""
     parts.release()
-
-
-def _on(model: Model, config: EngineConfig | None) -> EngineConfig:
-    """The *config* with the options that *model* was loaded with."""
-    from pyllama_raw.options.config import EngineConfig
-
-    if config is not None and "model" in config.model_fields_set:
-        _check_equal(model.config, config.model)
-    config = (config or EngineConfig()).model_copy(update={"model": model.config})
-    if config.resolved_model != model.config:
-        raise ConfigError(
-            "deterministic=True needs weights in the order of the file: open the Model "
-            "with use_extra_bufts=False"
-        )
-    return config
 
 
 def _shared(model: Model) -> ModelUse:
@@ -355,33 +334,15 @@ def _shared(model: Model) -> ModelUse:
 
 def _check_template(config: ModelConfig) -> None:
     """Raise ConfigError if chats could not be rendered by the template of *config*."""
-    from pyllama_raw.options.chat_templates import AUTO, given_template
-
     value = config.chat_template
     if value is None or value == AUTO:
         return
-    from pyllama_raw.prompts.chat import check_reads
-    from pyllama_raw.prompts.rendering.processes import Unreadable
-
     try:
         check_reads(given_template(value).text, config.template_process)
     except (ValueError, Unreadable) as error:
         raise ConfigError(f"chat_template={shown(value)}: {error}") from error
     except OSError:  # there is no process for it: the first chat says what to do
         pass
-
-
-def _check_equal(has: ModelConfig, wants: ModelConfig) -> None:
-    differing = [
-        f"{name}={shown(getattr(wants, name))}, not {shown(getattr(has, name))}"
-        for name in type(has).model_fields
-        if getattr(has, name) != getattr(wants, name)
-    ]
-    if differing:
-        raise ConfigError(
-            f"EngineConfig.model wants {', '.join(differing)} as the model was loaded: "
-            "leave `model` out, or open another Model with these options"
-        )
 
 
 def estimate_memory(
@@ -400,9 +361,11 @@ def estimate_memory(
         ModelLoadFailed, ContextFailed, ProjectorLoadFailed, Unsupported: it could not be
             opened.
     """
-    from pyllama_raw.engine.estimate import estimate
+    check_opening(model, config, None, None)
+    # libllama reckons, and options are checked: who asks for neither loads neither.
+    from pyllama_raw.engine.estimate import estimate, resolved
 
-    return estimate(*_checked(model, config))
+    return estimate(*resolved(model, config))
 
 
 def probe(
@@ -415,25 +378,14 @@ def probe(
         ConfigError, ModelLoadFailed, ContextFailed, ProjectorLoadFailed, Unsupported: as
             estimate_memory().
     """
-    from pyllama_raw.engine.estimate import probe_model
+    check_opening(model, config, None, None)
+    from pyllama_raw.engine.estimate import probe_model, resolved  # as above
 
-    return probe_model(*_checked(model, config))
+    return probe_model(*resolved(model, config))
 
 
 def devices() -> tuple[Device, ...]:
     """Each device that libllama found, the CPU included, with its free memory of now."""
-    from pyllama_raw.engine.estimate import devices as found
+    from pyllama_raw.engine.estimate import devices as list_devices  # as above
 
-    return found()
-
-
-def _checked(
-    model: str | Path | None, config: EngineConfig | None
-) -> tuple[Path, EngineConfig]:
-    from pyllama_raw.options.config import EngineConfig
-    from pyllama_raw.options.models import resolve_model, with_projector
-
-    check_opening(model, config, None, None)
-    path = resolve_model(model)
-    resolved = with_projector(config, model, path)
-    return path, EngineConfig() if resolved is None else resolved
+    return list_devices()

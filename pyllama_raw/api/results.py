@@ -246,3 +246,17 @@ def percentile(values: Iterable[float], percent: float) -> float:
     """The smallest of *values* that *percent* of them do not exceed; nan if empty."""
     ordered = sorted(values)
     return ordered[max(ceil(len(ordered) * percent / 100), 1) - 1] if ordered else nan
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document, and what the model says of it."""
+
+    index: int
+    """Its place in the list that was given."""
+    score: float
+    """The first of its scores: the higher, the better it answers the query."""
+    scores: Mapping[str, float]
+    """All of them, by the label that the model file has for each, or by its number."""
+    n_tokens: int
+    """Tokens of the query and the document, as one text."""

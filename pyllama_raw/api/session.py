@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from itertools import count
 from logging import getLogger
@@ -37,6 +37,7 @@ import anyio
 from pyllama_raw.api.embedding import Embedder
 from pyllama_raw.api.model import Model, Opener, Progress, Report, load, release
 from pyllama_raw.api.preparation import Preparation
+from pyllama_raw.api.results import EngineStats
 from pyllama_raw.api.workers import Workers, answer_of, arrival_of
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.info import Capabilities, EngineInfo
@@ -117,6 +118,10 @@ class Sessions:
         Args:
             source: opens the sessions that follow; None: the parts were made by somebody else.
         """
+        if not isinstance(parts, EngineParts):
+            raise TypeError(
+                "use AsyncEngine.open(model, config) in an `async with` block"
+            )
         self.workers = Workers()
         self._request_ids = count(1)
         self._source = source
@@ -155,6 +160,24 @@ class Sessions:
     def n_mended(self) -> int:
         """Chats that their template took only changed."""
         return self._n_mended + self.current.encoder.n_mended
+
+    def stats(self, queue_s: float) -> EngineStats:
+        """See Facts.stats."""
+        session = self.current
+        parts, thread = session.parts, session.thread
+        counts, times = asdict(thread.stats), asdict(parts.executor.times)
+        media = {} if parts.media is None else asdict(parts.media.encoder.stats)
+        return EngineStats(
+            **counts,
+            **times,
+            **media,
+            state=self.state,
+            watcher_faults=thread.driver.watchers.n_faults,
+            relaxed_schemas=session.preparation.n_relaxed,
+            mended_chats=self.n_mended,
+            queue_s=queue_s,
+            products={} if parts.watch is None else parts.watch.products,
+        )
 
     @property
     def all(self) -> list[Session]:
@@ -580,6 +603,31 @@ class Sessions:
             self._resume()
 
     # -- the end -------------------------------------------------------------------------------
+
+    async def aclose(self, drain_s: float) -> None:
+        """See AsyncEngine.aclose."""
+        check_may_wait()
+        if not self.current.thread.is_ours:  # the parent's
+            return
+        threads = self.close()
+        try:
+            if drain_s:
+                for thread in threads:
+                    thread.close(drains=True)
+                with anyio.move_on_after(drain_s):
+                    for thread in threads:
+                        await arrival_of(thread.gone)
+        finally:
+            for thread in threads:
+                thread.close()
+            with anyio.CancelScope(shield=True):
+                for thread in threads:
+                    await arrival_of(thread.gone)
+            self.workers.close()
+            for thread in threads:
+                thread.join()
+            self.workers.join()
+            self.forget()
 
     def close(self) -> list[EngineThread]:
         """Take no caller and no session any more; those to be closed."""

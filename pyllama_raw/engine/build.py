@@ -23,7 +23,14 @@ from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.embed_executor import EmbedExecutor, compute
 from pyllama_raw.engine.executor import NativeExecutor
-from pyllama_raw.engine.info import Capabilities, Operation, Pooling
+from pyllama_raw.engine.info import (
+    Capabilities,
+    Operation,
+    Pooling,
+    capabilities_of,
+    model_info,
+    operations,
+)
 from pyllama_raw.engine.layout import (
     SequenceLayout,
     checked_config,
@@ -36,7 +43,10 @@ from pyllama_raw.engine.layout import (
     tell_changes,
     text_fields,
 )
-from pyllama_raw.engine.parts import EngineParts, KeptMemory
+from pyllama_raw.engine.life import Restarts
+from pyllama_raw.engine.logs import open_logs
+from pyllama_raw.engine.media_desk import MediaDesk
+from pyllama_raw.engine.parts import EngineParts, Inheritance, KeptMemory
 from pyllama_raw.engine.sampling import Constraints, Lanes, lanes_refusal
 from pyllama_raw.engine.shared_models import (
     ModelFile,
@@ -56,6 +66,7 @@ from pyllama_raw.engine.watcher import PolicyLog
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native.context import AbortFlag, Context, has_gpu
 from pyllama_raw.native.kernels import Watch, weaves
+from pyllama_raw.native.libllama import pass_on_lines
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.options.chat_templates import (
@@ -77,6 +88,65 @@ if TYPE_CHECKING:
 _log = getLogger(__name__)
 
 MAX_FILES = 2**20
+
+
+def build_on(
+    use: ModelUse,
+    config: EngineConfig | None,
+    needs: str | None = None,
+    inheritance: Inheritance | None = None,
+) -> EngineParts:
+    """
+    The parts of an engine on a model that is loaded; *use* is closed with them.
+
+    Args:
+        needs: an operation that the model must be able to do; None: any.
+        inheritance: what there is of earlier parts of the engine.
+    """
+    with ExitStack() as undo:
+        undo.callback(pass_on_lines)
+        undo.callback(use.close)
+        config, model = config or EngineConfig(), use.model
+        # What the model can do, by its header, and by what libllama makes of it.
+        capabilities = capabilities_of(model_info(model.path, model.header))
+        if model.is_recurrent or model.is_hybrid:
+            capabilities = capabilities.without(
+                "the model keeps a recurrent state of its texts",
+                Operation.EMBED,
+                Operation.RANK,
+            )
+        capabilities.check(*operations(needs))
+        if Operation.GENERATE in capabilities.operations:
+            memory = None if inheritance is None else inheritance.memory
+            parts = assemble(use, config, capabilities, memory)
+        else:
+            parts = assemble_embedder(use, config, capabilities)
+        undo.callback(parts.release)
+        # Logs and the budget of restarts may be those of the session before.
+        logs = restarts = None
+        if inheritance is not None:
+            restarts = inheritance.restarts
+            logs = (
+                inheritance.logs.share()
+                if inheritance.log_config == config.log
+                else None
+            )
+        engine = replace(
+            parts,
+            metadata=model.meta,
+            labels=model.labels,
+            model_files=use.files,
+            logs=logs or open_logs(config.log),
+            restarts=restarts or Restarts(config.max_restarts),
+        )
+        if config.warm_up:
+            engine.executor.warm_up()
+        undo.pop_all()
+    pass_on_lines()
+    limits = engine.scheduler.limits
+    text = "opened %s: %d slots, %d cells"
+    _log.info(text, model.path, limits.n_slots, limits.n_cells)
+    return engine
 
 
 def assemble(
@@ -161,8 +231,6 @@ def assemble(
         # Images and sounds, if there is a projector.
         media = None
         if config.media.mmproj is not None:
-            from pyllama_raw.engine.media_desk import MediaDesk  # takes time
-
             media = MediaDesk(use, config, keys)
             resources.callback(media.close)
             # The header has said what the model can do; the projector says what it sees.
@@ -380,7 +448,9 @@ def open_store(
             stacklevel=2,
         )
         return None
-    from pyllama_raw.engine.disk_store import DiskStore  # and SQLite
+    from pyllama_raw.engine.disk_store import (
+        DiskStore,  # SQLite: few engines have files
+    )
 
     return DiskStore(Path(cache.directory), name, cache.max_disk_bytes)
 

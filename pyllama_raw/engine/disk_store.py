@@ -41,10 +41,10 @@ from pathlib import Path
 
 from pyllama_raw.core.memory.tiers import StoredState
 from pyllama_raw.core.request import Adapted
+from pyllama_raw.engine.shared_models import LAYOUT
 from pyllama_raw.engine.state_files import (
     ENTRY_BYTES,
     INDEX_BYTES,
-    LAYOUT,
     BadFile,
     Pause,
     SpanKeys,

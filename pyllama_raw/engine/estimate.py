@@ -15,7 +15,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Self
 
-from pyllama_raw.engine.info import Capabilities, Operation, Pooling, probe
+from pyllama_raw.engine.info import Capabilities, ModelInfo, Operation, Pooling, probe
 from pyllama_raw.engine.layout import (
     checked_config,
     context_fields,
@@ -23,11 +23,14 @@ from pyllama_raw.engine.layout import (
     layout_of,
     text_fields,
 )
+from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.errors import (
+    ConfigError,
     ContextFailed,
     NativeError,
     ProjectorLoadFailed,
     Unsupported,
+    shown,
 )
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
@@ -43,7 +46,8 @@ from pyllama_raw.native.memory import (
 )
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import projector_bytes
-from pyllama_raw.options.config import EngineConfig
+from pyllama_raw.options.config import EngineConfig, ModelConfig
+from pyllama_raw.options.models import resolve_model, with_projector
 
 __all__ = ["Device", "ModelProbe", "devices", "probe_model"]
 TOKEN_TEXT_BYTES = 256  # of a vocabulary, as measured: texts, and maps to and from ids
@@ -237,6 +241,58 @@ def estimate(path: Path, config: EngineConfig) -> MemoryEstimate:
     """Memory of an engine on the file at *path*. Raises as Outline does."""
     with Outline(path, config) as outline:
         return outline.memory(config)
+
+
+def checked_and_fitted(
+    path: Path, model: ModelInfo, config: EngineConfig
+) -> EngineConfig:
+    """Return *config* as fitted(). Raises ConfigError if it is of no use for *model*."""
+    checked_config(model, config)
+    return fitted(path, config)
+
+
+def on_loaded(
+    use: ModelUse, loaded: ModelConfig, config: EngineConfig | None
+) -> EngineConfig:
+    """
+    The *config* of an engine on a model that was loaded with the options *loaded*.
+
+    Raises:
+        ConfigError: it wants the model loaded in another way.
+    """
+    path = Path(use.model.path)
+    config = with_projector(config, None, path)
+    if config is not None and "model" in config.model_fields_set:
+        _check_equal(loaded, config.model)
+    config = (config or EngineConfig()).model_copy(update={"model": loaded})
+    if config.resolved_model != loaded:
+        raise ConfigError(
+            "deterministic=True needs weights in the order of the file: open the Model "
+            "with use_extra_bufts=False"
+        )
+    # The weights are there, so only cells can be fewer where memory is short.
+    return fitted(path, config, has_weights=True)
+
+
+def _check_equal(has: ModelConfig, wants: ModelConfig) -> None:
+    differing = [
+        f"{name}={shown(getattr(wants, name))}, not {shown(getattr(has, name))}"
+        for name in type(has).model_fields
+        if getattr(has, name) != getattr(wants, name)
+    ]
+    if differing:
+        raise ConfigError(
+            f"EngineConfig.model wants {', '.join(differing)} as the model was loaded: "
+            "leave `model` out, or open another Model with these options"
+        )
+
+
+def resolved(
+    model: str | Path | None, config: EngineConfig | None
+) -> tuple[Path, EngineConfig]:
+    """The file that *model* means, and *config* with the projector that belongs to it."""
+    path = resolve_model(model)
+    return path, with_projector(config, model, path) or EngineConfig()
 
 
 def fitted(

@@ -43,10 +43,9 @@ from pyllama_raw.engine.operations import SlotOperations, captured, restored, wa
 from pyllama_raw.engine.rows import BuiltSampler, BuiltSamplers, Rows, watch
 from pyllama_raw.engine.sampling import Lanes, OutputRules, open_sampler
 from pyllama_raw.engine.state_files import DiskWriter
-from pyllama_raw.engine.watcher import pass_on_lines
 from pyllama_raw.errors import ContextFailed, InvalidBatch, NativeError
 from pyllama_raw.native.context import Context, StepOutcome
-from pyllama_raw.native.libllama import decode_error, last_error
+from pyllama_raw.native.libllama import decode_error, last_error, pass_on_lines
 from pyllama_raw.native.model import Adapter, load_adapter
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.options.sampling import SamplingParams

@@ -5,7 +5,7 @@ came to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -329,3 +329,8 @@ class EngineInfo:
     config: EngineConfig
     # Where chats have their template from: "model", a name, a path or "text"; None: none.
     chat_template: str | None = None
+
+
+def operations(needs: str | None) -> Iterable[Operation]:
+    """The operation that *needs* names; None: all, of which a model has to do any."""
+    return Operation if needs is None else (Operation(needs),)

@@ -28,14 +28,16 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock, RLock, Thread, current_thread
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
-from pyllama_raw.core.request import Event
-from pyllama_raw.core.step import Work
 from pyllama_raw.errors import PyllamaError, WrongUse
+
+if TYPE_CHECKING:  # the API imports this file before C loads a model
+    from pyllama_raw.core.request import Event
+    from pyllama_raw.core.step import Work
 
 LINGER_S = 5e-4  # silence that ends a burst
 BURST_S = 1e-2  # longest wait for its end

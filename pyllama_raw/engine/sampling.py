@@ -55,7 +55,7 @@ from pyllama_raw.native.sampler import (
 from pyllama_raw.native.stages import HISTORY_MAX, Stage, TopK
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.config import EngineConfig
-from pyllama_raw.options.constraints import refusal
+from pyllama_raw.options.constraints import refusal, to_lark
 from pyllama_raw.options.sampling import SamplingParams
 
 NO_LANES = "the model reads prompts with an encoder: its rows have no lanes"
@@ -416,8 +416,6 @@ class Grammars:
 
     def make(self, params: SamplingParams, reading: Reading) -> partial[Grammar]:
         """Compile the grammar of *params*, with its first mask. Raises BadGrammar."""
-        from pyllama_raw.options.constraints import to_lark
-
         assert params.grammar is not None
         find_token = partial(self._find_token, reading)
         text = to_lark(params.grammar, params.grammar_root, find_token, self._silent)

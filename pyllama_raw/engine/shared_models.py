@@ -36,10 +36,9 @@ from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
 from threading import Event, RLock, Thread
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
-from pyllama_raw.engine.state_files import LAYOUT
 from pyllama_raw.errors import ClosedError, LeaseRefused, ModelLoadFailed
 from pyllama_raw.native.gguf import split_names
 from pyllama_raw.native.kernels import table
@@ -51,7 +50,12 @@ from pyllama_raw.native.libllama import (
     system_info,
 )
 from pyllama_raw.native.model import LoadProgress, Model
-from pyllama_raw.options.config import LeaseConfig
+
+if TYPE_CHECKING:
+    from pyllama_raw.options.config import LeaseConfig
+
+# "PLR"; the last byte is the version of files of states, and of their index
+LAYOUT = 0x504C5203
 
 MAX_HEAD_BYTES = 2**23  # read of the metadata of a model; most have less
 MAX_PART_BYTES = 2**20  # of a further file: a list of its tensors
@@ -201,7 +205,7 @@ def take_lease(
     options: Mapping[str, Any], machine: Iterable[Device] | None = None
 ) -> Lease | None:
     """
-    A lease for a model that is loaded by *options*, fields of ModelConfig; None: it wants none.
+    A lease for a model that is loaded by *options*; None: it wants none.
 
     Args:
         machine: devices of the machine. None: those that libllama finds.
@@ -212,7 +216,7 @@ def take_lease(
     """
     if options.get("lease") is None or options.get("n_gpu_layers") == 0:
         return None
-    config = LeaseConfig(**options["lease"])
+    config: LeaseConfig = options["lease"]
     places = places_of(options, devices() if machine is None else machine)
     # It is computed by CPUs, which nobody leases.
     if not places:
@@ -456,7 +460,7 @@ def open_model(
     A user of the model at *path*; blocks while it loads.
 
     Args:
-        options: fields of ModelConfig, those that are not the default.
+        options: see ModelConfig.opening.
         report: called in this thread about every 50 ms.
 
     Raises:

@@ -47,7 +47,6 @@ from pyllama_raw.core.step import Fetched, Saved, Written
 from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.libllama import new_bytes
 
-LAYOUT = 0x504C5203  # "PLR"; the last byte is the version of files and index
 ENTRY_BYTES = 4096  # a file counts as so many more, for its row in the index
 INDEX_BYTES = 2**16  # of an index of few rows, and of its journal
 TOKEN_BYTES = array("i").itemsize

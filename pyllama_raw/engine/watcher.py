@@ -25,7 +25,6 @@ from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.engine.engine_state import EngineState
-from pyllama_raw.native import libllama as native
 
 METHODS = ("came", "changed", "stepped", "ended", "engine")
 
@@ -145,25 +144,6 @@ class Watchers(Watcher):
 
 def _has(watcher: Watcher, method: str) -> bool:
     return getattr(type(watcher), method) is not getattr(Watcher, method)
-
-
-LEVELS = {
-    native.DEBUG: logging.DEBUG,
-    native.INFO: logging.INFO,
-    native.WARN: logging.WARNING,
-    native.ERROR: logging.ERROR,
-}
-
-_library_log = logging.getLogger("pyllama_raw.libllama")
-_library_log.addHandler(
-    logging.NullHandler()
-)  # whoever sets up no logging is told nothing
-
-
-def pass_on_lines() -> None:
-    """Hand over what came since the last call; some levels may not be asked for."""
-    for level, text in native.drain():
-        _library_log.log(LEVELS.get(level, logging.INFO), "%s", text.strip())
 
 
 EVERY = 1000  # faults of a policy

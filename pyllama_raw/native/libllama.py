@@ -19,6 +19,7 @@ Rules of pointers:
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import threading
@@ -287,6 +288,23 @@ def drain() -> list[LogLine]:
         lines = list(_lines)
         _lines.clear()
     return lines
+
+
+_PYTHON_LEVELS = {
+    DEBUG: logging.DEBUG,
+    INFO: logging.INFO,
+    WARN: logging.WARNING,
+    ERROR: logging.ERROR,
+}
+
+_log = logging.getLogger("pyllama_raw.libllama")
+_log.addHandler(logging.NullHandler())  # whoever sets up no logging is told nothing
+
+
+def pass_on_lines() -> None:
+    """Hand over to Python's log what came since the last call; some levels may not be asked for."""
+    for level, text in drain():
+        _log.log(_PYTHON_LEVELS.get(level, logging.INFO), "%s", text.strip())
 
 
 def mark() -> int:

@@ -59,6 +59,14 @@ def checked_top(value: object) -> int:
     return checked_number("n_top", value, 0, sampling.MAX_TOP)
 
 
+def scoring(n_top: object) -> sampling.SamplingParams:
+    """Parameters of a request that scores its prompt, with *n_top* likely tokens a place."""
+    n_listed = checked_top(n_top)
+    return sampling.SamplingParams(
+        max_tokens=1, temperature=0, prompt_logprobs=n_listed
+    )
+
+
 def checked_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
     """Texts, at least one, none of them empty. Raises InvalidRequest; *name* is theirs."""
     return requests.checked(requests.TEXTS, texts, name)

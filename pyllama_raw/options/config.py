@@ -100,6 +100,12 @@ class ModelConfig(Frozen):
         """Fields that libllama reads."""
         return self.model_dump(exclude={"lease", *OF_CHATS})
 
+    @property
+    def opening(self) -> dict[str, Any]:
+        """Fields for whoever loads the model: those that are not the default; a lease as it is."""
+        fields = self.model_dump(exclude_defaults=True, exclude={"lease", *OF_CHATS})
+        return fields if self.lease is None else {**fields, "lease": self.lease}
+
     def _misfits(self) -> Iterator[tuple[str, str]]:
         if self.chat_template is not None and self.chat_template != chat_templates.AUTO:
             try:

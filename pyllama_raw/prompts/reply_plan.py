@@ -22,9 +22,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from pyllama_raw.engine.guidance import checked_schema
 from pyllama_raw.engine.parts import EngineParts, Reading, TextVocab
+from pyllama_raw.engine.sampling import may_begin_with_space
 from pyllama_raw.errors import BadSchema, InvalidRequest, Unsupported
-from pyllama_raw.options.constraints import with_ascii_classes
+from pyllama_raw.options.constraints import to_lark, with_ascii_classes
 from pyllama_raw.options.requests import ChatOptions
 from pyllama_raw.options.sampling import MAX_GRAMMAR, SamplingParams
 from pyllama_raw.prompts.chat import MAX_KNOWN, NO_TOKENS
@@ -411,8 +413,6 @@ def _composed(
 ) -> Constrained:
     """*params* with one grammar of all that a reply may be."""
     # This and engine.constraint load the library of C, which a plain chat does not need.
-    from pyllama_raw.engine.guidance import checked_schema
-
     answer = _answer(params, vocab, run)
     tools: list[Tool] = []
     if must or answer is None or plan.may_call:
@@ -460,9 +460,6 @@ def _answer(
     params: SamplingParams, vocab: TextVocab, run: Reading
 ) -> AnswerForm | None:
     """The form that *params* want the text of a reply to have, as a rule of Lark."""
-    from pyllama_raw.engine.guidance import checked_schema
-    from pyllama_raw.engine.sampling import may_begin_with_space
-
     if params.json_schema is not None:
         return AnswerForm(f"%json {checked_schema(params.json_schema)}", is_json=True)
     if params.regex is not None:
@@ -478,7 +475,6 @@ def _answer(
 
 def _lark_of_gbnf(params: SamplingParams, vocab: TextVocab, run: Reading) -> str:
     """The grammar in GBNF as one of Lark; tokens without text are no text."""
-    from pyllama_raw.options.constraints import to_lark
 
     def find_token(name: int | str) -> int | None:
         if isinstance(name, int):

@@ -30,6 +30,7 @@ from urllib.parse import urlsplit
 from anyio import CancelScope, move_on_after
 
 from pyllama_raw import Prompt
+from pyllama_raw.api.results import Ranked
 from pyllama_raw.errors import (
     ClosedError,
     ConfigError,
@@ -80,7 +81,7 @@ from pyllama_raw.runners.runner import (
 if TYPE_CHECKING:
     import httpx2
 
-    from pyllama_raw.api.embedding import Ranked, TextPooling
+    from pyllama_raw.api.embedding import TextPooling
     from pyllama_raw.api.vectors import Vectors
 
 
@@ -360,8 +361,6 @@ class RemoteRunner(ModelRunner):
         self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
     ) -> list[Ranked]:
         """*documents*, the best first."""
-        from pyllama_raw.api.embedding import Ranked
-
         texts = list(documents)
         fields = {"query": query, "documents": texts, **options}
 

@@ -55,7 +55,8 @@ from pyllama_raw.runners.capabilities import (
 from pyllama_raw.runners.guards import Limits
 
 if TYPE_CHECKING:
-    from pyllama_raw.api.embedding import Ranked, TextPooling
+    from pyllama_raw.api.embedding import TextPooling
+    from pyllama_raw.api.results import Ranked
     from pyllama_raw.api.vectors import Vectors
 
 

@@ -24,7 +24,7 @@ FILE = "gpu-0000_01_00_0-slot-0.lock"
 
 def options(directory: Path, lease: dict | None = None, **fields: object) -> dict:
     lease = {"margin_bytes": 0, "directory": directory} | (lease or {})
-    return ModelConfig(lease=lease, **fields).model_dump(exclude_defaults=True)
+    return ModelConfig(lease=lease, **fields).opening
 
 
 def take(directory: Path, *found: Device, **fields: object) -> Lease | None:

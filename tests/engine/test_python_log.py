@@ -80,5 +80,5 @@ async def test_libllama_is_heard(caplog, model_path):
             pass
 
     assert any("llama" in text for _, text in lines(caplog, "pyllama_raw.libllama"))
-    ((level, text),) = lines(caplog, "pyllama_raw.engine.opening")
+    ((level, text),) = lines(caplog, "pyllama_raw.engine.build")
     assert (level, text) == ("INFO", f"opened {model_path}: 2 slots, 4096 cells")
