@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, Literal
 from anyio.lowlevel import checkpoint
 
 from pyllama_raw.api.results import Ranked
-from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.request import Embedded, EmbedRequest, Finished, FinishReason, Lot
 from pyllama_raw.engine.info import Operation, Pooling
-from pyllama_raw.engine.mailbox import Refused, Stream
+from pyllama_raw.engine.mailbox import Refused, Stream, Workers
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.errors import (
     ClosedError,

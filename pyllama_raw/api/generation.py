@@ -26,7 +26,7 @@ from pyllama_raw.api.preparation import Choice
 from pyllama_raw.api.results import Delta, Result, Score, Timings, Usage
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.engine.info import Operation
-from pyllama_raw.engine.mailbox import OneReader, Refused, Stream
+from pyllama_raw.engine.mailbox import Refused, Stream
 from pyllama_raw.errors import DeadlineExceeded, InvalidRequest, PyllamaError, WrongUse
 
 if TYPE_CHECKING:
@@ -303,6 +303,27 @@ class Generation(Owner):
         errors = [choice.error for choice in self._choices]
         if errors and errors[0] is not None and None not in errors:
             raise _again(errors[0])
+
+
+class OneReader:
+    """A `with` block for one task at a time; another one would take a part of what comes."""
+
+    __slots__ = ("_is_in", "_subject")
+
+    def __init__(self, subject: str) -> None:
+        self._is_in = False
+        self._subject = subject
+
+    def __enter__(self) -> None:
+        if self._is_in:
+            raise WrongUse(
+                f"another task reads this {self._subject}: let one task read it, and hand on "
+                "what it reads"
+            )
+        self._is_in = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_in = False
 
 
 def _again(error: PyllamaError) -> PyllamaError:

@@ -26,7 +26,6 @@ from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
 from pyllama_raw.api.results import Delta, Result, Timings, Usage, timings_of
-from pyllama_raw.api.workers import Kind, Workers
 from pyllama_raw.core import request as core
 from pyllama_raw.core.request import (
     Finished,
@@ -38,6 +37,7 @@ from pyllama_raw.core.request import (
 )
 from pyllama_raw.core.text import NO_STOPS, Detokenizer, StopStrings
 from pyllama_raw.engine.info import Operation
+from pyllama_raw.engine.mailbox import Kind, Workers
 from pyllama_raw.errors import (
     InvalidRequest,
     InvalidSampling,
@@ -57,7 +57,6 @@ from pyllama_raw.prompts.reply import (
     ReplyForm,
     ReplyReader,
     ReplyStops,
-    is_planned,
     stop_strings,
 )
 from pyllama_raw.replies.parser import (
@@ -251,6 +250,10 @@ class OutputText:
         """The content and the parts that were not shown before, neighbours of a kind as one."""
         new = self.parts[self._n_shown :]
         self._n_shown = len(self.parts)
+        if self._reader is None:
+            # All of it is content.
+            text = "".join(cast(Content, part).text for part in new)
+            return text, (Content(text),) if new and self._shows_parts else ()
         if len(new) > 1:
             new = list(merged(new))
         text = text_of(new, Content)
@@ -280,6 +283,7 @@ T = TypeVar("T")
 
 MAX_SEED = 2**32 - 2
 MANY_TOKENS = 256  # named by a request: an event loop may wait for as many
+REPLY_OPTIONS = ("tool_choice", "parallel_tool_calls", "reply")
 READS_PROMPTS = (
     "the model reads prompts with an encoder, and predicts none of their tokens"
 )
@@ -439,7 +443,7 @@ class Preparation:
         # Messages become text by the template, and text becomes tokens.
         read = self._read(prompt, options, namespace)
         with reading_prompt(prompt):
-            has_plan = is_planned(prompt, options, is_constrained=is_constrained)
+            has_plan = _is_planned(prompt, options, is_constrained=is_constrained)
         controls = NO_NAMES
         if has_plan or _needs_names(params):
             controls = self._names()
@@ -557,6 +561,29 @@ class Preparation:
         pieces = partial(self._encoder.pieces, token_ids, special)
         with reading_prompt(token_ids):
             return await self._workers.run("text", pieces)
+
+
+def _is_planned(
+    prompt: Prompt, options: ChatOptions, *, is_constrained: bool = False
+) -> bool:
+    """
+    Whether *options* ask something of the reply to *prompt*, or a constraint does.
+
+    Raises:
+        InvalidRequest: they do, and it is no chat.
+    """
+    names = [name for name in REPLY_OPTIONS if options.get(name) is not None]
+    if options.get("reply") is False:  # as of any other prompt
+        names.remove("reply")
+    if not is_chat(prompt):
+        for name in names:
+            value = options.get(name)
+            raise InvalidRequest(name, value, "it with chat messages only")
+    elif is_constrained and options.get("reply") is not False:
+        return True
+    tools = options.get("tools")
+    with reading("tools", tools, "a list of mappings, or None"):
+        return bool(names) or bool(tools)
 
 
 def _takes_long(params: SamplingParams) -> bool:

@@ -38,12 +38,11 @@ from pyllama_raw.api.embedding import Embedder
 from pyllama_raw.api.model import Model, Opener, Progress, Report, load, release
 from pyllama_raw.api.preparation import Preparation
 from pyllama_raw.api.results import EngineStats
-from pyllama_raw.api.workers import Workers, answer_of, arrival_of
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.info import Capabilities, EngineInfo
 from pyllama_raw.engine.life import RETRY_S, Life
 from pyllama_raw.engine.logs import NO_LOGS
-from pyllama_raw.engine.mailbox import check_may_wait
+from pyllama_raw.engine.mailbox import Workers, answer_of, arrival_of, check_may_wait
 from pyllama_raw.engine.parts import EngineParts, Inheritance, KeptMemory
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.watcher import Watcher, Watchers
@@ -202,12 +201,28 @@ class Sessions:
         check_may_wait()
         if not self.current.thread.is_ours:  # a fork, where nobody lets go of the lock
             self.current.thread.check()
-        session = self._enter() or await self._wait(limits)
+        # One more caller of the session, unless callers wait for another one.
+        session = None
+        with self._lock:
+            if self._pause is None:
+                session = self.current
+                session.n_callers += 1
+        if session is None:
+            session = await self._wait(limits)
         try:
             session.thread.check()
             yield session
         finally:
-            self._leave(session)
+            # The last caller of a session that was replaced ends it; a verb of life may wait
+            # for the last one of the current session.
+            with self._lock:
+                session.n_callers -= 1
+                is_last = not session.n_callers
+                if is_last and session is not self.current:
+                    session.thread.close(drains=True)
+                elif is_last and self._unused is not None:
+                    self._unused.set_result(None)
+                    self._unused = None
 
     def _enter(self) -> Session | None:
         with self._lock:
@@ -215,17 +230,6 @@ class Sessions:
                 return None
             self.current.n_callers += 1
             return self.current
-
-    def _leave(self, session: Session) -> None:
-        with self._lock:
-            session.n_callers -= 1
-            if session.n_callers:
-                return
-            if session is not self.current:
-                session.thread.close(drains=True)
-            elif self._unused is not None:
-                self._unused.set_result(None)
-                self._unused = None
 
     async def _wait(self, limits: TextOptions) -> Session:
         limit = self.current.parts.admission.max_waiting

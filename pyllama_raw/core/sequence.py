@@ -20,7 +20,7 @@ from pyllama_raw.core.request import (
     whole,
 )
 from pyllama_raw.core.stats import SlotStats
-from pyllama_raw.core.text import Detokenizer
+from pyllama_raw.core.text import NO_STOPS, Detokenizer
 from pyllama_raw.errors import PyllamaError
 
 NO_LIMIT = 2**31
@@ -97,7 +97,7 @@ class Sequence:
         self.stop_finder: StopFinder | None = None
         if request.find_stop is not None:
             self.stop_finder = request.find_stop()
-        elif request.stop:
+        elif request.stop is not NO_STOPS:
             self.stop_finder = TextStops(request)
         self.detail: FinishDetail | None = None  # once its own end is known
         self.submitted = now

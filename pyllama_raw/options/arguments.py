@@ -12,8 +12,8 @@ Rules:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -195,11 +195,8 @@ def checked_prompts(prompts: Iterable[T]) -> Iterable[T]:
     raise InvalidRequest("prompts", prompts, allowed)
 
 
-@contextmanager
-def reading_prompt(prompt: object) -> Iterator[None]:
-    """Errors of the objects of a prompt while they are read make it a wrong prompt."""
-    with reading("prompt", prompt, "text, token ids or chat messages"):
-        yield
+# Errors of the objects of a prompt while they are read make it a wrong prompt.
+reading_prompt = partial(reading, "prompt", allowed="text, token ids or chat messages")
 
 
 # -- of an engine ---------------------------------------------------------------

@@ -19,41 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pyllama_raw.core.request import StopString, StopToken
 from pyllama_raw.core.text import NO_STOPS, Detokenizer, StopStrings
-from pyllama_raw.errors import InvalidRequest, reading
-from pyllama_raw.options.requests import ChatOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.prompts.messages import is_chat
-from pyllama_raw.prompts.prompt import Prompt
 from pyllama_raw.replies.parser import Part
 
 if TYPE_CHECKING:
     from pyllama_raw.replies.parser import ReplyParser, StopSearch
-
-
-OPTIONS = ("tool_choice", "parallel_tool_calls", "reply")
-
-
-def is_planned(
-    prompt: Prompt, options: ChatOptions, *, is_constrained: bool = False
-) -> bool:
-    """
-    Whether *options* ask something of the reply to *prompt*, or a constraint does.
-
-    Raises:
-        InvalidRequest: they do, and it is no chat.
-    """
-    names = [name for name in OPTIONS if options.get(name) is not None]
-    if options.get("reply") is False:  # as of any other prompt
-        names.remove("reply")
-    if not is_chat(prompt):
-        for name in names:
-            value = options.get(name)
-            raise InvalidRequest(name, value, "it with chat messages only")
-    elif is_constrained and options.get("reply") is not False:
-        return True
-    tools = options.get("tools")
-    with reading("tools", tools, "a list of mappings, or None"):
-        return bool(names) or bool(tools)
 
 
 class MakeParser(Protocol):

@@ -5,7 +5,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.api.workers import Workers
+from pyllama_raw.engine.mailbox import Workers
 from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
 from pyllama_raw.testing import fake_engine
 from tests.limits import LIMIT_S

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.api.workers import N_THREADS, Workers, answer_of
+from pyllama_raw.engine.mailbox import N_THREADS, Workers, answer_of
 from pyllama_raw.errors import ClosedError, EngineStopped
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S

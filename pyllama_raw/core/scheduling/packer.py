@@ -240,6 +240,9 @@ class Packer:
         if self._roster.policy is not None:
             policy, goes_on = self._roster.policy, n_decodes > 0
             prompts, caps = policy.quotas(prompts, all_may_wait=goes_on)
+        # Scored prompts need a row for each token: those that streams leave.
+        n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
+        share_rows(n_rows, prompts, single=lot.is_single)
         # As many as there are, as fit the batch, and as have cells beside streams.
         n_left = min(n_tokens, sum(running.n_behind for running in prompts))
         if self.prefill_cap is not None:
@@ -249,9 +252,6 @@ class Packer:
         budget = min(n_left, limits.n_batch - n_decodes, n_free)
         if budget < 1:
             return []
-        # Scored prompts need a row for each token: those that streams leave.
-        n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
-        share_rows(n_rows, prompts, single=lot.is_single)
         turns = self._turns[lot]
         shares = turns.share(budget, prompts, single=lot.is_single, caps=caps)
         shares = exact.without_rest(shares, n_decodes, limits.n_ubatch)

@@ -244,7 +244,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step; a falsy plan means that there is nothing to do."""
-        self.expire(now)
+        self._roster.expire(now)
         texts = self._roster.texts
         # Texts need nothing of memory. They and sequences take turns, a step each.
         if texts and self._texts_are_next:
@@ -267,14 +267,14 @@ class Scheduler:
         self._started = now
         # What loads or is read next to it makes the next plan another one.
         steady = plan.steady and not (self._memory.is_loading or waits)
+        is_fetching = self._memory.is_fetching
         plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
         if texts:
             self._texts_are_next = bool(plan)
             return plan or self._texts.plan(now)
         # Nothing of the work can be computed, and no later plan would be another one.
-        waits = self._memory.is_fetching
-        if self.has_work and not (plan or self._roster.events or waits):
+        if self.has_work and not (plan or self._roster.events or is_fetching):
             self._roster.stall(now)
         return plan
 
