@@ -35,10 +35,10 @@ from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
-    from pyllama_raw.api.embedding import Embedder, Ranked, TextPooling, VectorProgress
+    from pyllama_raw.api.embedding import Embedder, TextPooling, VectorProgress
     from pyllama_raw.api.events import Events
     from pyllama_raw.api.generation import Generation
-    from pyllama_raw.api.results import Result, Score
+    from pyllama_raw.api.results import Ranked, Result, Score
     from pyllama_raw.api.vectors import Vectors
     from pyllama_raw.core.memory.cache import CacheStats
     from pyllama_raw.core.stats import SlotStats

@@ -31,9 +31,10 @@ from anyio.lowlevel import checkpoint
 
 from pyllama_raw.engine import opening
 from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.shared_models import open_model
 from pyllama_raw.errors import ClosedError, ConfigError, WrongUse, shown
 from pyllama_raw.options import models
-from pyllama_raw.options.arguments import check_loading, check_opening, configs
+from pyllama_raw.options.arguments import check_loading, check_opening
 from pyllama_raw.options.chat_templates import AUTO, given_template
 from pyllama_raw.prompts.chat import check_reads
 from pyllama_raw.prompts.rendering.processes import Unreadable
@@ -247,9 +248,11 @@ class Model(Owner):
     def _load(
         cls, model: str | Path | None, config: ModelConfig | None, report: Report
     ) -> Self:
-        config = config or configs.ModelConfig()
+        from pyllama_raw.options.config import ModelConfig  # pydantic
+
+        config = config or ModelConfig()
         path = models.resolve_model(model)
-        return cls(opening.open_model(path, config.opening, report), config)
+        return cls(open_model(path, config.opening, report), config)
 
     @property
     def closed(self) -> bool:

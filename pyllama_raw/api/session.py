@@ -160,7 +160,7 @@ class Sessions:
         """Chats that their template took only changed."""
         return self._n_mended + self.current.encoder.n_mended
 
-    def stats(self, queue_s: float) -> EngineStats:
+    def stats(self, queue_s: float | None) -> EngineStats:
         """See Facts.stats."""
         session = self.current
         parts, thread = session.parts, session.thread
