@@ -220,3 +220,40 @@ def test_one_file_writes_how_much_is_computed():
     }
 
     assert writers == {"sequence.py": {"self"}, "slots.py": {"running"}}
+
+
+PAGE = PACKAGE.parent / "ARCHITECTURE.md"
+MOST_LINES = 5_600  # of the twelve chapters together: an afternoon
+
+
+def test_the_way_through_is_twelve_chapters():
+    """
+    The page leads through files that are there, and that are read in an afternoon.
+    """
+    rows = re.findall(r"^\| (\d+) \| (.+?) \|", PAGE.read_text(), re.MULTILINE)
+    chapters = [re.findall(r"`(\w[\w/]+\.py)`", text) for _, text in rows]
+    files = [PACKAGE.parent / name for names in chapters for name in names]
+
+    assert [int(number) for number, _ in rows] == list(range(1, 13))
+    assert all(chapters)
+    assert sum(len(file.read_text().splitlines()) for file in files) <= MOST_LINES
+
+
+def test_the_page_names_every_folder():
+    """
+    Its table of folders has each folder of the package, and no other one.
+    """
+    named = re.findall(r"^\| `(\w+)/` \|", PAGE.read_text(), re.MULTILINE)
+    folders = {path.parent.name for path in PACKAGE.glob("*/*.py")}
+
+    assert {*named} == folders | {PACKAGE.name}
+
+
+def test_paragraphs_of_the_page_are_short():
+    """
+    A thought has eight lines at most; drawings and tables are no thoughts.
+    """
+    text = re.sub(r"^```.*?^```", "", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*- )|\n(?=\s*\|)", text)
+
+    assert [p for p in paragraphs if len(p.strip().splitlines()) > 8] == []
