@@ -114,7 +114,9 @@ class Context(SlotMemory):
             deterministic=deterministic,
         )
         if self.kernels is not None:
-            parents.append(self.kernels)
+            # Before the model, because they know its weights by their addresses, and the next
+            # model may lie where this one did.
+            parents.insert(0, self.kernels)
         # After our kernels, because it notes which nodes they have taken.
         if watch is not None:
             watch.attach(params)
@@ -132,7 +134,7 @@ class Context(SlotMemory):
         if runner == ffi.NULL:
             lib.llama_free(pointer)
             raise ContextFailed("plr_runner_new", None, last_error())
-        super().__init__(pointer, partial(_free, runner), parents=parents)
+        super().__init__(pointer, partial(_free, runner, self.kernels), parents=parents)
         self.model = model
         self.has_lanes = bool(lanes)
         self.abort = abort  # the flag that its decodes poll
@@ -447,9 +449,11 @@ def _sum(vectors: list[tuple[ControlVector, float]]) -> array[float]:
     return array("f", np.sum(scaled, axis=0, dtype=np.float32).tobytes())
 
 
-def _free(runner: Any, pointer: Any) -> None:
+def _free(runner: Any, kernels: Kernels | None, pointer: Any) -> None:
     lib.plr_runner_free(runner)
     lib.llama_free(pointer)
+    if kernels is not None:  # freed when this context is counted out
+        kernels.close()
 
 
 def seq_configs(lanes: Sequence[SamplerChain], n_seq_max: int) -> Any:

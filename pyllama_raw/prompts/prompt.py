@@ -264,13 +264,14 @@ class PromptEncoder:
 
     def control_names(self) -> dict[int, bytes]:
         """Names of the control tokens, which have no piece; may take a tenth of a second."""
-        encode = partial(self._vocab.tokenize, add_special=False, parse_special=True)
         with self._using_vocab():
-            spellings = self._vocab.special_texts.items()
-            tokens = {
-                name: encode(name) for name, is_control in spellings if is_control
+            # Not by tokenize(), which looks for each control token in turn: a file may have many.
+            names = {
+                token: self._vocab.piece(token, special=True)
+                for token, piece in enumerate(self._vocab.pieces)
+                if not piece
             }
-        return {ids[0]: name.encode() for name, ids in tokens.items() if len(ids) == 1}
+        return {token: name for token, name in names.items() if name}
 
     def run(self, function: Callable[[], T]) -> T:
         """Call *function*, which may use the vocabulary."""

@@ -163,6 +163,39 @@ def test_logits_are_as_near_to_exact_ones_as_those_of_libllama(model, tmp_path):
     assert max(ours) < 0.2**2
 
 
+def test_a_model_that_lies_where_another_one_lay_has_its_own_weights(floats, tmp_path):
+    """
+    Woven weights are known by the address of the file's. They go before the model does, whoever
+    still holds the closed context.
+    """
+    turned = rewritten(
+        floats["wide"],
+        tmp_path / "turned.gguf",
+        lambda _, x: (x if x.ndim == 1 else x[::-1].copy(), GGMLQuantizationType.F32),
+    )
+    sources = {"one": floats["wide"], "other": turned}
+    paths = {
+        name: in_type("q8_0", source, tmp_path / f"{name}-q8_0.gguf")
+        for name, source in sources.items()
+    }
+
+    logits: dict[str, list[Floats]] = {name: [] for name in sources}
+    closed = []
+    for fast in (False, True, True):
+        for name, path in paths.items():
+            with (
+                Model.load(path, use_extra_bufts=False) as one,
+                make_context(one, fast_kernels=fast) as context,
+            ):
+                logits[name].append(last_logits(context, prompt_of(one, 20)))
+                assert not fast or taken(context)
+            closed.append(context)
+
+    for plain, *woven in logits.values():
+        assert all(np.abs(each - plain).max() < 0.1 * plain.std() for each in woven)
+    assert np.abs(logits["one"][0] - logits["other"][0]).max() > logits["one"][0].std()
+
+
 @pytest.mark.parametrize("kind", WOVEN)
 def test_products_err_by_the_roundings_of_columns_only(kind, floats, tmp_path):
     """
