@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.api.model import Model, devices, estimate_memory, probe
 from pyllama_raw.errors import ConfigError, PyllamaError, QueueFull, RequestError
-from pyllama_raw.options.version import __version__ as __version__
+from pyllama_raw.options import __version__ as __version__
 from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 

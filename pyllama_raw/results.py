@@ -33,11 +33,11 @@ from pyllama_raw.core.request import (
 )
 from pyllama_raw.core.stats import SlotStats
 from pyllama_raw.engine.adapters import AdapterInfo
-from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.estimate import Device, DeviceMemory, MemoryEstimate, ModelProbe
 from pyllama_raw.engine.info import (
     Capabilities,
     EngineInfo,
+    EngineState,
     ModelClass,
     ModelInfo,
     Operation,

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pyllama_raw.api.model import Owner
-from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.info import EngineState
 from pyllama_raw.errors import shown
 from pyllama_raw.options.arguments import checked_wait
 

@@ -30,7 +30,7 @@ from anyio import CancelScope, to_thread
 from anyio.lowlevel import checkpoint
 
 from pyllama_raw.engine import opening
-from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.info import EngineState
 from pyllama_raw.engine.shared_models import open_model
 from pyllama_raw.errors import ClosedError, ConfigError, WrongUse, shown
 from pyllama_raw.options import models

@@ -15,7 +15,7 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
 )
 from pyllama_raw.core.stats import MediaStats, SchedulerStats, StepTimes
-from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.info import EngineState
 from pyllama_raw.errors import shown
 from pyllama_raw.replies.parser import Part, ToolCall
 

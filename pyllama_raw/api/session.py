@@ -38,8 +38,7 @@ from pyllama_raw.api.embedding import Embedder
 from pyllama_raw.api.model import Model, Opener, Progress, Report, load, release
 from pyllama_raw.api.preparation import Preparation
 from pyllama_raw.api.results import EngineStats
-from pyllama_raw.engine.engine_state import EngineState
-from pyllama_raw.engine.info import Capabilities, EngineInfo
+from pyllama_raw.engine.info import Capabilities, EngineInfo, EngineState
 from pyllama_raw.engine.life import RETRY_S, Life
 from pyllama_raw.engine.logs import NO_LOGS
 from pyllama_raw.engine.mailbox import Workers, answer_of, arrival_of, check_may_wait

@@ -24,7 +24,7 @@ from signal import SIG_IGN, SIGINT, signal
 from typing import Any, NamedTuple, NoReturn
 
 from pyllama_raw.errors import ConfigError, PyllamaError
-from pyllama_raw.options.version import __version__
+from pyllama_raw.options import __version__
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
 STANDARD = (0, 1, 2)

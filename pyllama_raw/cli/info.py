@@ -28,11 +28,11 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.kernels import table
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
+from pyllama_raw.options import __version__
 from pyllama_raw.options.chat_templates import model_template
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.models import resolve_model, with_projector
 from pyllama_raw.options.sampling import SamplingParams, declared, with_declared
-from pyllama_raw.options.version import __version__
 
 MODEL_FACTS = (
     "desc",

@@ -1,6 +1,6 @@
 """
-Facts of a model and of an engine: what its file says, what can be done with it, and what options
-came to.
+Facts of a model and of an engine: what its file says, what can be done with it, what options came
+to, and which state an engine is in.
 """
 
 from __future__ import annotations
@@ -17,6 +17,35 @@ from pyllama_raw.native.gguf import NO_OVERRIDES, Header, Scalar, read_header
 
 if TYPE_CHECKING:
     from pyllama_raw.options.config import EngineConfig
+
+
+class EngineState(StrEnum):
+    """What an engine does, and whether it takes requests."""
+
+    IDLE = "idle"
+    """It is not opened: the value of `AsyncEngine.open()` before anybody awaits it."""
+    LOADING = "loading"
+    """
+    It is being opened, makes its context anew after a failure, or loads its weights after a
+    sleep; requests wait.
+    """
+    READY = "ready"
+    """It takes requests, and has none."""
+    RUNNING = "running"
+    """It has requests, and takes more."""
+    SLEEPING = "sleeping"
+    """Its memory is free for others; requests wait until `wake()`."""
+    CLOSING = "closing"
+    """It refuses new requests; those that run may go on."""
+    CLOSED = "closed"
+    """It was closed."""
+    ERROR = "error"
+    """It has ended by itself; `AsyncEngine.error` says why."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no other state follows."""
+        return self in (EngineState.CLOSED, EngineState.ERROR)
 
 
 class ModelClass(StrEnum):

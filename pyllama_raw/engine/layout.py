@@ -37,9 +37,9 @@ from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import EXCEPTION, check_decode, last_error, new_bytes
 from pyllama_raw.native.model import Model
+from pyllama_raw.options import __version__
 from pyllama_raw.options.chat_templates import ChatTemplate
 from pyllama_raw.options.config import CacheConfig, ContextConfig, EngineConfig
-from pyllama_raw.options.version import __version__
 
 SLACK_BYTES = 256  # of a snapshot's head, which may differ a little by slot
 MAX_COPIES = 20  # of a slot, to time one

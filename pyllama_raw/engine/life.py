@@ -28,7 +28,7 @@ from typing import Protocol
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import Executor
-from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.info import EngineState
 from pyllama_raw.errors import EngineFault, PyllamaError, SnapshotFailed, WrongUse
 
 WINDOW_S = 60.0

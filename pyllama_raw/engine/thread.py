@@ -37,7 +37,7 @@ from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.info import EngineState
 from pyllama_raw.engine.life import Life
 from pyllama_raw.engine.mailbox import (
     NOBODYS,

@@ -24,7 +24,7 @@ from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
-from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.info import EngineState
 
 METHODS = ("came", "changed", "stepped", "ended", "engine")
 

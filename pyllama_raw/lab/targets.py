@@ -66,11 +66,11 @@ from pyllama_raw.lab.calls import (
     result_of,
 )
 from pyllama_raw.lab.workloads import generator
+from pyllama_raw.options import __version__
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.frozen import Checked, Count, Positive
 from pyllama_raw.options.machine import OtherLoad, cpu_name
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.options.version import __version__
 
 COUNTERS = (
     "steps",

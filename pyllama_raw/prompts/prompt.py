@@ -20,7 +20,6 @@ from itertools import islice
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard, TypeVar
 
-from pyllama_raw.core.request import Namespace, Span
 from pyllama_raw.errors import (
     ClosedError,
     InvalidRequest,
@@ -39,6 +38,7 @@ from pyllama_raw.prompts.chat import (
 from pyllama_raw.prompts.messages import Message, is_chat, is_sequence
 
 if TYPE_CHECKING:
+    from pyllama_raw.core.request import Namespace, Span
     from pyllama_raw.engine.media_desk import MediaDesk
     from pyllama_raw.engine.parts import EngineParts, TextVocab
     from pyllama_raw.media import Audio, Image

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pyllama_raw.core.request import FinishReason
-from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.info import EngineState
 from pyllama_raw.engine.life import (
     RETRY_S,
     TABLE,
