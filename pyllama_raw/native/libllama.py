@@ -272,6 +272,7 @@ _BUFFER_BYTES = 128 * 1024  # more than the ring holds
 _lines: deque[LogLine] = deque(maxlen=_MAX_LINES)
 _errors: deque[tuple[int, str]] = deque(maxlen=64)  # serial number, text
 _n_read = 0
+_log_lock = threading.Lock()  # of the ring; the other one is held while C is loaded
 
 
 class LogLine(NamedTuple):
@@ -283,7 +284,7 @@ class LogLine(NamedTuple):
 
 def drain() -> list[LogLine]:
     """Take all lines since the last call; the oldest beyond 1024 are gone."""
-    with _lock:
+    with _log_lock:
         _read()
         lines = list(_lines)
         _lines.clear()
@@ -309,14 +310,14 @@ def pass_on_lines() -> None:
 
 def mark() -> int:
     """A moment in the log, for last_errors()."""
-    with _lock:
+    with _log_lock:
         _read()
         return _n_read
 
 
 def last_errors(since: int = 0, limit: int = 4) -> str:
     """The latest *limit* warnings and errors after mark *since*, in order, as one line."""
-    with _lock:
+    with _log_lock:
         _read()
         recent = [text for serial, text in _errors if serial > since]
     return "; ".join(recent[-limit:])
