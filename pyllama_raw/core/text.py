@@ -41,6 +41,9 @@ class StopStrings:
         self.fallbacks = [0] * len(self.moves)  # the longest state each one ends with
         self._find_fallbacks()
 
+    def __bool__(self) -> bool:
+        return bool(self.strings)
+
     def next(self, state: int, byte: int) -> int:
         """The longest state that what was read ends with."""
         while (target := self.moves[state].get(byte)) is None:
