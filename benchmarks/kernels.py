@@ -41,6 +41,7 @@ INSTRUCTIONS = {  # of the levels, as a compiler names them
     "avx2": ("-mavx2",),
     "avxvnni": ("-mavx2", "-mavxvnni"),
     "avx512vnni": ("-mavx512bw", "-mavx512vnni"),
+    "amx": (),  # all that this CPU has
 }
 Speeds = dict[str, float]  # tokens a second by kind of work
 

@@ -100,7 +100,7 @@ struct Packed {
     Columns           columns;
 
     Packed(const Level & level, const std::vector<float> & values, int n_values)
-        : memory(values.size() / n_values * Columns::bytes(n_values / woven::kBlock) + 64),
+        : memory((values.size() / n_values + woven::kBehind) * Columns::bytes(n_values / woven::kBlock) + 64),
           columns{aligned(memory), n_values / woven::kBlock} {
         for (int c = 0; c < int(values.size()) / n_values; ++c) {
             level.pack(columns, c, 0, columns.n_blocks, values.data() + size_t(c) * n_values);
@@ -169,6 +169,7 @@ int check() {
                 const auto   memory = woven_rows(kind, weights, n_values);
                 const auto   values = columns_of(n_values, n_columns);
                 const Packed ours(level, values, n_values), plain(woven::kLevels[0], values, n_values);
+                const woven::Multiplying scope(level);
                 for (int n = 1; n <= n_columns; ++n) {  // tiles of all widths
                     std::vector<float> out[2];
                     for (auto & one : out) {
@@ -217,17 +218,17 @@ double fastest(Work && work) {
     return best;
 }
 
-ggml_backend_buffer_type_t repacking() {
+// Buffers in which libllama keeps weights in an order of its own: repacked, or for AMX.
+std::vector<ggml_backend_buffer_type_t> own_orders() {
+    std::vector<ggml_backend_buffer_type_t> types;
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    auto               get = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+    auto               get    = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
         ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device),
-                                                        "ggml_backend_dev_get_extra_bufts"));
+                                          "ggml_backend_dev_get_extra_bufts"));
     for (auto * type = get != nullptr ? get(device) : nullptr; type != nullptr && *type != nullptr; ++type) {
-        if (std::string(ggml_backend_buft_name(*type)) == "CPU_REPACK") {
-            return *type;
-        }
+        types.push_back(*type);
     }
-    return nullptr;
+    return types;
 }
 
 // Seconds of a product by libllama, of weights in buffers of *type*; 0: it has none of them.
@@ -273,7 +274,7 @@ int speed(size_t n_bytes) {
         const Kind & kind = woven::kKinds[index];
         for (const int n_columns : {1, 4, 8, 32, 128}) {
             const size_t row    = ggml_row_size(kind.type, n_values);
-            const int    n_rows = int(n_bytes / row / (n_columns > 4 ? 16 : 1) / 16 * 16);
+            const int    n_rows = int(n_bytes / row / (n_columns > 4 ? 16 : 1) / 64 * 64);  // as AMX of libllama wants them
             const auto   say    = [&](const char * who, double time) {
                 if (time > 0) {
                     const double n = 2.0 * n_values * n_rows * n_columns;
@@ -295,6 +296,7 @@ int speed(size_t n_bytes) {
                 }
                 const double time = fastest([&] {
                     const Packed packed(level, values, n_values);
+                    const woven::Multiplying scope(level);
                     for (int first = 0; first < n_columns; first += 64) {
                         for (int g = 0; g < n_groups; ++g) {
                             level.tiles[index](bytes.data() + g * group, packed.columns, first,
@@ -305,8 +307,9 @@ int speed(size_t n_bytes) {
                 say(level.name, time * n_rows / (16.0 * n_groups));
             }
             say("libllama", libllama(ggml_backend_cpu_buffer_type(), kind, n_values, n_rows, n_columns, bytes));
-            if (repacking() != nullptr) {
-                say("libllama repacked", libllama(repacking(), kind, n_values, n_rows, n_columns, bytes));
+            for (ggml_backend_buffer_type_t type : own_orders()) {
+                const std::string who = std::string("libllama ") + ggml_backend_buft_name(type);
+                say(who.c_str(), libllama(type, kind, n_values, n_rows, n_columns, bytes));
             }
         }
     }

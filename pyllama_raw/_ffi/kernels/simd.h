@@ -5,11 +5,19 @@
 #include <cpuid.h>
 #include <immintrin.h>
 
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #define PLR_AVX512 \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
 #define PLR_AVX2 __attribute__((target("avx2,fma,f16c")))
-#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11  // older compilers do not know it
+#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11  // older compilers do not know them
 #define PLR_AVXVNNI __attribute__((target("avx2,fma,f16c,avxvnni")))
+#define PLR_AMX                                                                              \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile," \
+                          "amx-int8")))
 #endif
 
 // For functions that unmarked functions call: GCC 12 drops such calls, because it believes that
@@ -39,13 +47,18 @@ inline bool has_avx512() {
            __builtin_cpu_supports("avx512vl");
 }
 
-// Tiles of AMX, which libllama multiplies with.
+// Tiles of AMX. Linux gives a process their registers when it asks, once for all threads, and may
+// refuse.
 inline bool has_amx() {
-#ifdef PLR_WITHOUT_AMX
+#if defined(PLR_WITHOUT_AMX) || !defined(PLR_AMX) || !defined(__linux__)
     return false;
 #else
+    constexpr int kRequest = 0x1023, kTiles = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     unsigned a, b, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 25 & 1) != 0;
+    static const bool is_there =
+        has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 24 & 3) == 3 &&
+        syscall(SYS_arch_prctl, kRequest, kTiles) == 0;
+    return is_there;
 #endif
 }
 

@@ -24,6 +24,7 @@
 namespace woven {
 
 constexpr int kBlock = 32, kRows = 16, kGroups = 8, kPlane = 4 * kRows;
+constexpr int kBehind = 15;  // columns of memory that a tile may read behind the last one
 
 // Columns, quantised to 8 bits by blocks: value = d * q.
 struct Columns {
@@ -64,6 +65,13 @@ struct Types {};
 // out[c * stride + r] of some of 16 woven rows and columns first to last.
 using Tiles = void (*)(const uint8_t * rows, const Columns &, int first, int last, float * out,
                        size_t stride, int n_rows);
+
+// Registers of a thread that multiplies, as they were before.
+struct alignas(64) Registers {
+    uint8_t before[64];
+};
+
+inline void keep_registers(Registers &) {}
 
 template <int kNumber>
 struct Lanes {
@@ -310,6 +318,9 @@ using Set = Avx512Vnni;
 #include "woven_types.h"
 
 #include "woven_tile.h"
+#ifdef PLR_AMX
+#include "woven_amx.h"
+#endif
 }  // namespace avx512vnni
 #undef PLR_WOVEN
 
@@ -335,6 +346,21 @@ struct Level {
     bool (*is_usable)();
     void (*pack)(const Columns &, int column, int first, int last, const float * from);
     const Tiles * tiles;
+    void (*begin)(Registers &) = keep_registers;  // before a thread calls tiles
+    void (*end)(Registers &)   = keep_registers;
+};
+
+// While it lives, its thread may call the tiles of *level*.
+class Multiplying {
+  public:
+    explicit Multiplying(const Level & level) : level_(level) { level_.begin(registers_); }
+    ~Multiplying() { level_.end(registers_); }
+    Multiplying(const Multiplying &) = delete;
+    Multiplying & operator=(const Multiplying &) = delete;
+
+  private:
+    const Level & level_;
+    Registers     registers_;
 };
 
 constexpr Level kLevels[] = {
@@ -344,14 +370,17 @@ constexpr Level kLevels[] = {
     {"avxvnni", "AVX2, FMA, F16C and AVX-VNNI", has_avxvnni, avxvnni::pack, avxvnni::kTiles.data()},
 #endif
     {"avx512vnni", "AVX-512 with VNNI", has_avx512, avx512vnni::pack, avx512vnni::kTiles.data()},
+#ifdef PLR_AMX
+    {"amx", "AVX-512 with VNNI, and AMX of bytes", has_amx, avx512vnni::pack,
+     avx512vnni::kAmxTiles.data(), avx512vnni::amx_begin, avx512vnni::amx_end},
+#endif
 };
 
-// The best one where it was measured. With AMX none was: libllama, which has kernels for it,
-// computes there, unless somebody chooses.
+// The last one that this CPU has. Plain C++ is slower than libllama.
 inline const Level * measured_level() {
     const Level * best = nullptr;
     for (const Level & one : kLevels) {
-        best = &one != kLevels && !has_amx() && one.is_usable() ? &one : best;
+        best = &one != kLevels && one.is_usable() ? &one : best;
     }
     return best;
 }

@@ -83,7 +83,7 @@ class WovenProduct {
             return false;
         }
         const int n_blocks = int(rows->ne[0] / woven::kBlock);
-        if (!packed_.reserve(ggml_nrows(columns) * woven::Columns::bytes(n_blocks)) ||
+        if (!packed_.reserve((ggml_nrows(columns) + woven::kBehind) * woven::Columns::bytes(n_blocks)) ||
             !places_.reserve((rows->ne[2] + 1 + ggml_nrows(node)) * sizeof(int32_t))) {
             return false;
         }
@@ -259,6 +259,7 @@ class WovenProduct {
         const int           chunk      = (are_many ? 4 : 1) * woven::kRows;
         const int           n_chunks   = (n_rows + chunk - 1) / chunk;
         int                 matrix = 0, n_before = 0;  // chunks of matrices before
+        const woven::Multiplying scope(*level_);
         for (int part = state.take(); true; part = state.take()) {
             for (; matrix < n_matrices; ++matrix) {
                 const bool is_used = begins()[matrix] < begins()[matrix + 1];

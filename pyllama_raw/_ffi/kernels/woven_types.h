@@ -301,19 +301,25 @@ PLR_WOVEN inline void multiply_halves(const uint8_t * block, const Pairs (&pairs
 //   kBytes    woven bytes of these, of 16 rows
 //   kMinimum  what a tile adds besides
 //   weave()   *rows* are the same blocks of 16 rows
+//   kOne      bytes from a block to the next of these
+//   Numbers   their unpacker, whose numbers have kZero added; kIsHalved: each half has a scale
 //   dot()     integer sums of block *i* of these
 //   scales()  of block *i*, for a part of the rows
 
 // Of each 32 weights a scale, perhaps a minimum, perhaps four bytes with the fifth bits, then
 // pairs of nibbles, or bytes.
-template <ggml_type kGgmlType, class Unpacker, int kZero, bool kHasMinimum = false, int kScale = 2>
+template <ggml_type kGgmlType, class Unpacker, int kZeroOf, bool kHasMinimum = false, int kScale = 2>
 struct Plain {
+    using Numbers                       = Unpacker;
+    static constexpr int       kZero    = kZeroOf;
+    static constexpr bool      kIsHalved = false, kIsWide = false;
     static constexpr ggml_type kType    = kGgmlType;
     static constexpr Minimum   kMinimum = kHasMinimum ? Minimum::OF_BLOCK : Minimum::NONE;
     static constexpr bool      kHasBits = Unpacker::kMost == 31, kIsByte = Unpacker::kMost == 255;
     static constexpr int       kBlocks  = 1;
     static constexpr int       kScales  = Unpacker::kBytes;
     static constexpr int       kBytes   = kScales + (kHasMinimum ? 2 : 1) * kScale * kRows;
+    static constexpr int       kOne     = kBytes;
     static constexpr int       kBits    = (kHasMinimum ? 2 : 1) * kScale, kQ = kBits + 4 * kHasBits;
 
     static void weave(const char * const * rows, uint8_t * to) {
@@ -378,6 +384,9 @@ using MXFP4  = Plain<GGML_TYPE_MXFP4, Places<E2M1>, E2M1::kZero, false, 1>;
 
 template <ggml_type kGgmlType, class Unpacker>
 struct Super {  // Q4_K, Q5_K: d and dmin of 256 weights, 6-bit scales and minima of each 32
+    using Numbers                       = Unpacker;
+    static constexpr int       kZero    = 0;
+    static constexpr bool      kIsHalved = false, kIsWide = false;
     static constexpr ggml_type kType    = kGgmlType;
     static constexpr Minimum   kMinimum = Minimum::OF_BLOCK;
     static constexpr bool      kHasBits = Unpacker::kMost == 31;
@@ -412,7 +421,7 @@ struct Super {  // Q4_K, Q5_K: d and dmin of 256 weights, 6-bit scales and minim
 
     template <int C>
     PLR_WOVEN static inline void dot(const uint8_t * from, int i, const Column * columns, Ints (*sums)[kParts]) {
-        multiply<Unpacker, 0, C>(from + i * kOne, columns, sums);
+        multiply<Unpacker, kZero, C>(from + i * kOne, columns, sums);
     }
 
     PLR_WOVEN static inline Scales scales(const uint8_t * from, int i, int part) {
@@ -427,6 +436,9 @@ using Q4_K = Super<GGML_TYPE_Q4_K, Nibbles>;
 using Q5_K = Super<GGML_TYPE_Q5_K, Bits<4, 1>>;
 
 struct IQ4_XS {  // d of 256 weights, a 6-bit scale of each 32 with a zero of 32, pairs of nibbles
+    using Numbers                       = Places<Nonlinear>;
+    static constexpr int       kZero    = Nonlinear::kZero;
+    static constexpr bool      kIsHalved = false, kIsWide = false;
     static constexpr ggml_type kType    = GGML_TYPE_IQ4_XS;
     static constexpr Minimum   kMinimum = Minimum::NONE;
     static constexpr int       kBlocks  = 8;
@@ -449,7 +461,7 @@ struct IQ4_XS {  // d of 256 weights, a 6-bit scale of each 32 with a zero of 32
 
     template <int C>
     PLR_WOVEN static inline void dot(const uint8_t * from, int i, const Column * columns, Ints (*sums)[kParts]) {
-        multiply<Places<Nonlinear>, Nonlinear::kZero, C>(from + i * kOne, columns, sums);
+        multiply<Numbers, kZero, C>(from + i * kOne, columns, sums);
     }
 
     PLR_WOVEN static inline Scales scales(const uint8_t * from, int i, int part) {
@@ -460,8 +472,11 @@ struct IQ4_XS {  // d of 256 weights, a 6-bit scale of each 32 with a zero of 32
 
 // Of 256 weights d, perhaps dmin; of each 16 an integer scale, or a scale of four bits below a
 // minimum. A half of a block has 16 weights.
-template <ggml_type kGgmlType, class Unpacker, int kZero, bool kHasMinima = false>
+template <ggml_type kGgmlType, class Unpacker, int kZeroOf, bool kHasMinima = false>
 struct Halved {
+    using Numbers                       = Unpacker;
+    static constexpr int       kZero    = kZeroOf;
+    static constexpr bool      kIsHalved = true, kIsWide = !kHasMinima;  // of numbers times scales
     static constexpr ggml_type kType    = kGgmlType;
     static constexpr Minimum   kMinimum = kHasMinima ? Minimum::OF_HALVES : Minimum::NONE;
     static constexpr int       kBlocks  = 8;
@@ -473,9 +488,14 @@ struct Halved {
         Pairs pairs[kParts];
 #pragma GCC unroll 4
         for (int part = 0; part < kParts; ++part) {
-            pairs[part] = kHasMinima ? of_halves(from, i, part) & 15 : of_halves(from, i, part);
+            pairs[part] = half_scales(from, i, part);
         }
         multiply_halves<Unpacker, kZero, C>(from + i * kOne, pairs, columns, sums);
+    }
+
+    // Of both halves of block *i*, a pair of each row.
+    PLR_WOVEN static inline Pairs half_scales(const uint8_t * from, int i, int part) {
+        return kHasMinima ? of_halves(from, i, part) & 15 : of_halves(from, i, part);
     }
 
     PLR_WOVEN static inline Scales scales(const uint8_t * from, int i, int part) {
