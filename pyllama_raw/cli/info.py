@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pyllama_raw import __version__
 from pyllama_raw.cli.options import engine_config, model_spec
 from pyllama_raw.engine.estimate import estimate, fitted, kernels_used, probe_model
 from pyllama_raw.engine.info import Capabilities, Operation, probe
@@ -28,7 +29,6 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.kernels import table
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
-from pyllama_raw.options import __version__
 from pyllama_raw.options.chat_templates import model_template
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.models import resolve_model, with_projector

@@ -101,11 +101,11 @@ MAPPED = """
 import sys
 from pathlib import Path
 from pyllama_raw.engine.estimate import estimate
-from pyllama_raw.native import memory_need
+from pyllama_raw.native import memory
 from pyllama_raw.native.model import Model
 from pyllama_raw import EngineConfig
-spans, reckon = [], memory_need._mapped_bytes
-memory_need._mapped_bytes = lambda *given: spans.append(reckon(*given)) or spans[-1]
+spans, reckon = [], memory._mapped_bytes
+memory._mapped_bytes = lambda *given: spans.append(reckon(*given)) or spans[-1]
 path = Path(sys.argv[1])
 estimate(path, EngineConfig())
 with Model.load(path) as model:
