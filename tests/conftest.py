@@ -1,8 +1,11 @@
 """Fixtures for all tests: the event loops, and the model file of the native tests."""
 
 import faulthandler
+import functools
+import gc
 import os
 import signal
+import ssl
 from collections.abc import Generator
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -14,8 +17,17 @@ from hypothesis import settings
 settings.register_profile("pyllama_raw", deadline=None)
 settings.load_profile("pyllama_raw")
 
+# Clients of HTTP read all certificates of the system, each for itself, in 40 ms; we use none.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
+
 # A shell ignores interrupts for what it runs in the background; processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules out of later collections of garbage, many of which tests ask for."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
