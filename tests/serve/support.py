@@ -96,7 +96,7 @@ class _Server(uvicorn.Server):
             server.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        while self.server_state.connections or self.server_state.tasks:
+        while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110
             await asyncio.sleep(1e-3)  # nothing tells of it
         for server in self.servers:
             await server.wait_closed()
