@@ -12,12 +12,13 @@ from pyllama_raw import (
 )
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.api.test_supervisor import break_executor
+from tests.limits import LIMIT_S
 from tests.loops import anyio_backend  # noqa: F401
 from tests.near_ties import parting
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
-HANG_S = 60.0
+HANG_S = LIMIT_S
 # Sums in 32 bits: what is computed beside changes last digits only, and near ties with them.
 CONTEXT = ContextConfig(
     n_ctx=2048, n_threads=1, type_k="f32", type_v="f32", flash_attn="off", n_ubatch=256
