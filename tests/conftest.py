@@ -13,6 +13,8 @@ from tempfile import TemporaryFile
 import pytest
 from hypothesis import settings
 
+CORE = Path(__file__).parent / "core"
+
 # A busy machine is no failure; a hang is found by pytest's own limit.
 settings.register_profile("pyllama_raw", deadline=None)
 settings.load_profile("pyllama_raw")
@@ -22,6 +24,18 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # A shell ignores interrupts for what it runs in the background; processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """
+    Let only tests of core/ reach its branches, and of those not the long random histories.
+
+    A test is three times as long while it is watched, and what is reached by chance is not
+    reached by the next one.
+    """
+    for item in items:
+        if CORE not in item.path.parents:
+            item.add_marker("no_cover")
 
 
 def pytest_collection_finish() -> None:
