@@ -4,6 +4,7 @@ import faulthandler
 import functools
 import gc
 import os
+import re
 import signal
 import ssl
 from collections.abc import Generator
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 CORE = Path(__file__).parent / "core"
+ALL_NATIVE = re.compile(r"^pytestmark = (\[[^]]*)?pytest\.mark\.native\b", re.MULTILINE)
 
 # A busy machine is no failure; a hang is found by pytest's own limit.
 settings.register_profile("pyllama_raw", deadline=None)
@@ -22,8 +24,22 @@ settings.load_profile("pyllama_raw")
 # Clients of HTTP read all certificates of the system, each for itself, in 40 ms; we use none.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
+# Imports and ten thousand items make much and leave no garbage.
+gc.disable()
+
 # A shell ignores interrupts for what it runs in the background; processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import only files that have tests of the layer, as `-m` says it."""
+    layer = config.option.markexpr
+    if "native" not in layer or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    if "not native" in layer:
+        return True if ALL_NATIVE.search(text) else None
+    return None if "mark.native" in text else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,6 +58,7 @@ def pytest_collection_finish() -> None:
     """Leave modules out of later collections of garbage, many of which tests ask for."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
