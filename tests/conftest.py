@@ -18,7 +18,8 @@ CORE = Path(__file__).parent / "core"
 ALL_NATIVE = re.compile(r"^pytestmark = (\[[^]]*)?pytest\.mark\.native\b", re.MULTILINE)
 
 # A busy machine is no failure; a hang is found by pytest's own limit.
-settings.register_profile("pyllama_raw", deadline=None)
+N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "25"))
+settings.register_profile("pyllama_raw", deadline=None, max_examples=N_EXAMPLES)
 settings.load_profile("pyllama_raw")
 
 # Clients of HTTP read all certificates of the system, each for itself, in 40 ms; we use none.

@@ -25,7 +25,7 @@ from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES
 from tests.hostile import AngryText, Unhashable
 from tests.limits import LIMIT_S
 
-N_HISTORIES = int(os.environ.get("PYLLAMA_RAW_TEST_HISTORIES", "60"))
+N_HISTORIES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "40"))
 HANG_S = LIMIT_S
 
 # What a salt is for the engine; REFUSED: it is none.

@@ -381,6 +381,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.no_cover
+@pytest.mark.chance
 @pytest.mark.parametrize("kind", SnapshotKind)
 def test_cache_agrees_with_a_list(kind):
     """
