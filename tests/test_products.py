@@ -7,7 +7,7 @@ def test_each_value_is_tried_each_time():
     """
     And what is asked for as a whole; the rest is nightly and not lost.
     """
-    params = in_turn("abc", (1, 2), whole=lambda letter, _: letter == "a")
+    params = in_turn("abc", (1, 2), always=lambda letter, _: letter == "a")
 
     tried = [param.values for param in params if not param.marks]
     assert tried == [("a", 1), ("a", 2), ("b", 2), ("c", 2)]

@@ -108,7 +108,7 @@ async def test_greedy_tokens_are_the_most_likely(model_path):
     in_turn(
         GENERATING,
         ("off", "live", "snapshots"),
-        whole=lambda recipe, _: recipe.name in CLASSES,
+        always=lambda recipe, _: recipe.name in CLASSES,
     ),
     ids=lambda value: getattr(value, "name", value),
 )

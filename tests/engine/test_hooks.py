@@ -50,7 +50,7 @@ def served(loop, started, policy) -> tuple[list, int]:
     in_turn(
         [*[(hook,) for hook in HOOKS], HOOKS],
         tuple(FAULTS),
-        whole=lambda hooks, _: hooks == HOOKS,
+        always=lambda hooks, _: hooks == HOOKS,
     ),
 )
 def test_whatever_a_hook_raises_is_a_fault_of_the_policy(hooks, error, loop, started):

@@ -118,7 +118,7 @@ def assert_cold(player: Player, played: Played) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "way"), in_turn(NAMES, tuple(WAYS), whole=of_a_class), ids=name_of
+    ("name", "way"), in_turn(NAMES, tuple(WAYS), always=of_a_class), ids=name_of
 )
 def test_a_hit_changes_no_bit(play, name, way):
     """
@@ -187,7 +187,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "point"), in_turn(WHOLE, tuple(POINTS), whole=of_a_class), ids=name_of
+    ("name", "point"), in_turn(WHOLE, tuple(POINTS), always=of_a_class), ids=name_of
 )
 def test_each_kind_of_snapshot_point_is_exact(play, name, point):
     """
@@ -270,7 +270,7 @@ OTHER_CHUNKS_DEFAULT = 1.0  # of 35; quantised weights make more of a difference
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        *in_turn([r.name for r in GENERATING], tuple(LAYOUTS), whole=of_a_class),
+        *in_turn([r.name for r in GENERATING], tuple(LAYOUTS), always=of_a_class),
         *in_turn([f"{name} small" for name in WINDOW], tuple(LAYOUTS)),
     ],
 )

@@ -34,7 +34,7 @@ def make_tokens(seed: int, n_tokens: int) -> array:
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"), in_turn(NAMES, tuple(LAYOUTS), whole=of_a_class)
+    ("name", "layout"), in_turn(NAMES, tuple(LAYOUTS), always=of_a_class)
 )
 def test_chats_say_what_they_say_without_a_cache(name, layout):
     """
@@ -83,7 +83,7 @@ def test_chats_say_the_same_with_files(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"), in_turn(NAMES, tuple(LAYOUTS), whole=of_a_class)
+    ("name", "layout"), in_turn(NAMES, tuple(LAYOUTS), always=of_a_class)
 )
 def test_cached_tokens_are_those_not_computed(name, layout):
     """
@@ -105,7 +105,7 @@ def test_cached_tokens_are_those_not_computed(name, layout):
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"), in_turn(NAMES, tuple(LAYOUTS), whole=of_a_class)
+    ("name", "layout"), in_turn(NAMES, tuple(LAYOUTS), always=of_a_class)
 )
 def test_equal_prompts_at_once_cost_one_prefill(name, layout):
     """
@@ -125,7 +125,7 @@ def test_equal_prompts_at_once_cost_one_prefill(name, layout):
 
 @pytest.mark.parametrize(
     ("name", "layout", "swa_full"),
-    in_turn(WHOLE, tuple(LAYOUTS), (True, False), whole=of_a_class),
+    in_turn(WHOLE, tuple(LAYOUTS), (True, False), always=of_a_class),
 )
 def test_second_turn_costs_what_is_new_and_one_interval(name, layout, swa_full):
     """

@@ -90,7 +90,7 @@ WAYS: dict[Callable[[MediaPlayer, Prompt], int], tuple[dict, CacheTier | None]] 
         tuple(PROJECTORS),
         tuple(LAYOUTS),
         tuple(WAYS),
-        whole=lambda name, *_: name in ("gemma3", "qwen2vl"),
+        always=lambda name, *_: name in ("gemma3", "qwen2vl"),
     ),
     ids=lambda value: getattr(value, "__name__", value),
 )

@@ -44,7 +44,7 @@ def left(model, candidates, *stages):
         (0.0, 1e-3, 0.5, 0.9, 0.95, 0.999, 0.9999999),
         (0, 1, 700),
         ((), (TopK(50),)),
-        whole=lambda _, p, min_keep, before: (min_keep, before) == (0, ()),
+        always=lambda _, p, min_keep, before: (min_keep, before) == (0, ()),
     ),
 )
 def test_it_leaves_what_the_one_of_libllama_does(model, width, p, min_keep, before):

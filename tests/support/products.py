@@ -13,7 +13,7 @@ CLASSES = ("llama", "gemma3", "mamba", "jamba")
 
 
 def in_turn(
-    *axes: Sequence[Any], whole: Callable[..., bool] = lambda *_: False
+    *axes: Sequence[Any], always: Callable[..., bool] = lambda *_: False
 ) -> list[Any]:
     """
     The product of *axes* for `pytest.mark.parametrize`.
@@ -22,18 +22,18 @@ def in_turn(
     other combinations are nightly.
 
     Args:
-        whole: says of values, one of each axis, that they are tried each time as well.
+        always: says of values, one of each axis, that they are tried each time as well.
     """
     n = max(map(len, axes))
     # Each round of an axis begins one value later than its last one, and that of the next axis
     # two: so two axes of equal length do not go side by side.
-    chosen = {
+    picks = {
         tuple((i + i // len(axis) * k) % len(axis) for k, axis in enumerate(axes))
         for i in range(n)
     }
     return [
         pytest.param(
-            *values, marks=() if at in chosen or whole(*values) else pytest.mark.nightly
+            *values, marks=() if at in picks or always(*values) else pytest.mark.nightly
         )
         for at, values in zip(
             product(*(range(len(axis)) for axis in axes)), product(*axes), strict=True
