@@ -13,8 +13,11 @@ from tempfile import NamedTemporaryFile
 import pytest
 
 import build_lib
+from pyllama_raw.prompts.rendering.template import CompiledTemplate
 
 FOLDER = PurePosixPath("models/templates")
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+WANTS_A_VARIABLE = "fireworks-ai-llama-3-firefunction-v2"  # of its own
 
 
 @functools.cache
@@ -36,6 +39,13 @@ def published_templates() -> dict[str, str]:
         json.dump(templates, file)
     Path(file.name).replace(copy)
     return templates
+
+
+@functools.cache
+def compiled_templates() -> dict[str, CompiledTemplate]:
+    """All of them, compiled once, which takes seconds."""
+    templates = published_templates()
+    return {name: CompiledTemplate(text, TOKENS) for name, text in templates.items()}
 
 
 def _members(archive: Path) -> Iterator[tuple[str, str]]:
