@@ -29,7 +29,7 @@ from pyllama_raw.errors import (
 from pyllama_raw.results import FinishReason
 from tests.held import check_held
 from tests.limits import LIMIT_S
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.native_loops import anyio_backend  # noqa: F401
 from tests.tiny import tiny_adapter, tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
