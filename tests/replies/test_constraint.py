@@ -14,6 +14,7 @@ from pyllama_raw.replies.constraint import AnswerForm
 from pyllama_raw.replies.spec import ReplySpec, bundled
 from tests.replies.masked import Drawn, Masked
 from tests.replies.written import is_special, written
+from tests.support.products import in_turn
 
 jsonschema = pytest.importorskip("jsonschema")
 pytest.importorskip("llguidance")
@@ -258,8 +259,7 @@ def opened(spec: ReplySpec) -> str:
     return "" if spec.reasoning is None else spec.reasoning.start[0]
 
 
-@pytest.mark.parametrize("family", bundled())
-@pytest.mark.parametrize("tools", [[], TOOLS], ids=["no tools", "tools"])
+@pytest.mark.parametrize(("family", "tools"), in_turn(tuple(bundled()), ([], TOOLS)))
 def test_a_reply_is_a_form_of_the_answer_or_has_calls(family, tools):
     """
     In every family, where the prompt begins to think and where it does not.
