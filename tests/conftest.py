@@ -1,8 +1,12 @@
 """Fixtures for all tests: the event loops, and the model file of the native tests."""
 
 import faulthandler
+import functools
+import gc
 import os
+import re
 import signal
+import ssl
 from collections.abc import Generator
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -10,12 +14,52 @@ from tempfile import TemporaryFile
 import pytest
 from hypothesis import settings
 
+CORE = Path(__file__).parent / "core"
+ALL_NATIVE = re.compile(r"^pytestmark = (\[[^]]*)?pytest\.mark\.native\b", re.MULTILINE)
+
 # A busy machine is no failure; a hang is found by pytest's own limit.
-settings.register_profile("pyllama_raw", deadline=None)
+N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "25"))
+settings.register_profile("pyllama_raw", deadline=None, max_examples=N_EXAMPLES)
 settings.load_profile("pyllama_raw")
+
+# Clients of HTTP read all certificates of the system, each for itself, in 40 ms; we use none.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
+
+# Imports and ten thousand items make much and leave no garbage.
+gc.disable()
 
 # A shell ignores interrupts for what it runs in the background; processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import only files that have tests of the layer, as `-m` says it."""
+    layer = config.option.markexpr
+    if "native" not in layer or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    if "not native" in layer:
+        return True if ALL_NATIVE.search(text) else None
+    return None if "mark.native" in text else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """
+    Let only tests of core/ reach its branches, and of those not the long random histories.
+
+    A test is three times as long while it is watched, and what is reached by chance is not
+    reached by the next one.
+    """
+    for item in items:
+        if CORE not in item.path.parents:
+            item.add_marker("no_cover")
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules out of later collections of garbage, many of which tests ask for."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,6 +20,7 @@ import numpy as np
 
 from pyllama_raw import EngineConfig, SamplingParams
 from pyllama_raw.core.request import CacheTier, Finished, Request
+from pyllama_raw.core.stats import PrefillSpeed
 from pyllama_raw.core.step import (
     Copy,
     DecodeStatus,
@@ -110,6 +111,9 @@ class Player:
 
     def __init__(self, parts: Any, routers: Routers | None = None) -> None:
         self.parts = parts
+        # What is kept must not depend on how busy the machine was when copies were measured, or
+        # is when they are made.
+        parts.scheduler._memory.captures.__init__(None, PrefillSpeed(), 0.0)
         self._driver = Driver(parts.scheduler, self, lambda: 0.0, self._take)
         self._routers = routers
         self._scores: dict[int, tuple[Work, Scores]] = {}  # by id of the work
@@ -194,6 +198,11 @@ class Player:
         self.n_steps += 1
         # A step begun ahead would replace the logits.
         result = self.parts.executor.execute(plan._replace(steady=False))
+        saved = {
+            save_id: state._replace(seconds=0.0)
+            for save_id, state in result.saved.items()
+        }
+        result = result._replace(saved=saved, restore_s={}, moves_s=0.0)
         self._follow(plan, result)
         self._end_files()
         return result

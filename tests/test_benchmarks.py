@@ -228,19 +228,17 @@ def test_the_readme_lists_each_script():
     )
 
 
+def by_night(script: str, *arguments: str) -> object:
+    """A script that takes seconds and shares its parts with one that is tried each time."""
+    return pytest.param(script, list(arguments), marks=pytest.mark.nightly)
+
+
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
         ("soak.py", ["--requests", "100", "--long", "40"]),
-        pytest.param("soak.py", ["--tiny"], marks=pytest.mark.nightly),
         ("interference.py", ["--no-peers"]),
-        pytest.param("fidelity.py", [], marks=pytest.mark.nightly),
-        pytest.param("preemption.py", [], marks=pytest.mark.nightly),
-        (
-            "neighbour.py",
-            ["--streams", "1", "--busy", "0", "1", "--seconds", "0.1"],
-        ),
         ("offline.py", ["--no-peers", "--slots", "2"]),
         (
             "over_http.py",
@@ -255,18 +253,22 @@ def test_the_readme_lists_each_script():
                 EMBEDDER,
             ],
         ),
-        ("served.py", ["--no-peers", "--requests", "6"]),
-        (
-            "media.py",
-            ["--no-peers", "--layers", "2", "--embd", "64", "--size", "56"],
+        by_night("soak.py", "--tiny"),
+        by_night("fidelity.py"),
+        by_night("preemption.py"),
+        by_night(
+            "neighbour.py", "--streams", "1", "--busy", "0", "1", "--seconds", "0.1"
         ),
-        ("observing.py", ["--part", "model"]),
-        ("overload.py", ["--requests", "200", "--streams", "1"]),
-        (
-            "overload.py",
-            ["--requests", "200", "--streams", "1", "--step-ms", "1"],
+        by_night("served.py", "--no-peers", "--requests", "6"),
+        by_night(
+            "media.py", "--no-peers", "--layers", "2", "--embd", "64", "--size", "56"
         ),
-        ("placement.py", ["--prompts", "3", "--n-timed", "4"]),
+        by_night("observing.py", "--part", "model"),
+        by_night("overload.py", "--requests", "200", "--streams", "1"),
+        by_night(
+            "overload.py", "--requests", "200", "--streams", "1", "--step-ms", "1"
+        ),
+        by_night("placement.py", "--prompts", "3", "--n-timed", "4"),
     ],
 )
 def test_script_runs(script, arguments, tmp_path):

@@ -14,7 +14,7 @@ from pyllama_raw.prompts.rendering.template import CompiledTemplate
 from scripts import chat_injection
 from tests.markers import MarkerVocab, texts
 
-N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "75"))
+N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "40"))
 
 # What templates do with a text; X is replaced by another of these.
 OPERATIONS = (

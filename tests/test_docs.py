@@ -260,6 +260,7 @@ def test_the_api_page_has_every_public_name():
     assert shown == {*pyllama_raw.__all__, *names, *ALONE} - others
 
 
+@pytest.mark.nightly
 def test_the_site_is_built_without_a_warning(tmp_path: Path):
     """
     Every page is in the menu, every link has its target, every docstring is understood.

@@ -209,7 +209,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.lists(MESSAGE, min_size=1, max_size=4))
 def test_no_history_is_an_internal_error(messages):
     """

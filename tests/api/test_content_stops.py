@@ -24,7 +24,7 @@ from pyllama_raw.replies.parser import (
 from pyllama_raw.replies.spec import ReplySpec
 from tests.core.support import answer, make_scheduler, run_until_idle
 
-N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_STOP_EXAMPLES", "200"))
+N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "60"))
 END = 0
 PREFIXES = ("", "<think>\n")
 SPEC = ReplySpec.model_validate(

@@ -40,7 +40,10 @@ async def test_a_vector_does_not_depend_on_its_pack(name):
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", POOLED)
+@pytest.mark.parametrize(
+    "name",
+    [POOLED[0], *(pytest.param(n, marks=pytest.mark.nightly) for n in POOLED[1:])],
+)
 async def test_without_our_kernels_a_pack_changes_last_digits_only(name):
     """
     Those of 16 bits with libllama's flash attention, those of 32 bits without it.

@@ -1,5 +1,7 @@
 """The stream of what becomes of an engine and its requests."""
 
+from threading import Event
+
 import anyio
 import pytest
 
@@ -14,7 +16,6 @@ from tests.limits import LIMIT_S
 from tests.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
-HANG_S = LIMIT_S
 WAITING, RUNNING, PREEMPTED, ENDED = RequestState
 SHORT = SamplingParams(max_tokens=4)
 
@@ -35,7 +36,7 @@ async def test_a_stream_tells_all_from_its_beginning_to_the_end_of_the_engine():
     """
     Each request comes, runs and ends; the engine's state is first and last.
     """
-    with anyio.fail_after(HANG_S):
+    with anyio.fail_after(LIMIT_S):
         async with fake_engine() as engine:
             await engine.complete("before", SHORT)
             async with engine.events() as events:
@@ -62,10 +63,21 @@ async def test_who_loses_its_slot_is_told():
     """
     A request that makes room is preempted, and runs again later.
     """
-    executor = FakeExecutor(fake_limits(), failures={3: DecodeStatus.NO_SPACE})
-    with anyio.fail_after(HANG_S):
+    are_posted = Event()
+    executor = FakeExecutor(
+        fake_limits(),
+        failures={3: DecodeStatus.NO_SPACE},
+        on_step=lambda *_: are_posted.wait(LIMIT_S),
+    )
+    with anyio.fail_after(LIMIT_S):
         async with fake_engine(executor) as engine, engine.events() as events:
-            await engine.complete_many(["one", "two"], SHORT)
+            async with (
+                engine.generate("one", SHORT) as one,
+                engine.generate("two", SHORT) as two,
+            ):
+                are_posted.set()
+                await one.collect()
+                await two.collect()
             await engine.aclose()
             found = told([event async for event in events])
 
@@ -82,7 +94,7 @@ async def test_a_slow_reader_loses_the_oldest_and_is_told():
     """
     The stream holds so many events; the number of those before them comes first.
     """
-    with anyio.fail_after(HANG_S):
+    with anyio.fail_after(LIMIT_S):
         async with fake_engine() as engine, engine.events(max_events=3) as events:
             await engine.complete("hello", SHORT)
             await engine.complete("hello", SHORT)
@@ -108,7 +120,7 @@ async def test_a_reader_is_woken():
             states.append(event.state)
             has_begun.set()
 
-    with anyio.fail_after(HANG_S):
+    with anyio.fail_after(LIMIT_S):
         async with anyio.create_task_group() as tasks:
             async with fake_engine() as engine, engine.events() as events:
                 has_begun = anyio.Event()
@@ -134,7 +146,7 @@ async def test_an_engine_that_fails_says_so():
         raise RuntimeError("as told")
 
     executor = FakeExecutor(fake_limits(), on_step=fail)
-    with anyio.fail_after(HANG_S):
+    with anyio.fail_after(LIMIT_S):
         async with fake_engine(executor) as engine, engine.events() as events:
             async with engine.generate("hello"):
                 *_, last = [event async for event in events]

@@ -33,10 +33,11 @@ from pyllama_raw import (
 )
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.hostile import AngryInt, AngryText, Unhashable, Unreadable, endless, nested
+from tests.limits import LIMIT_S
 
-N_CASES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "300"))
+N_CASES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "100"))
 N_TOGETHER = 20  # pairs tried beside the same streams
-HANG_S = 60
+HANG_S = LIMIT_S
 STREAMS = ("a", "bc", "def", "ghij")
 
 # Made anew for each case, because an iterator is used up.

@@ -23,12 +23,13 @@ from pyllama_raw.engine.info import Pooling
 from pyllama_raw.errors import LeaseRefused, Unsupported, WaitedTooLong
 from pyllama_raw.native.libllama import Device
 from pyllama_raw.options.config import LeaseConfig
+from tests.limits import LIMIT_S
 from tests.loops import anyio_backend  # noqa: F401
 from tests.replying import TOOL, reply_engine, reply_parts
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
-HANG_S = 60.0
+HANG_S = LIMIT_S
 CONFIG = EngineConfig(
     context=ContextConfig(n_ctx=1024, n_batch=64, n_ubatch=64, n_threads=1),
     scheduler=SchedulerConfig(n_slots=1),

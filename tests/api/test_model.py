@@ -20,8 +20,8 @@ from pyllama_raw import (
 from pyllama_raw.engine import shared_models
 from pyllama_raw.engine.shared_models import Shared
 from pyllama_raw.errors import ClosedError, ModelLoadFailed
-from tests.loops import anyio_backend  # noqa: F401
 from tests.native.support import run_python
+from tests.support.native_loops import anyio_backend  # noqa: F401
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native

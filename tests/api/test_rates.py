@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from pyllama_raw import Result
 from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.request import FinishReason
@@ -57,11 +59,13 @@ def test_bytes_of_cells_are_those_of_their_tokens():
     assert (stats.n_cells_used, stats.kv_bytes_used) == (8, 80)
 
 
-def test_a_queue_of_a_hundred_thousand_is_bounded_and_empties():
+@pytest.mark.parametrize(
+    "n_requests", [10_000, pytest.param(100_000, marks=pytest.mark.nightly)]
+)
+def test_a_long_queue_is_bounded_and_empties(n_requests):
     """
     While nothing is computed all of them wait; each then ends once.
     """
-    n_requests = 100_000
     scheduler = make_scheduler()
     for request_id in range(n_requests):
         scheduler.add(make_request(request_id, n_prompt=1, max_tokens=1), 0.0)

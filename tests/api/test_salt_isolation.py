@@ -23,9 +23,10 @@ from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from pyllama_raw.testing.executor import HEAD_BYTES, TOKEN_BYTES
 from tests.hostile import AngryText, Unhashable
+from tests.limits import LIMIT_S
 
-N_HISTORIES = int(os.environ.get("PYLLAMA_RAW_TEST_HISTORIES", "60"))
-HANG_S = 60
+N_HISTORIES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "40"))
+HANG_S = LIMIT_S
 
 # What a salt is for the engine; REFUSED: it is none.
 REFUSED = object()

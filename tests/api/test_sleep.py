@@ -28,11 +28,12 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.results import FinishReason
 from tests.held import check_held
-from tests.loops import anyio_backend  # noqa: F401
+from tests.limits import LIMIT_S
+from tests.support.native_loops import anyio_backend  # noqa: F401
 from tests.tiny import tiny_adapter, tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
-HANG_S = 60.0
+HANG_S = LIMIT_S
 CONFIG = EngineConfig(
     context=ContextConfig(n_ctx=1024, n_batch=64, n_ubatch=64, n_threads=1),
     scheduler=SchedulerConfig(n_slots=2, max_waiting=2),

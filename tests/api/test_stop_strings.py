@@ -24,7 +24,7 @@ from pyllama_raw.replies.parser import ReplyParser
 from pyllama_raw.replies.spec import ReplySpec
 from tests.core.support import answer, make_scheduler, run_until_idle
 
-N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_STOP_EXAMPLES", "100"))
+N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "50"))
 END = 0  # the stop token; its piece is no text of the output
 MAX_TOKENS = 12
 

@@ -32,7 +32,7 @@ from tests.core.support import (
     run_until_idle,
 )
 
-N_HISTORIES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "300"))
+N_HISTORIES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "100"))
 LOTS = Lot("a"), Lot("b")
 
 
@@ -275,6 +275,8 @@ class History:
         self.bounds = {lot: n - 1 for lot, n in bounds.items()}
 
 
+@pytest.mark.no_cover
+@pytest.mark.chance
 @pytest.mark.parametrize("first", range(0, N_HISTORIES, 100))
 def test_no_plan_mixes_lots_and_none_waits_longer_than_the_bound(first):
     """

@@ -380,6 +380,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert len(tokens) == len(set(tokens))
 
 
+@pytest.mark.no_cover
+@pytest.mark.chance
 @pytest.mark.parametrize("kind", SnapshotKind)
 def test_cache_agrees_with_a_list(kind):
     """

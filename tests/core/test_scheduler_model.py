@@ -5,6 +5,7 @@ from array import array
 from collections import Counter
 from random import Random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -479,7 +480,7 @@ SchedulerModel.TestCase.settings = settings(
     max_examples=int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "60")),
     stateful_step_count=40,
 )
-TestSchedulerModel = SchedulerModel.TestCase
+TestSchedulerModel = pytest.mark.no_cover(SchedulerModel.TestCase)
 
 
 class Dice:
@@ -551,11 +552,13 @@ def kind_of(move):
     return type(move).__name__
 
 
-def test_long_histories_go_through_all_tiers():
+@pytest.mark.no_cover
+@pytest.mark.parametrize("n", [16, pytest.param(96, marks=pytest.mark.nightly)])
+def test_long_histories_go_through_all_tiers(n):
     """
     What a slot holds is what its sequence says, after any copies, restores and reads.
     """
-    counts = sum((play(seed) for seed in range(48)), Counter())
+    counts = sum((play(seed) for seed in range(n)), Counter())
 
     names = ("host int", "disk int", "disk Snapshot", "Load", "Fetch", "Delete")
-    assert min(counts[name] for name in names) > 25
+    assert min(counts[name] for name in names) >= n / 2

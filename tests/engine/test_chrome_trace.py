@@ -25,7 +25,7 @@ from pyllama_raw.lab.chrome_trace import write_trace
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from tests.core.support import make_request
 
-N_CASES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "60"))
+N_CASES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "20"))
 FIELDS = {
     "X": {"ph", "name", "cat", "pid", "tid", "ts", "dur", "args"},
     "C": {"ph", "name", "pid", "ts", "args"},

@@ -21,7 +21,7 @@ from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from tests.core.support import make_request
 from tests.engine.support import HANG_S, PlainLoop, PlainStream
 
-N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "60"))
+N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "20"))
 N_STEPS = 12  # of the request that keeps an engine busy
 
 

@@ -8,6 +8,7 @@ from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.core.support import make_request
 from tests.engine.support import HANG_S, PlainStream, make_thread
 from tests.engine.test_faults import FAULTS
+from tests.support.products import in_turn
 
 HOOKS = (
     *("order_key", "prefill_quota", "victim_key"),
@@ -43,8 +44,14 @@ def served(loop, started, policy) -> tuple[list, int]:
     return ends, thread.stats.policy_faults
 
 
-@pytest.mark.parametrize("hooks", [*[(hook,) for hook in HOOKS], HOOKS])
-@pytest.mark.parametrize("error", FAULTS)
+@pytest.mark.parametrize(
+    ("hooks", "error"),
+    in_turn(
+        [*[(hook,) for hook in HOOKS], HOOKS],
+        tuple(FAULTS),
+        always=lambda hooks, _: hooks == HOOKS,
+    ),
+)
 def test_whatever_a_hook_raises_is_a_fault_of_the_policy(hooks, error, loop, started):
     """
     Interrupts, too, because no user is in the engine thread: all requests are served.

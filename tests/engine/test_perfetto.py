@@ -61,6 +61,7 @@ def processor(tmp_path):
     return tmp_path / FOLDER
 
 
+@pytest.mark.nightly
 def test_perfetto_answers_sql(processor, tmp_path):
     """
     It has slices by slot, counters and flows as the logs have them, and finds no error.

@@ -23,6 +23,7 @@ from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import ContextConfig
 from tests.native.support import EXACT, last_logits, make_context, prefill
 from tests.player import Played, Player, differences, distance_to_replay, playing
+from tests.support.products import in_turn, of_a_class
 from tests.tiny import GENERATING, HYBRID, RECURRENT, SWA, tiny_model
 
 pytestmark = pytest.mark.native
@@ -30,10 +31,6 @@ pytestmark = pytest.mark.native
 DEFAULT = "default model"
 WHOLE = [r.name for r in (*SWA, *RECURRENT, *HYBRID)]  # memory that cannot be cut
 WINDOW = [r.name for r in GENERATING if r.n_swa]
-CASES = [
-    *[pytest.param(r.name, {}, id=r.name) for r in GENERATING],
-    *[pytest.param(n, {"swa_full": False}, id=f"{n}-small") for n in WINDOW],
-]
 NAMES = [*[r.name for r in GENERATING], DEFAULT]
 WIDE = ["gemma3", "gpt-oss"]
 COLD = {"n_slots": 1, "mode": "off"}
@@ -91,6 +88,10 @@ WAYS = {
 BUDGETS = {continue_live: 512, fork: 33, restore: 5}
 
 
+def name_of(value: object) -> str:
+    return getattr(value, "__name__", str(value))
+
+
 def n_reused(player: Player, way) -> int:
     """
     Prompt tokens that need not be computed after *way*; never any of an answer.
@@ -116,8 +117,9 @@ def assert_cold(player: Player, played: Played) -> None:
         assert np.array_equal(logits, expected)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "way"), in_turn(NAMES, tuple(WAYS), always=of_a_class), ids=name_of
+)
 def test_a_hit_changes_no_bit(play, name, way):
     """
     In deterministic mode the logits and tokens after a hit of each tier are, bit for
@@ -184,8 +186,9 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.__name__)
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    ("name", "point"), in_turn(WHOLE, tuple(POINTS), always=of_a_class), ids=name_of
+)
 def test_each_kind_of_snapshot_point_is_exact(play, name, point):
     """
     Memory that cannot be cut goes on from each kind of point without a change.
@@ -264,14 +267,21 @@ OTHER_CHUNKS = 0.05
 OTHER_CHUNKS_DEFAULT = 1.0  # of 35; quantised weights make more of a difference
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_in_every_layout_logits_stay_near(play, name, options, layout):
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *in_turn([r.name for r in GENERATING], tuple(LAYOUTS), always=of_a_class),
+        *in_turn([f"{name} small" for name in WINDOW], tuple(LAYOUTS)),
+    ],
+)
+def test_in_every_layout_logits_stay_near(play, name, layout):
     """
     After a hit of each tier, logits are within 0.002 of a cold run's with the same
     chunks, and within a wider tolerance of those of one that computes the prompt at
     once; then a token differs only if the best two were that near each other.
     """
+    name, _, small = name.partition(" ")
+    options = {"swa_full": False} if small else {}
     assert_near(play, name, LAYOUTS[layout] | options, OTHER_CHUNKS)
 
 

@@ -9,6 +9,7 @@ from pyllama_raw.core.exact import N_FRESH
 from tests.conversations import converse
 from tests.last_digits import steady_attention
 from tests.player import playing
+from tests.support.products import in_turn, of_a_class
 from tests.tiny import GENERATING, HYBRID, RECURRENT, SWA, tiny_model
 
 pytestmark = pytest.mark.native
@@ -32,8 +33,9 @@ def make_tokens(seed: int, n_tokens: int) -> array:
     return array("i", np.random.default_rng(seed).integers(3, 200, n_tokens).tolist())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "layout"), in_turn(NAMES, tuple(LAYOUTS), always=of_a_class)
+)
 def test_chats_say_what_they_say_without_a_cache(name, layout):
     """
     8 random chats with branches and cancelled turns, five at a time over three slots
@@ -57,7 +59,7 @@ def test_chats_are_cold_runs_bit_for_bit(name):
     In deterministic mode a chat that is alone has the tokens and all logits of runs in an
     engine without a cache and with another token budget.
     """
-    report = converse(tiny_model(name), 6, 11, 0.0, n_at_once=1, token_budget=23)
+    report = converse(tiny_model(name), 4, 11, 0.0, n_at_once=1, token_budget=23)
 
     assert report.n_cached > report.n_prompt / 6
     assert (report.n_wrong, report.n_parted, report.worst_logit) == (0, 0, 0.0)
@@ -80,8 +82,9 @@ def test_chats_say_the_same_with_files(tmp_path, name):
     assert {"live", "host"} | from_files <= set(report.tiers)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "layout"), in_turn(NAMES, tuple(LAYOUTS), always=of_a_class)
+)
 def test_cached_tokens_are_those_not_computed(name, layout):
     """
     Prompt tokens less cached ones, and all but the last output token of each request:
@@ -101,8 +104,9 @@ def test_cached_tokens_are_those_not_computed(name, layout):
         assert stats.computed_tokens == n_prompt - n_cached + n_output - len(played)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "layout"), in_turn(NAMES, tuple(LAYOUTS), always=of_a_class)
+)
 def test_equal_prompts_at_once_cost_one_prefill(name, layout):
     """
     The first of six computes the prompt, the others its last token or two, or what a
@@ -119,9 +123,10 @@ def test_equal_prompts_at_once_cost_one_prefill(name, layout):
         assert len({tuple(one.tokens) for one in played}) == 1
 
 
-@pytest.mark.parametrize("swa_full", [True, False])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    ("name", "layout", "swa_full"),
+    in_turn(WHOLE, tuple(LAYOUTS), (True, False), always=of_a_class),
+)
 def test_second_turn_costs_what_is_new_and_one_interval(name, layout, swa_full):
     """
     Also where memory cannot be cut, and the slot went to another request: the new

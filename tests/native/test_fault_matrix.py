@@ -11,7 +11,7 @@ from scripts.faults.runs import runs
 pytestmark = pytest.mark.native
 
 ROOT = Path(__file__).parents[2]
-ALWAYS = ("texts", "pool", "exact", "images", "vectors beside")
+ALWAYS = ("pool", "images")
 RUNS = [
     name if name in ALWAYS else pytest.param(name, marks=pytest.mark.nightly)
     for name in runs()

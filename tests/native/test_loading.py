@@ -9,7 +9,7 @@ import pytest
 from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams
 from pyllama_raw.engine import executor
 from pyllama_raw.native import LoadMode
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.native_loops import anyio_backend  # noqa: F401
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native

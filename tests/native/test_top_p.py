@@ -9,6 +9,7 @@ from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.native.stages import Nucleus, TopK
 from tests.native.stage_reference import Candidates
+from tests.support.products import in_turn
 
 pytestmark = pytest.mark.native
 
@@ -36,10 +37,16 @@ def left(model, candidates, *stages):
     return found
 
 
-@pytest.mark.parametrize("before", [(), (TopK(50),)])
-@pytest.mark.parametrize("min_keep", [0, 1, 700])
-@pytest.mark.parametrize("p", [0.0, 1e-3, 0.5, 0.9, 0.95, 0.999, 0.9999999])
-@pytest.mark.parametrize("width", [0.01, 1.0, 4.0, 30.0])
+@pytest.mark.parametrize(
+    ("width", "p", "min_keep", "before"),
+    in_turn(
+        (0.01, 1.0, 4.0, 30.0),
+        (0.0, 1e-3, 0.5, 0.9, 0.95, 0.999, 0.9999999),
+        (0, 1, 700),
+        ((), (TopK(50),)),
+        always=lambda _, p, min_keep, before: (min_keep, before) == (0, ()),
+    ),
+)
 def test_it_leaves_what_the_one_of_libllama_does(model, width, p, min_keep, before):
     """
     Of flat and peaked rows, sorted or not: ids, logits and probabilities. No two

@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw.prompts.rendering.template import CompiledTemplate
-from tests.rendering.published import published_templates
+from tests.rendering.published import WANTS_A_VARIABLE, compiled_templates
 
 # Each prints all roles, and raises for one thing.
 PRINTS = "[{{ m.role }}]{{ m.content }}"
@@ -191,13 +191,9 @@ def test_templates_of_published_models_print_all_of_a_chat(chat):
     In whatever order its roles are.
     """
     lost = {}
-    for name, source in published_templates().items():
-        if (
-            name != "fireworks-ai-llama-3-firefunction-v2"
-        ):  # wants a variable of its own
-            text = CompiledTemplate(source, {"bos_token": "", "eos_token": ""}).render(
-                chat
-            )[0]
+    for name, template in compiled_templates().items():
+        if name != WANTS_A_VARIABLE:
+            text = template.render(chat)[0]
             lost[name] = [m["content"] for m in chat if m["content"] not in text]
 
     assert {name: words for name, words in lost.items() if words} == {}

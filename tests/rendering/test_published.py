@@ -3,9 +3,8 @@
 import pytest
 
 from pyllama_raw.prompts.rendering.template import CompiledTemplate
-from tests.rendering.published import published_templates
+from tests.rendering.published import WANTS_A_VARIABLE, compiled_templates
 
-TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOL = {
     "type": "function",
     "function": {
@@ -32,8 +31,7 @@ SAID = {
 }
 PARTS = [{"type": "text", "text": text} for text in ("One.", "Two.")]
 
-ITS_OWN = "fireworks-ai-llama-3-firefunction-v2"  # wants a variable of its own
-NO_SYSTEM = {ITS_OWN, "google-gemma-2-2b-it"}
+NO_SYSTEM = {WANTS_A_VARIABLE, "google-gemma-2-2b-it"}
 NO_CALLS = NO_SYSTEM | {
     "HuggingFaceTB-SmolLM3-3B", "LFM2-8B-A1B", "LFM2.5-Instruct",
     "ibm-granite-granite-3.3-2B-Instruct", "llama-cpp-rwkv-world",
@@ -48,8 +46,7 @@ NO_TOOLS = {
 
 @pytest.fixture(scope="module")
 def templates() -> dict[str, CompiledTemplate]:
-    found = published_templates()
-    return {name: CompiledTemplate(source, TOKENS) for name, source in found.items()}
+    return compiled_templates()
 
 
 def without(templates, messages, *words, **options) -> set[str]:
@@ -69,7 +66,7 @@ def test_a_chat_without_tools_is_taken(templates):
     """
     Also where the template expects tools.
     """
-    assert without(templates, [USER], "Hello there") == {ITS_OWN}
+    assert without(templates, [USER], "Hello there") == {WANTS_A_VARIABLE}
 
 
 def test_parts_are_never_shown_as_a_list(templates):
@@ -77,7 +74,9 @@ def test_parts_are_never_shown_as_a_list(templates):
     Their texts are printed by the template, or as lines.
     """
     chat = [{"role": "user", "content": PARTS}]
-    texts = [t.render(chat)[0] for name, t in templates.items() if name != ITS_OWN]
+    texts = [
+        t.render(chat)[0] for name, t in templates.items() if name != WANTS_A_VARIABLE
+    ]
     n_lines = sum("One.\nTwo." in text for text in texts)
 
     assert sum("One.Two." in text for text in texts) >= 19
@@ -91,7 +90,7 @@ def test_system_and_developer_are_heard(templates, role):
     """
     What a template does not take of them is text of the user.
     """
-    assert without(templates, SAID[role], "Be brief.") == {ITS_OWN}
+    assert without(templates, SAID[role], "Be brief.") == {WANTS_A_VARIABLE}
 
 
 def test_tools_are_printed_or_known_not_to_be(templates):
@@ -102,7 +101,7 @@ def test_tools_are_printed_or_known_not_to_be(templates):
 
     assert silent == NO_TOOLS
     assert without(templates, [USER], "get_weather", tools=[TOOL]) == (
-        silent | {ITS_OWN}
+        silent | {WANTS_A_VARIABLE}
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from pyllama_raw.replies.constraint import AnswerForm
 from pyllama_raw.replies.spec import ReplySpec, bundled
 from tests.replies.masked import Drawn, Masked
 from tests.replies.written import is_special, written
+from tests.support.products import in_turn
 
 jsonschema = pytest.importorskip("jsonschema")
 pytest.importorskip("llguidance")
+pytestmark = pytest.mark.chance
 
 FAMILIES = [name for name, spec in bundled().items() if spec.calls]
-SEEDS = range(2)
+SEEDS = range(int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "1")))
 
 
 def tool(name: str, *required: str, **properties: Any) -> dict[str, Any]:
@@ -256,8 +259,7 @@ def opened(spec: ReplySpec) -> str:
     return "" if spec.reasoning is None else spec.reasoning.start[0]
 
 
-@pytest.mark.parametrize("family", bundled())
-@pytest.mark.parametrize("tools", [[], TOOLS], ids=["no tools", "tools"])
+@pytest.mark.parametrize(("family", "tools"), in_turn(tuple(bundled()), ([], TOOLS)))
 def test_a_reply_is_a_form_of_the_answer_or_has_calls(family, tools):
     """
     In every family, where the prompt begins to think and where it does not.
@@ -267,7 +269,7 @@ def test_a_reply_is_a_form_of_the_answer_or_has_calls(family, tools):
     for prefix in {"", opened(spec)}:
         masked = Masked(spec, tools, prefix, JSON, must=False, parallel=True)
 
-        for drawn in map(masked.draw, range(3)):
+        for drawn in map(masked.draw, SEEDS):
             if drawn.has_ended and drawn.calls:
                 assert tools
                 assert not drawn.content.strip()

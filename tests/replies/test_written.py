@@ -53,7 +53,7 @@ def test_a_reply_is_read_as_it_was_written(family: str, bound: bool):
 
 @each_family
 @each_binding
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_any_pieces_give_the_same_parts(family: str, bound: bool, data: st.DataObject):
     """

@@ -1,24 +1,56 @@
 """Applications behind real servers, and engines on fakes that answer chats."""
 
+import asyncio
+import copy
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import anyio
+import fastapi.routing
 import uvicorn
+from fastapi.utils import ModelField, create_model_field
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import make_app
-from pyllama_raw.testing import FakeExecutor, fake_engine
+from pyllama_raw.testing import FakeExecutor, fake_parts
 from tests.limits import LIMIT_S  # noqa: F401 - tests of the service have it from here
 
 BACKLOG = 2048  # connections that wait for the server
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
-def chatting(executor: FakeExecutor | None = None, **options) -> AsyncEngine:
-    """An engine on fakes whose chats are the texts of their messages."""
-    return fake_engine(executor, chat_template=TEMPLATE, **options)
+@cache
+def _field_of(kind: object, mode: Any) -> ModelField:
+    return create_model_field("any", kind, mode=mode)
+
+
+def _named_field(name: str, type_: object, mode: Any = "validation") -> ModelField:
+    """An answer of a route; only its name differs from those of the same type."""
+    field = copy.copy(_field_of(type_, mode))
+    field.name = name
+    return field
+
+
+# Each application makes a hundred of these for the same ten types, which takes longer than to
+# start its server and to answer a chat.
+fastapi.routing.create_model_field = _named_field
+
+
+def chatting(
+    executor: FakeExecutor | None = None, chat_template: str = TEMPLATE, **options
+) -> AsyncEngine:
+    """
+    An engine on fakes whose chats are the texts of their messages.
+
+    Its template runs in this process: to start another one takes a tenth of a second, and
+    tests/rendering, tests/api and the native tests of the service have those.
+    """
+    parts = fake_parts(executor, chat_template=chat_template, **options)
+    return AsyncEngine(replace(parts, template_process=False))
 
 
 async def request_of(read, body):
@@ -43,12 +75,31 @@ async def serving(app, backend: str) -> AsyncIterator[str]:
             options = uvicorn.Config(
                 app, log_level="warning", lifespan="off", backlog=BACKLOG
             )
-            server = uvicorn.Server(options)
-            group.start_soon(server.serve, [listening])
+            group.start_soon(_Server(options, ended).serve, [listening])
         yield f"http://127.0.0.1:{port}"
-        if backend != "trio":
-            server.should_exit = True
         ended.set()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which ends at once: its own looks ten times a second whether it should."""
+
+    def __init__(self, config: uvicorn.Config, ended: anyio.Event) -> None:
+        super().__init__(config)
+        self._ended = ended
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._ended.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110
+            await asyncio.sleep(1e-3)  # nothing tells of it
+        for server in self.servers:
+            await server.wait_closed()
 
 
 async def _hypercorn(app, descriptor: int, ended: anyio.Event) -> None:

@@ -18,7 +18,7 @@ from tests.tiny import tiny_model
 pytestmark = pytest.mark.native
 
 ROOT = Path(__file__).resolve().parents[2]
-N_STREAMS = 32
+N_STREAMS = 16
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def test_a_signal_takes_nothing_from_streams():
     texts, found = [], {}
 
     async def talk(running, url):
-        async with streaming(url, texts, max_tokens=400) as client:
+        async with streaming(url, texts, max_tokens=150) as client:
             running.send_signal(signal.SIGTERM)
             while (await client.get("/readyz")).status_code == 200:
                 pass
@@ -101,7 +101,7 @@ def test_a_signal_takes_nothing_from_streams():
     assert (found["live"].status_code, found["new"].status_code) == (200, 503)
     assert found["new"].headers["connection"] == "close"
     assert int(found["new"].headers["retry-after"]) >= 1
-    assert [*ends_of(texts)] == [(200, 400, "length", 1)] * N_STREAMS
+    assert [*ends_of(texts)] == [(200, 150, "length", 1)] * N_STREAMS
 
 
 def test_a_second_signal_ends_what_runs():

@@ -10,7 +10,7 @@ from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.sim import Guessed, Lengths, Machine, Trace, Workload, simulate
 from pyllama_raw.lab.workloads import Arrival
 
-LOAD = Workload(n_requests=400, rate=8, seed=1)
+LOAD = Workload(n_requests=150, rate=8, seed=1)
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)
 
 
@@ -39,7 +39,7 @@ def test_a_policy_sees_the_guess_alone():
     guesses = [values["n_output"] for values in data]
 
     assert set(limits) == {256}
-    assert sum(a == b for a, b in zip(guesses, outputs, strict=True)) < 40
+    assert sum(a == b for a, b in zip(guesses, outputs, strict=True)) < 15
 
 
 def test_guesses_are_off_by_a_factor_of_sigma():
@@ -115,7 +115,7 @@ def test_the_command_takes_guesses(capsys):
     """
     Equal seeds guess alike; a guess changes what sjf does, and nothing of fcfs.
     """
-    few = ["simulate", "--requests", "200", "--rate", "20", "--compare"]
+    few = ["simulate", "--requests", "80", "--rate", "20", "--compare"]
     rows = []
     for flags in (["sjf"], ["sjf", "--guess", "1.5"], ["sjf", "--guess", "1.5"]):
         assert main([*few, *flags]) == 0

@@ -1,0 +1,10 @@
+"""Both event loops, trio by night: the library waits as fakes do, which both loops have each time."""
+
+import pytest
+
+
+@pytest.fixture(
+    params=["asyncio", pytest.param("trio", marks=pytest.mark.nightly)],
+)
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return request.param
