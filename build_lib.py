@@ -6,8 +6,8 @@ Looked for in this order:
   PYLLAMA_RAW_SOURCE   a llama.cpp source tree, built with PYLLAMA_RAW_CMAKE_ARGS
   the pinned source    the same llama.cpp this package was written against, from PyPI,
                        with MENDS
-PYLLAMA_RAW_CPU builds for a lesser CPU than this one (_ffi/cpu_level.py). A build is kept in
-the user's cache under a key of all that shaped it. Packaging (setup.py) calls this file
+PYLLAMA_RAW_CPU builds for a lesser CPU than this one, or for any CPU (_ffi/cpu_level.py). A build
+is kept in the user's cache under a key of all that shaped it. Packaging (setup.py) calls this file
 before the package can be imported: standard library only.
 """
 
@@ -106,13 +106,20 @@ CMAKE_FLAGS = (
 AMX_FLAGS = ROOT / "scripts" / "amx.cmake"  # read behind project("ggml")
 MTMD_FLAGS = ROOT / "scripts" / "mtmd.cmake"  # read behind project("llama.cpp")
 TARGETS = ("llama", "mtmd")
+GOMP = "libgomp.so.1"
+OLDER_LIBSTDCXX = ROOT / "scripts" / "older_libstdcxx.h"
 IN_FRONT = FFI_DIR / "memory" / "huge_pages.h"  # of every C file
 WHOLE_HEADERS = ("llama.h", "gguf.h", "mtmd.h", "mtmd-helper.h")  # declared to Python
 PART_HEADERS = ("ggml.h", "ggml-backend.h", "ggml-opt.h", "ggml-cpu.h")
 HEADERS = (*PART_HEADERS, *WHOLE_HEADERS)
 SHIM_HEADERS = (
     *(f"boundary/{name}.h" for name in ("errors", "abort_flag", "loading", "vocab")),
-    *("boundary/state.h", "boundary/log.h", "boundary/adapters.h"),
+    *(
+        "boundary/state.h",
+        "boundary/log.h",
+        "boundary/adapters.h",
+        "boundary/variant.h",
+    ),
     *("kernels/kernels.h", "kernels/watch.h", "boundary/breakdown.h"),
     *("grammar/grammar.h", "step/sampler.h", "step/step.h", "media/projector.h"),
 )
@@ -243,6 +250,7 @@ def build_key() -> str:
         MTMD_FLAGS.read_text(),
         *CMAKE_FLAGS,
         *cpu_level.cmake_flags(cpu),
+        *(cpu_level.VARIANTS if cpu == cpu_level.ANY else ()),
         *user_flags(),
         *(f"{k}={os.environ.get(k, '')}" for k in ("CFLAGS", "CXXFLAGS", "LDFLAGS")),
         toolchain.compiler("CC", "cc"),
@@ -291,7 +299,9 @@ def _build_into(home: Path) -> None:
         tree = _source_tree(named) if named else unpack_source(folder / "llama.cpp")
         if not named:
             mend(tree)
-        prefix, work = folder / "prefix", folder / "work"
+        prefix, work, cpu = folder / "prefix", folder / "work", chosen_cpu()
+        if cpu == cpu_level.ANY and not named:
+            leave_variants_out(tree)
         toolchain.say(
             f"building libllama and libmtmd from {named or 'llama.cpp ' + LLAMA_COMMIT}"
         )
@@ -299,7 +309,7 @@ def _build_into(home: Path) -> None:
         cmake_build(
             tree,
             work,
-            [*CMAKE_FLAGS, *cpu_level.cmake_flags(chosen_cpu()), *user_flags()],
+            [*CMAKE_FLAGS, *cpu_level.cmake_flags(cpu), *user_flags()],
             TARGETS,
             c_flags=shlex.join(["-include", str(folder / IN_FRONT.name)]),
         )
@@ -309,7 +319,10 @@ def _build_into(home: Path) -> None:
             str(work),
             "--prefix",
             str(prefix),
+            *(["--strip"] if cpu == cpu_level.ANY else []),
         )
+        if cpu == cpu_level.ANY:
+            add_openmp(prefix / "lib")
         shutil.copy(tree / "LICENSE", prefix / "lib" / "LICENSE.llama.cpp")
         if is_mended(tree):
             (prefix / MENDED).touch()
@@ -366,6 +379,46 @@ def is_mended(tree: Path) -> bool:
         path.is_file() and one.right in path.read_text("utf-8", "replace")
         for path, one in paths
     )
+
+
+def leave_variants_out(tree: Path) -> None:
+    """
+    Take the variants of CPUs that we do not ship out of the llama.cpp in *tree*, which is ours.
+
+    ggml has no option for that. Raises BuildError: it does not have all that we ship.
+    """
+    path = tree / "ggml" / "src" / "CMakeLists.txt"
+    text = path.read_text("utf-8")
+    x86, behind, rest = text.partition('elseif(GGML_SYSTEM_ARCH STREQUAL "ARM")')
+    line = re.compile(r"^ *ggml_add_cpu_backend_variant\((\w+).*\)\n", re.MULTILINE)
+    missing = set(cpu_level.VARIANTS) - set(line.findall(x86))
+    if missing:
+        raise BuildError(
+            f"llama.cpp {LLAMA_COMMIT} has no CPU variants {', '.join(sorted(missing))}: "
+            "change VARIANTS in pyllama_raw/_ffi/cpu_level.py"
+        )
+    x86 = line.sub(lambda one: one[0] if one[1] in cpu_level.VARIANTS else "", x86)
+    path.write_text(x86 + behind + rest, "utf-8")
+
+
+def add_openmp(lib: Path) -> None:
+    """
+    Copy GCC's OpenMP into *lib* under its own name, with its licence if the system has it.
+
+    Other machines may lack it. `_ffi/openmp.py` looks for it by that name. Raises BuildError.
+    """
+    command = [*shlex.split(os.environ.get("CC") or "cc"), f"-print-file-name={GOMP}"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    path = Path(said.strip())
+    if not path.is_absolute():  # the compiler repeats a name that it does not know
+        raise BuildError(
+            f"{command[0]} has no {GOMP}: build for any CPU with GCC and its OpenMP "
+            "(Debian: apt install libgomp1)"
+        )
+    shutil.copyfile(path.resolve(), lib / GOMP)
+    licence = Path("/usr/share/doc/libgomp1/copyright")
+    if licence.is_file():
+        shutil.copyfile(licence, lib / "LICENSE.libgomp")
 
 
 def cmake_build(
@@ -425,6 +478,7 @@ def ffibuilder(library: Library) -> Any:
     """Describe the extension: cffi API mode, C++, stable ABI of Python 3.11."""
     from cffi import FFI  # a build requirement, absent when only building the library
 
+    is_for_any = library.cpu == cpu_level.ANY
     ffi = FFI()
     ffi.cdef(c_declarations.render(seen_by_python([library.include])))
     ffi.set_source(
@@ -443,8 +497,12 @@ def ffibuilder(library: Library) -> Any:
             "-Wno-deprecated-declarations",
             # Headers of g++ 12 begin vectors of AVX-512 with themselves, on purpose.
             *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+            *(["-include", str(OLDER_LIBSTDCXX)] if is_for_any else []),
         ],
-        extra_link_args=[f"-Wl,-rpath,{rpath(library)}"],
+        extra_link_args=[
+            f"-Wl,-rpath,{rpath(library)}",
+            *(["-Wl,--strip-all"] if is_for_any else []),
+        ],
         define_macros=[
             ("Py_LIMITED_API", "0x030b0000"),
             ("PLR_IS_MENDED", str(int(library.is_mended))),
@@ -470,6 +528,7 @@ def kept_extension(library: Library) -> Path | None:
         Path(__file__),
         ROOT / "setup.py",
         USED,
+        OLDER_LIBSTDCXX,
         Path(cpu_level.__file__),
         *(ROOT / "scripts").glob("c_*.py"),
     ]

@@ -519,11 +519,11 @@ def test_a_level_is_part_of_the_key(monkeypatch):
     """
     monkeypatch.setattr(build_lib.cpu_level, "check_runs", lambda *_: None)
     keys = {build_lib.build_key()}
-    for level in ("native", *build_lib.cpu_level.LEVELS):
+    for level in ("native", "any", *build_lib.cpu_level.LEVELS):
         monkeypatch.setenv("PYLLAMA_RAW_CPU", level)
         keys.add(build_lib.build_key())
 
-    assert len(keys) == 1 + len(build_lib.cpu_level.LEVELS)
+    assert len(keys) == 2 + len(build_lib.cpu_level.LEVELS)
 
 
 def test_a_wrong_level_is_refused_with_those_there_are(monkeypatch):
@@ -533,7 +533,8 @@ def test_a_wrong_level_is_refused_with_those_there_are(monkeypatch):
     monkeypatch.setenv("PYLLAMA_RAW_CPU", "avx3")
 
     with pytest.raises(
-        BuildError, match="no such level; levels are native, sse42, avx2, avx512vnni"
+        BuildError,
+        match="no such level; levels are native, any, sse42, avx2, avx512vnni",
     ):
         build_lib.find_or_build()
 
@@ -592,6 +593,66 @@ def test_levels_say_what_cmake_and_kernels_may_use():
         },
         {"PLR_CPU_LEVEL": '"native"'},
     ]
+
+
+def test_a_library_for_any_cpu_has_plug_ins():
+    """
+    They lie beside the other libraries, and our kernels may use all that a CPU has.
+    """
+    levels = build_lib.cpu_level
+
+    assert levels.cmake_flags("any") == [
+        "-DGGML_NATIVE=OFF",
+        "-DGGML_BACKEND_DL=ON",
+        "-DGGML_CPU_ALL_VARIANTS=ON",
+        "-DCMAKE_INSTALL_BINDIR=lib",
+    ]
+    assert levels.macros("any") == [("PLR_CPU_LEVEL", '"any"')]
+
+
+def make_ggml(folder: Path, names: Iterable[str]) -> Path:
+    """The part of a llama.cpp that says which variants of CPUs are built."""
+    path = folder / "ggml" / "src" / "CMakeLists.txt"
+    path.parent.mkdir(parents=True)
+    lines = [f"        ggml_add_cpu_backend_variant({name} SSE42)\n" for name in names]
+    other = "        ggml_add_cpu_backend_variant(armv8.0_1)\n"
+    middle = '    elseif(GGML_SYSTEM_ARCH STREQUAL "ARM")\n'
+    path.write_text("".join([*lines, middle, other]))
+    return path
+
+
+def test_variants_that_nobody_needs_are_not_built(tmp_path):
+    """
+    Those of other machines are left alone.
+    """
+    names = list(build_lib.cpu_level.VARIANTS)
+    expected = make_ggml(tmp_path / "expected", names).read_text()
+    path = make_ggml(tmp_path / "source", [names[0], "cannonlake", *names[1:]])
+
+    build_lib.leave_variants_out(tmp_path / "source")
+
+    assert path.read_text() == expected
+
+
+def test_a_source_without_one_of_our_variants_is_refused(tmp_path):
+    """
+    A wheel that lacks one would be slow on some CPUs, and nobody would know.
+    """
+    names = [name for name in build_lib.cpu_level.VARIANTS if name != "zen4"]
+    make_ggml(tmp_path, names)
+
+    with pytest.raises(BuildError, match="has no CPU variants zen4: change VARIANTS"):
+        build_lib.leave_variants_out(tmp_path)
+
+
+def test_a_compiler_without_openmp_is_refused(monkeypatch, tmp_path):
+    """
+    Another machine may have none, so a library for any CPU brings it.
+    """
+    monkeypatch.setenv("CC", "echo")  # as a compiler that does not know the file
+
+    with pytest.raises(BuildError, match=r"has no libgomp\.so\.1: .*GCC"):
+        build_lib.add_openmp(tmp_path)
 
 
 @pytest.mark.parametrize(

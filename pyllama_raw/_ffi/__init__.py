@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw._ffi.cpu_level import (
+    ANY,
     LEVEL_FILE,
     NATIVE,
     VARIABLE,
@@ -27,6 +28,9 @@ from pyllama_raw._ffi.openmp import choosing
 from pyllama_raw.errors import LibraryNotBuilt
 
 EXTENSION = "pyllama_raw._ffi._llama"
+LIBRARIES = (
+    Path(__file__).parent / "lib"
+)  # beside the extension, unless a prefix has them
 
 
 def load() -> tuple[Any, Any]:
@@ -51,8 +55,10 @@ def _check_cpu() -> None:
     Refuse a library that this CPU cannot run, which would end the process, or that is built
     for another level of CPUs than PYLLAMA_RAW_CPU names. Raises LibraryNotBuilt.
     """
-    path = Path(__file__).parent / "lib" / LEVEL_FILE
+    path = LIBRARIES / LEVEL_FILE
     level = path.read_text().strip() if path.is_file() else NATIVE
+    if level == ANY:  # PYLLAMA_RAW_CPU names one of its variants
+        return
     build = "`pip install .` in the source tree builds it anew"
     try:
         check_runs(level)

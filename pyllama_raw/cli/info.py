@@ -82,6 +82,7 @@ def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str,
             "pyllama_raw": __version__,
             "llama_cpp": libllama.llama_version(),
             "cpu": libllama.cpu_level(),
+            "cpu variant": _variant(),
             "system": libllama.system_info(),
         },
     )
@@ -117,6 +118,11 @@ def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str,
         with Context(model, n_seq_max=layout.n_seq_max, **fields) as context:
             limits = _limits(context, config, layout)
         yield "limits", limits | {"kernels": kernels_used(model, config)}
+
+
+def _variant() -> str | None:
+    variant = libllama.cpu_variant()
+    return None if variant is None else f"{variant.name} ({variant.reason})"
 
 
 def _file(capabilities: Capabilities) -> dict[str, Any]:
