@@ -4,8 +4,8 @@ Find or build libllama and libmtmd, and describe the extension that links them.
 Looked for in this order:
   PYLLAMA_RAW_PREFIX   an installed llama.cpp: headers in include/, libraries in lib/
   PYLLAMA_RAW_SOURCE   a llama.cpp source tree, built with PYLLAMA_RAW_CMAKE_ARGS
-  the pinned source    the same llama.cpp this package was written against, from PyPI,
-                       with MENDS
+  the pinned source    the same llama.cpp this package was written against, with MENDS: from
+                       the archive that PYLLAMA_RAW_SOURCE names, from the cache, or from PyPI
 PYLLAMA_RAW_CPU builds for a lesser CPU than this one, or for any CPU (_ffi/cpu_level.py). A build
 is kept in the user's cache under a key of all that shaped it. Packaging (setup.py) calls this file
 before the package can be imported: standard library only.
@@ -51,6 +51,7 @@ toolchain = load_by_path(ROOT / "scripts" / "toolchain.py")
 c_declarations = load_by_path(ROOT / "scripts" / "c_declarations.py")
 c_fit = load_by_path(ROOT / "scripts" / "c_fit.py")
 cpu_level = load_by_path(FFI_DIR / "cpu_level.py")
+loaded = load_by_path(FFI_DIR / "loaded.py")
 BuildError: type[Exception] = toolchain.BuildError
 
 # The one place that pins llama.cpp. Raising it is its own commit.
@@ -175,8 +176,7 @@ def find_or_build() -> Library:
                 f"installed in PYLLAMA_RAW_PREFIX={prefix}: unset one of both"
             )
         return installed_at(Path(prefix).expanduser().resolve())
-    if source := os.environ.get("PYLLAMA_RAW_SOURCE"):
-        tree = _source_tree(source)
+    if tree := named_tree():
         folders = [tree / part for part in ("include", "ggml/include", "tools/mtmd")]
         check_headers("PYLLAMA_RAW_SOURCE", tree, folders)
     home = fetch.cache_dir() / "lib" / build_key()
@@ -239,12 +239,11 @@ def check_headers(variable: str, named: Path, folders: list[Path]) -> None:
 
 def build_key() -> str:
     """Name everything that shapes the binary: source, flags, compiler, machine."""
-    source = os.environ.get("PYLLAMA_RAW_SOURCE")
-    cpu = chosen_cpu()
+    tree, cpu = named_tree(), chosen_cpu()
     parts = (
         str(RECIPE),
         str(MENDS),
-        _tree_stamp(_source_tree(source)) if source else SOURCE.sha256,
+        _tree_stamp(tree) if tree else SOURCE.sha256,
         IN_FRONT.read_text(),
         AMX_FLAGS.read_text(),
         MTMD_FLAGS.read_text(),
@@ -267,14 +266,41 @@ def user_flags() -> list[str]:
     return ["-DCMAKE_INSTALL_RPATH_USE_LINK_PATH=ON", *flags] if flags else []
 
 
-def _source_tree(named: str) -> Path:
-    tree = Path(named).expanduser().resolve()
-    if not (tree / "include" / "llama.h").is_file():
+def named_source() -> Path | None:
+    """What PYLLAMA_RAW_SOURCE names: a source tree, or the archive of the pinned source."""
+    name = os.environ.get("PYLLAMA_RAW_SOURCE")
+    return Path(name).expanduser().resolve() if name else None
+
+
+def named_tree() -> Path | None:
+    """
+    The source tree that PYLLAMA_RAW_SOURCE names; None: the pinned source is built.
+
+    Raises:
+        BuildError: it names neither a tree nor the archive of the pinned source.
+    """
+    path = named_source()
+    if path is None or (path.is_file() and is_pinned(path)):
+        return None
+    if path.is_file():
         raise BuildError(
-            f"PYLLAMA_RAW_SOURCE={tree} is not a llama.cpp source tree: "
+            f"PYLLAMA_RAW_SOURCE={path} is not {SOURCE.filename}: the archive of the pinned "
+            f"llama.cpp has {SOURCE.n_bytes} bytes with sha256 {SOURCE.sha256}. Unpack "
+            "another one and name its folder"
+        )
+    if not (path / "include" / "llama.h").is_file():
+        raise BuildError(
+            f"PYLLAMA_RAW_SOURCE={path} is not a llama.cpp source tree: "
             "it has no include/llama.h"
         )
-    return tree
+    return path
+
+
+def is_pinned(archive: Path) -> bool:
+    """Whether *archive* is the pinned source, whatever its name is."""
+    if archive.stat().st_size != SOURCE.n_bytes:
+        return False
+    return hashlib.sha256(archive.read_bytes()).hexdigest() == SOURCE.sha256
 
 
 def _tree_stamp(tree: Path) -> str:
@@ -295,8 +321,8 @@ def _build_into(home: Path) -> None:
         folder = Path(scratch)
         for tool in ("cmake", "ninja"):
             toolchain.find_tool(tool)  # before minutes of downloading
-        named = os.environ.get("PYLLAMA_RAW_SOURCE")
-        tree = _source_tree(named) if named else unpack_source(folder / "llama.cpp")
+        named = named_tree()
+        tree = named or unpack_source(folder / "llama.cpp")
         if not named:
             mend(tree)
         prefix, work, cpu = folder / "prefix", folder / "work", chosen_cpu()
@@ -333,9 +359,11 @@ def _build_into(home: Path) -> None:
 
 
 def unpack_source(target: Path) -> Path:
-    """Fetch the pinned source and unpack its llama.cpp as *target*."""
+    """Unpack the llama.cpp of the pinned source as *target*; fetch it if nobody names it."""
     progress = toolchain.DownloadLines(SOURCE.n_bytes)
-    archive = fetch.fetch(SOURCE, fetch.cache_dir() / "download", progress)
+    archive = named_source() or fetch.fetch(
+        SOURCE, fetch.cache_dir() / "download", progress
+    )
     with tarfile.open(archive) as tar:
         for member in tar:
             name = PurePosixPath(member.name)
@@ -436,21 +464,57 @@ def cmake_build(
         given = env.get(variable, "")
         env[variable] = f"{given} {prefix_map} {own}".strip()
     cmake, ninja = toolchain.find_tool("cmake"), toolchain.find_tool("ninja")
-    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-    amx = f"-DCMAKE_PROJECT_ggml_INCLUDE={AMX_FLAGS}"
-    pinned = [
-        f"-DLLAMA_BUILD_COMMIT={LLAMA_COMMIT}",
-        "-DLLAMA_BUILD_NUMBER=0",
-        f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={MTMD_FLAGS}",
-    ]
-    if "PYLLAMA_RAW_SOURCE" in os.environ:
-        pinned = []  # that source has a version, and perhaps other files of models
-    configure = ["-S", str(tree), "-B", str(work), *generator, *pinned, amx, *flags]
-    toolchain.run(cmake, *configure, env=env)
+    configure = ["-S", str(tree), "-B", str(work), f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    toolchain.run(cmake, *configure, *fixed_flags(), *flags, env=env)
     n_jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(toolchain.n_cpus())
     toolchain.run(
         cmake, "--build", str(work), "-j", n_jobs, "--target", *targets, env=env
     )
+
+
+def fixed_flags() -> list[str]:
+    """Flags of cmake that no variable changes."""
+    flags = ["-G", "Ninja", f"-DCMAKE_PROJECT_ggml_INCLUDE={AMX_FLAGS}"]
+    if named_tree():
+        return flags  # that source has a version, and perhaps other files of models
+    return [
+        *flags,
+        f"-DLLAMA_BUILD_COMMIT={LLAMA_COMMIT}",
+        "-DLLAMA_BUILD_NUMBER=0",
+        f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={MTMD_FLAGS}",
+    ]
+
+
+def record(library: Library) -> dict[str, str]:
+    """
+    What a library was built from and how: setup.py keeps it beside the extension.
+
+    `pyllama-raw info --build` shows it. `version` is compared with that of the library that is
+    loaded, where an installed one may have changed since (_ffi/__init__.py).
+    """
+    if not library.bundled:
+        path = _by_soname(
+            (_find_library(library.lib, "llama") or library.lib).resolve()
+        )
+        return {
+            "llama.cpp": f"installed in {library.prefix}",
+            "library": str(path),
+            "version": loaded.version_of(path),
+        }
+    tree = named_tree()
+    flags = [*fixed_flags(), *CMAKE_FLAGS, *cpu_level.cmake_flags(library.cpu)]
+    command = shlex.join(
+        ["cmake", "-S", "llama.cpp", "-B", "build", *flags, *user_flags()]
+    )
+    return {
+        "llama.cpp": str(tree) if tree else f"{LLAMA_COMMIT}, in {SOURCE.filename}",
+        "mended": "yes" if library.is_mended else "no",
+        "cpu": library.cpu,
+        "compiler": toolchain.compiler("CXX", "c++"),
+        # Folders of this machine are nobody's business, and say nothing.
+        "configure": command.replace(f"{ROOT}{os.sep}", ""),
+        "build": shlex.join(["cmake", "--build", "build", "--target", *TARGETS]),
+    }
 
 
 def _find_library(folder: Path, name: str) -> Path | None:

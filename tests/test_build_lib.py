@@ -1,5 +1,6 @@
 """Finding, keying and describing the native library; nothing is compiled here."""
 
+import hashlib
 import io
 import os
 import re
@@ -287,6 +288,82 @@ def test_folder_without_llama_is_no_source_tree(monkeypatch, tmp_path):
 
     with pytest.raises(BuildError, match=r"is not a llama\.cpp source tree"):
         build_lib.find_or_build()
+
+
+def test_the_archive_of_the_pinned_source_can_be_named(monkeypatch, tmp_path):
+    """
+    A build without a network: nothing is fetched, and the build is that of the pinned source.
+    """
+    key = build_lib.build_key()
+    root = str(build_lib.SOURCE_FOLDER)
+    archive = tmp_path / "source.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        member = tarfile.TarInfo(f"{root}/src/a.cpp")
+        member.size = 4
+        tar.addfile(member, io.BytesIO(b"text"))
+    monkeypatch.setattr(build_lib, "is_pinned", lambda path: path == archive)
+    monkeypatch.setattr(build_lib.fetch, "fetch", forbidden)
+    monkeypatch.setenv("PYLLAMA_RAW_SOURCE", str(archive))
+
+    target = build_lib.unpack_source(tmp_path / "target")
+
+    assert (target / "src" / "a.cpp").read_text() == "text"
+    assert build_lib.build_key() == key
+
+
+def test_another_archive_is_refused(monkeypatch, tmp_path):
+    """
+    With what the pinned one is, and what to do with another one.
+    """
+    archive = tmp_path / "llama.cpp.tar.gz"
+    archive.touch()
+    monkeypatch.setenv("PYLLAMA_RAW_SOURCE", str(archive))
+
+    with pytest.raises(BuildError) as caught:
+        build_lib.find_or_build()
+
+    assert str(caught.value) == (
+        f"PYLLAMA_RAW_SOURCE={archive} is not {build_lib.SOURCE.filename}: the archive of "
+        f"the pinned llama.cpp has {build_lib.SOURCE.n_bytes} bytes with sha256 "
+        f"{build_lib.SOURCE.sha256}. Unpack another one and name its folder"
+    )
+
+
+def test_the_pinned_source_is_known_by_its_bytes(monkeypatch, tmp_path):
+    """
+    Its size alone is not enough.
+    """
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_bytes(b"text")
+    wrong.write_bytes(b"tent")
+    digest = hashlib.sha256(b"text").hexdigest()
+    source = replace(build_lib.SOURCE, n_bytes=4, sha256=digest)
+    monkeypatch.setattr(build_lib, "SOURCE", source)
+
+    assert [build_lib.is_pinned(path) for path in (right, wrong)] == [True, False]
+
+
+def test_a_record_says_how_the_library_was_built(monkeypatch, tmp_path):
+    """
+    With the flags of the user, and without folders of this machine.
+    """
+    monkeypatch.setenv("PYLLAMA_RAW_CMAKE_ARGS", "-DGGML_CUDA=ON")
+    library = build_lib.Library(tmp_path, tmp_path, tmp_path, bundled=True)
+
+    record = build_lib.record(library)
+
+    assert list(record) == [
+        *("llama.cpp", "mended", "cpu", "compiler", "configure", "build"),
+    ]
+    assert record["llama.cpp"].startswith(
+        f"{build_lib.LLAMA_COMMIT}, in llama_cpp_python"
+    )
+    assert (record["mended"], record["cpu"]) == ("no", "native")
+    assert record["configure"].startswith("cmake -S llama.cpp -B build -G Ninja ")
+    assert "-DCMAKE_PROJECT_ggml_INCLUDE=scripts/amx.cmake " in record["configure"]
+    assert record["configure"].endswith(" -DGGML_CUDA=ON")
+    assert record["build"] == "cmake --build build --target llama mtmd"
+    assert str(build_lib.ROOT) not in str(record)
 
 
 def test_finished_build_is_taken_from_the_cache(tmp_path):

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pyllama_raw._ffi import LIBRARIES
+from pyllama_raw._ffi.loaded import record_in
 from pyllama_raw.cli.options import engine_config, model_spec
 from pyllama_raw.engine.estimate import estimate, fitted, kernels_used, probe_model
 from pyllama_raw.engine.info import Capabilities, Operation, probe
@@ -47,11 +49,21 @@ MODEL_FACTS = (
 )
 MEMORY_FACTS = ("can_cut", "can_shift", "images", "sounds")
 PROJECTOR_FACTS = ("sees", "hears", "sample_rate", "uses_mrope", "n_embd", "n_bytes")
+ANOTHER_BUILD = """\
+another build, in the source tree
+  CUDA               PYLLAMA_RAW_CMAKE_ARGS=-DGGML_CUDA=ON pip install .
+  Vulkan             PYLLAMA_RAW_CMAKE_ARGS=-DGGML_VULKAN=ON pip install .
+  any CPU            PYLLAMA_RAW_CPU=any pip install .
+  a source           PYLLAMA_RAW_SOURCE=llama.cpp pip install .
+  an installed one   PYLLAMA_RAW_PREFIX=/usr pip install .
+"""
 VOCAB_FACTS = ("kind", "bos", "eos", "add_bos", "add_eos")
 
 
 def info(options: Namespace) -> int:
     """Run the command; return its exit status."""
+    if options.build:
+        return show_build(as_json=options.json)
     return show(model_spec(options), engine_config(options), as_json=options.json)
 
 
@@ -73,6 +85,18 @@ def show(spec: str | Path | None, config: EngineConfig, *, as_json: bool) -> int
     if error is not None:
         sys.stderr.write(f"error: {error}\n")
     return 0 if error is None else 1
+
+
+def show_build(*, as_json: bool) -> int:
+    """Tell how the library was built; nothing is loaded, because loading it may fail."""
+    record = record_in(LIBRARIES)
+    if as_json:
+        sys.stdout.write(f"{json.dumps(record, indent=2)}\n")
+    elif record:
+        sys.stdout.write("\n".join([*_lines("build", record), ANOTHER_BUILD]))
+    else:
+        sys.stderr.write("error: nothing says how the library was built\n")
+    return 0 if record else 1
 
 
 def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str, Any]]:
