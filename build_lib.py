@@ -510,7 +510,7 @@ def record(library: Library) -> dict[str, str]:
         "llama.cpp": str(tree) if tree else f"{LLAMA_COMMIT}, in {SOURCE.filename}",
         "mended": "yes" if library.is_mended else "no",
         "cpu": library.cpu,
-        "compiler": toolchain.compiler("CXX", "c++"),
+        "compiler": toolchain.compiler("CXX", "c++").partition("] ")[2],
         # Folders of this machine are nobody's business, and say nothing.
         "configure": command.replace(f"{ROOT}{os.sep}", ""),
         "build": shlex.join(["cmake", "--build", "build", "--target", *TARGETS]),

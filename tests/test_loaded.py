@@ -9,6 +9,7 @@ import pytest
 
 from pyllama_raw import _ffi
 from pyllama_raw._ffi.loaded import RECORD, record_in, version_of
+from pyllama_raw.cli.command import main
 from pyllama_raw.errors import LibraryNotBuilt
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a compiler")
@@ -72,6 +73,28 @@ def test_a_library_that_is_gone_is_named(tmp_path, monkeypatch):
         LibraryNotBuilt, match=r"0\.5\.0-dev, old in .* cannot be loaded"
     ):
         _ffi.load()
+
+
+@pytest.mark.native
+def test_info_says_how_the_library_was_built(tmp_path, monkeypatch, capsys):
+    """
+    From what lies beside the extension, and how to build another one; or that nothing does.
+    """
+    monkeypatch.setattr("pyllama_raw.cli.info.LIBRARIES", tmp_path)
+    statuses = [main(["info", "--build"])]
+    write_record(tmp_path, tmp_path / "libllama.so.0", "0.5.0-dev, old")
+    statuses.append(main(["info", "--build"]))
+    statuses.append(main(["info", "--build", "--json"]))
+    out, err = capsys.readouterr()
+
+    assert statuses == [1, 0, 0]
+    assert err == "error: nothing says how the library was built\n"
+    assert "  version            0.5.0-dev, old\n" in out
+    assert (
+        "  CUDA               PYLLAMA_RAW_CMAKE_ARGS=-DGGML_CUDA=ON pip install .\n"
+        in out
+    )
+    assert json.loads(out[out.index("{") :])["version"] == "0.5.0-dev, old"
 
 
 def test_a_library_that_nobody_wrote_down_has_no_record(tmp_path):
