@@ -4,10 +4,10 @@ Find or build libllama and libmtmd, and describe the extension that links them.
 Looked for in this order:
   PYLLAMA_RAW_PREFIX   an installed llama.cpp: headers in include/, libraries in lib/
   PYLLAMA_RAW_SOURCE   a llama.cpp source tree, built with PYLLAMA_RAW_CMAKE_ARGS
-  the pinned source    the same llama.cpp this package was written against, from PyPI,
-                       with MENDS
-PYLLAMA_RAW_CPU builds for a lesser CPU than this one (_ffi/cpu_level.py). A build is kept in
-the user's cache under a key of all that shaped it. Packaging (setup.py) calls this file
+  the pinned source    the same llama.cpp this package was written against, with MENDS: from
+                       the archive that PYLLAMA_RAW_SOURCE names, from the cache, or from PyPI
+PYLLAMA_RAW_CPU builds for a lesser CPU than this one, or for any CPU (_ffi/cpu_level.py). A build
+is kept in the user's cache under a key of all that shaped it. Packaging (setup.py) calls this file
 before the package can be imported: standard library only.
 """
 
@@ -51,6 +51,7 @@ toolchain = load_by_path(ROOT / "scripts" / "toolchain.py")
 c_declarations = load_by_path(ROOT / "scripts" / "c_declarations.py")
 c_fit = load_by_path(ROOT / "scripts" / "c_fit.py")
 cpu_level = load_by_path(FFI_DIR / "cpu_level.py")
+loaded = load_by_path(FFI_DIR / "loaded.py")
 BuildError: type[Exception] = toolchain.BuildError
 
 # The one place that pins llama.cpp. Raising it is its own commit.
@@ -106,13 +107,20 @@ CMAKE_FLAGS = (
 AMX_FLAGS = ROOT / "scripts" / "amx.cmake"  # read behind project("ggml")
 MTMD_FLAGS = ROOT / "scripts" / "mtmd.cmake"  # read behind project("llama.cpp")
 TARGETS = ("llama", "mtmd")
+GOMP = "libgomp.so.1"
+OLDER_LIBSTDCXX = ROOT / "scripts" / "older_libstdcxx.h"
 IN_FRONT = FFI_DIR / "memory" / "huge_pages.h"  # of every C file
 WHOLE_HEADERS = ("llama.h", "gguf.h", "mtmd.h", "mtmd-helper.h")  # declared to Python
 PART_HEADERS = ("ggml.h", "ggml-backend.h", "ggml-opt.h", "ggml-cpu.h")
 HEADERS = (*PART_HEADERS, *WHOLE_HEADERS)
 SHIM_HEADERS = (
     *(f"boundary/{name}.h" for name in ("errors", "abort_flag", "loading", "vocab")),
-    *("boundary/state.h", "boundary/log.h", "boundary/adapters.h"),
+    *(
+        "boundary/state.h",
+        "boundary/log.h",
+        "boundary/adapters.h",
+        "boundary/variant.h",
+    ),
     *("kernels/kernels.h", "kernels/watch.h", "boundary/breakdown.h"),
     *("grammar/grammar.h", "step/sampler.h", "step/step.h", "media/projector.h"),
 )
@@ -168,8 +176,7 @@ def find_or_build() -> Library:
                 f"installed in PYLLAMA_RAW_PREFIX={prefix}: unset one of both"
             )
         return installed_at(Path(prefix).expanduser().resolve())
-    if source := os.environ.get("PYLLAMA_RAW_SOURCE"):
-        tree = _source_tree(source)
+    if tree := named_tree():
         folders = [tree / part for part in ("include", "ggml/include", "tools/mtmd")]
         check_headers("PYLLAMA_RAW_SOURCE", tree, folders)
     home = fetch.cache_dir() / "lib" / build_key()
@@ -232,17 +239,17 @@ def check_headers(variable: str, named: Path, folders: list[Path]) -> None:
 
 def build_key() -> str:
     """Name everything that shapes the binary: source, flags, compiler, machine."""
-    source = os.environ.get("PYLLAMA_RAW_SOURCE")
-    cpu = chosen_cpu()
+    tree, cpu = named_tree(), chosen_cpu()
     parts = (
         str(RECIPE),
         str(MENDS),
-        _tree_stamp(_source_tree(source)) if source else SOURCE.sha256,
+        _tree_stamp(tree) if tree else SOURCE.sha256,
         IN_FRONT.read_text(),
         AMX_FLAGS.read_text(),
         MTMD_FLAGS.read_text(),
         *CMAKE_FLAGS,
         *cpu_level.cmake_flags(cpu),
+        *(cpu_level.VARIANTS if cpu == cpu_level.ANY else ()),
         *user_flags(),
         *(f"{k}={os.environ.get(k, '')}" for k in ("CFLAGS", "CXXFLAGS", "LDFLAGS")),
         toolchain.compiler("CC", "cc"),
@@ -259,14 +266,41 @@ def user_flags() -> list[str]:
     return ["-DCMAKE_INSTALL_RPATH_USE_LINK_PATH=ON", *flags] if flags else []
 
 
-def _source_tree(named: str) -> Path:
-    tree = Path(named).expanduser().resolve()
-    if not (tree / "include" / "llama.h").is_file():
+def named_source() -> Path | None:
+    """What PYLLAMA_RAW_SOURCE names: a source tree, or the archive of the pinned source."""
+    name = os.environ.get("PYLLAMA_RAW_SOURCE")
+    return Path(name).expanduser().resolve() if name else None
+
+
+def named_tree() -> Path | None:
+    """
+    The source tree that PYLLAMA_RAW_SOURCE names; None: the pinned source is built.
+
+    Raises:
+        BuildError: it names neither a tree nor the archive of the pinned source.
+    """
+    path = named_source()
+    if path is None or (path.is_file() and is_pinned(path)):
+        return None
+    if path.is_file():
         raise BuildError(
-            f"PYLLAMA_RAW_SOURCE={tree} is not a llama.cpp source tree: "
+            f"PYLLAMA_RAW_SOURCE={path} is not {SOURCE.filename}: the archive of the pinned "
+            f"llama.cpp has {SOURCE.n_bytes} bytes with sha256 {SOURCE.sha256}. Unpack "
+            "another one and name its folder"
+        )
+    if not (path / "include" / "llama.h").is_file():
+        raise BuildError(
+            f"PYLLAMA_RAW_SOURCE={path} is not a llama.cpp source tree: "
             "it has no include/llama.h"
         )
-    return tree
+    return path
+
+
+def is_pinned(archive: Path) -> bool:
+    """Whether *archive* is the pinned source, whatever its name is."""
+    if archive.stat().st_size != SOURCE.n_bytes:
+        return False
+    return hashlib.sha256(archive.read_bytes()).hexdigest() == SOURCE.sha256
 
 
 def _tree_stamp(tree: Path) -> str:
@@ -287,11 +321,13 @@ def _build_into(home: Path) -> None:
         folder = Path(scratch)
         for tool in ("cmake", "ninja"):
             toolchain.find_tool(tool)  # before minutes of downloading
-        named = os.environ.get("PYLLAMA_RAW_SOURCE")
-        tree = _source_tree(named) if named else unpack_source(folder / "llama.cpp")
+        named = named_tree()
+        tree = named or unpack_source(folder / "llama.cpp")
         if not named:
             mend(tree)
-        prefix, work = folder / "prefix", folder / "work"
+        prefix, work, cpu = folder / "prefix", folder / "work", chosen_cpu()
+        if cpu == cpu_level.ANY and not named:
+            leave_variants_out(tree)
         toolchain.say(
             f"building libllama and libmtmd from {named or 'llama.cpp ' + LLAMA_COMMIT}"
         )
@@ -299,7 +335,7 @@ def _build_into(home: Path) -> None:
         cmake_build(
             tree,
             work,
-            [*CMAKE_FLAGS, *cpu_level.cmake_flags(chosen_cpu()), *user_flags()],
+            [*CMAKE_FLAGS, *cpu_level.cmake_flags(cpu), *user_flags()],
             TARGETS,
             c_flags=shlex.join(["-include", str(folder / IN_FRONT.name)]),
         )
@@ -309,7 +345,10 @@ def _build_into(home: Path) -> None:
             str(work),
             "--prefix",
             str(prefix),
+            *(["--strip"] if cpu == cpu_level.ANY else []),
         )
+        if cpu == cpu_level.ANY:
+            add_openmp(prefix / "lib")
         shutil.copy(tree / "LICENSE", prefix / "lib" / "LICENSE.llama.cpp")
         if is_mended(tree):
             (prefix / MENDED).touch()
@@ -320,9 +359,11 @@ def _build_into(home: Path) -> None:
 
 
 def unpack_source(target: Path) -> Path:
-    """Fetch the pinned source and unpack its llama.cpp as *target*."""
+    """Unpack the llama.cpp of the pinned source as *target*; fetch it if nobody names it."""
     progress = toolchain.DownloadLines(SOURCE.n_bytes)
-    archive = fetch.fetch(SOURCE, fetch.cache_dir() / "download", progress)
+    archive = named_source() or fetch.fetch(
+        SOURCE, fetch.cache_dir() / "download", progress
+    )
     with tarfile.open(archive) as tar:
         for member in tar:
             name = PurePosixPath(member.name)
@@ -368,6 +409,46 @@ def is_mended(tree: Path) -> bool:
     )
 
 
+def leave_variants_out(tree: Path) -> None:
+    """
+    Take the variants of CPUs that we do not ship out of the llama.cpp in *tree*, which is ours.
+
+    ggml has no option for that. Raises BuildError: it does not have all that we ship.
+    """
+    path = tree / "ggml" / "src" / "CMakeLists.txt"
+    text = path.read_text("utf-8")
+    x86, behind, rest = text.partition('elseif(GGML_SYSTEM_ARCH STREQUAL "ARM")')
+    line = re.compile(r"^ *ggml_add_cpu_backend_variant\((\w+).*\)\n", re.MULTILINE)
+    missing = set(cpu_level.VARIANTS) - set(line.findall(x86))
+    if missing:
+        raise BuildError(
+            f"llama.cpp {LLAMA_COMMIT} has no CPU variants {', '.join(sorted(missing))}: "
+            "change VARIANTS in pyllama_raw/_ffi/cpu_level.py"
+        )
+    x86 = line.sub(lambda one: one[0] if one[1] in cpu_level.VARIANTS else "", x86)
+    path.write_text(x86 + behind + rest, "utf-8")
+
+
+def add_openmp(lib: Path) -> None:
+    """
+    Copy GCC's OpenMP into *lib* under its own name, with its licence if the system has it.
+
+    Other machines may lack it. `_ffi/openmp.py` looks for it by that name. Raises BuildError.
+    """
+    command = [*shlex.split(os.environ.get("CC") or "cc"), f"-print-file-name={GOMP}"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    path = Path(said.strip())
+    if not path.is_absolute():  # the compiler repeats a name that it does not know
+        raise BuildError(
+            f"{command[0]} has no {GOMP}: build for any CPU with GCC and its OpenMP "
+            "(Debian: apt install libgomp1)"
+        )
+    shutil.copyfile(path.resolve(), lib / GOMP)
+    licence = Path("/usr/share/doc/libgomp1/copyright")
+    if licence.is_file():
+        shutil.copyfile(licence, lib / "LICENSE.libgomp")
+
+
 def cmake_build(
     tree: Path,
     work: Path,
@@ -383,21 +464,57 @@ def cmake_build(
         given = env.get(variable, "")
         env[variable] = f"{given} {prefix_map} {own}".strip()
     cmake, ninja = toolchain.find_tool("cmake"), toolchain.find_tool("ninja")
-    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-    amx = f"-DCMAKE_PROJECT_ggml_INCLUDE={AMX_FLAGS}"
-    pinned = [
-        f"-DLLAMA_BUILD_COMMIT={LLAMA_COMMIT}",
-        "-DLLAMA_BUILD_NUMBER=0",
-        f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={MTMD_FLAGS}",
-    ]
-    if "PYLLAMA_RAW_SOURCE" in os.environ:
-        pinned = []  # that source has a version, and perhaps other files of models
-    configure = ["-S", str(tree), "-B", str(work), *generator, *pinned, amx, *flags]
-    toolchain.run(cmake, *configure, env=env)
+    configure = ["-S", str(tree), "-B", str(work), f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    toolchain.run(cmake, *configure, *fixed_flags(), *flags, env=env)
     n_jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(toolchain.n_cpus())
     toolchain.run(
         cmake, "--build", str(work), "-j", n_jobs, "--target", *targets, env=env
     )
+
+
+def fixed_flags() -> list[str]:
+    """Flags of cmake that no variable changes."""
+    flags = ["-G", "Ninja", f"-DCMAKE_PROJECT_ggml_INCLUDE={AMX_FLAGS}"]
+    if named_tree():
+        return flags  # that source has a version, and perhaps other files of models
+    return [
+        *flags,
+        f"-DLLAMA_BUILD_COMMIT={LLAMA_COMMIT}",
+        "-DLLAMA_BUILD_NUMBER=0",
+        f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={MTMD_FLAGS}",
+    ]
+
+
+def record(library: Library) -> dict[str, str]:
+    """
+    What a library was built from and how: setup.py keeps it beside the extension.
+
+    `pyllama-raw info --build` shows it. `version` is compared with that of the library that is
+    loaded, where an installed one may have changed since (_ffi/__init__.py).
+    """
+    if not library.bundled:
+        path = _by_soname(
+            (_find_library(library.lib, "llama") or library.lib).resolve()
+        )
+        return {
+            "llama.cpp": f"installed in {library.prefix}",
+            "library": str(path),
+            "version": loaded.version_of(path),
+        }
+    tree = named_tree()
+    flags = [*fixed_flags(), *CMAKE_FLAGS, *cpu_level.cmake_flags(library.cpu)]
+    command = shlex.join(
+        ["cmake", "-S", "llama.cpp", "-B", "build", *flags, *user_flags()]
+    )
+    return {
+        "llama.cpp": str(tree) if tree else f"{LLAMA_COMMIT}, in {SOURCE.filename}",
+        "mended": "yes" if library.is_mended else "no",
+        "cpu": library.cpu,
+        "compiler": toolchain.compiler("CXX", "c++").partition("] ")[2],
+        # Folders of this machine are nobody's business, and say nothing.
+        "configure": command.replace(f"{ROOT}{os.sep}", ""),
+        "build": shlex.join(["cmake", "--build", "build", "--target", *TARGETS]),
+    }
 
 
 def _find_library(folder: Path, name: str) -> Path | None:
@@ -425,6 +542,7 @@ def ffibuilder(library: Library) -> Any:
     """Describe the extension: cffi API mode, C++, stable ABI of Python 3.11."""
     from cffi import FFI  # a build requirement, absent when only building the library
 
+    is_for_any = library.cpu == cpu_level.ANY
     ffi = FFI()
     ffi.cdef(c_declarations.render(seen_by_python([library.include])))
     ffi.set_source(
@@ -443,8 +561,12 @@ def ffibuilder(library: Library) -> Any:
             "-Wno-deprecated-declarations",
             # Headers of g++ 12 begin vectors of AVX-512 with themselves, on purpose.
             *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+            *(["-include", str(OLDER_LIBSTDCXX)] if is_for_any else []),
         ],
-        extra_link_args=[f"-Wl,-rpath,{rpath(library)}"],
+        extra_link_args=[
+            f"-Wl,-rpath,{rpath(library)}",
+            *(["-Wl,--strip-all"] if is_for_any else []),
+        ],
         define_macros=[
             ("Py_LIMITED_API", "0x030b0000"),
             ("PLR_IS_MENDED", str(int(library.is_mended))),
@@ -470,6 +592,7 @@ def kept_extension(library: Library) -> Path | None:
         Path(__file__),
         ROOT / "setup.py",
         USED,
+        OLDER_LIBSTDCXX,
         Path(cpu_level.__file__),
         *(ROOT / "scripts").glob("c_*.py"),
     ]

@@ -7,6 +7,7 @@ extension is kept beside the library in the cache: other environments take it fr
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -76,9 +77,11 @@ class BuildWithLibrary(build_ext):
 
 def _copy_libraries(library: Any, beside: Path) -> None:
     shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    record = json.dumps(build_lib.record(library), indent=2)
+    (beside / build_lib.loaded.RECORD).write_text(f"{record}\n")
     if library.bundled:
-        beside.mkdir(parents=True)
-        for path in [*library.files, library.lib / "LICENSE.llama.cpp"]:
+        for path in [*library.files, *library.lib.glob("LICENSE.*")]:
             shutil.copy(path, beside / path.name)
         (beside / build_lib.cpu_level.LEVEL_FILE).write_text(f"{library.cpu}\n")
 

@@ -1,5 +1,6 @@
 """Finding, keying and describing the native library; nothing is compiled here."""
 
+import hashlib
 import io
 import os
 import re
@@ -289,6 +290,82 @@ def test_folder_without_llama_is_no_source_tree(monkeypatch, tmp_path):
         build_lib.find_or_build()
 
 
+def test_the_archive_of_the_pinned_source_can_be_named(monkeypatch, tmp_path):
+    """
+    A build without a network: nothing is fetched, and the build is that of the pinned source.
+    """
+    key = build_lib.build_key()
+    root = str(build_lib.SOURCE_FOLDER)
+    archive = tmp_path / "source.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        member = tarfile.TarInfo(f"{root}/src/a.cpp")
+        member.size = 4
+        tar.addfile(member, io.BytesIO(b"text"))
+    monkeypatch.setattr(build_lib, "is_pinned", lambda path: path == archive)
+    monkeypatch.setattr(build_lib.fetch, "fetch", forbidden)
+    monkeypatch.setenv("PYLLAMA_RAW_SOURCE", str(archive))
+
+    target = build_lib.unpack_source(tmp_path / "target")
+
+    assert (target / "src" / "a.cpp").read_text() == "text"
+    assert build_lib.build_key() == key
+
+
+def test_another_archive_is_refused(monkeypatch, tmp_path):
+    """
+    With what the pinned one is, and what to do with another one.
+    """
+    archive = tmp_path / "llama.cpp.tar.gz"
+    archive.touch()
+    monkeypatch.setenv("PYLLAMA_RAW_SOURCE", str(archive))
+
+    with pytest.raises(BuildError) as caught:
+        build_lib.find_or_build()
+
+    assert str(caught.value) == (
+        f"PYLLAMA_RAW_SOURCE={archive} is not {build_lib.SOURCE.filename}: the archive of "
+        f"the pinned llama.cpp has {build_lib.SOURCE.n_bytes} bytes with sha256 "
+        f"{build_lib.SOURCE.sha256}. Unpack another one and name its folder"
+    )
+
+
+def test_the_pinned_source_is_known_by_its_bytes(monkeypatch, tmp_path):
+    """
+    Its size alone is not enough.
+    """
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_bytes(b"text")
+    wrong.write_bytes(b"tent")
+    digest = hashlib.sha256(b"text").hexdigest()
+    source = replace(build_lib.SOURCE, n_bytes=4, sha256=digest)
+    monkeypatch.setattr(build_lib, "SOURCE", source)
+
+    assert [build_lib.is_pinned(path) for path in (right, wrong)] == [True, False]
+
+
+def test_a_record_says_how_the_library_was_built(monkeypatch, tmp_path):
+    """
+    With the flags of the user, and without folders of this machine.
+    """
+    monkeypatch.setenv("PYLLAMA_RAW_CMAKE_ARGS", "-DGGML_CUDA=ON")
+    library = build_lib.Library(tmp_path, tmp_path, tmp_path, bundled=True)
+
+    record = build_lib.record(library)
+
+    assert list(record) == [
+        *("llama.cpp", "mended", "cpu", "compiler", "configure", "build"),
+    ]
+    assert record["llama.cpp"].startswith(
+        f"{build_lib.LLAMA_COMMIT}, in llama_cpp_python"
+    )
+    assert (record["mended"], record["cpu"]) == ("no", "native")
+    assert record["configure"].startswith("cmake -S llama.cpp -B build -G Ninja ")
+    assert "-DCMAKE_PROJECT_ggml_INCLUDE=scripts/amx.cmake " in record["configure"]
+    assert record["configure"].endswith(" -DGGML_CUDA=ON")
+    assert record["build"] == "cmake --build build --target llama mtmd"
+    assert str(build_lib.ROOT) not in str(record)
+
+
 def test_finished_build_is_taken_from_the_cache(tmp_path):
     """
     A build that carries its mark is used; nothing is downloaded or compiled.
@@ -519,11 +596,11 @@ def test_a_level_is_part_of_the_key(monkeypatch):
     """
     monkeypatch.setattr(build_lib.cpu_level, "check_runs", lambda *_: None)
     keys = {build_lib.build_key()}
-    for level in ("native", *build_lib.cpu_level.LEVELS):
+    for level in ("native", "any", *build_lib.cpu_level.LEVELS):
         monkeypatch.setenv("PYLLAMA_RAW_CPU", level)
         keys.add(build_lib.build_key())
 
-    assert len(keys) == 1 + len(build_lib.cpu_level.LEVELS)
+    assert len(keys) == 2 + len(build_lib.cpu_level.LEVELS)
 
 
 def test_a_wrong_level_is_refused_with_those_there_are(monkeypatch):
@@ -533,7 +610,8 @@ def test_a_wrong_level_is_refused_with_those_there_are(monkeypatch):
     monkeypatch.setenv("PYLLAMA_RAW_CPU", "avx3")
 
     with pytest.raises(
-        BuildError, match="no such level; levels are native, sse42, avx2, avx512vnni"
+        BuildError,
+        match="no such level; levels are native, any, sse42, avx2, avx512vnni",
     ):
         build_lib.find_or_build()
 
@@ -592,6 +670,66 @@ def test_levels_say_what_cmake_and_kernels_may_use():
         },
         {"PLR_CPU_LEVEL": '"native"'},
     ]
+
+
+def test_a_library_for_any_cpu_has_plug_ins():
+    """
+    They lie beside the other libraries, and our kernels may use all that a CPU has.
+    """
+    levels = build_lib.cpu_level
+
+    assert levels.cmake_flags("any") == [
+        "-DGGML_NATIVE=OFF",
+        "-DGGML_BACKEND_DL=ON",
+        "-DGGML_CPU_ALL_VARIANTS=ON",
+        "-DCMAKE_INSTALL_BINDIR=lib",
+    ]
+    assert levels.macros("any") == [("PLR_CPU_LEVEL", '"any"')]
+
+
+def make_ggml(folder: Path, names: Iterable[str]) -> Path:
+    """The part of a llama.cpp that says which variants of CPUs are built."""
+    path = folder / "ggml" / "src" / "CMakeLists.txt"
+    path.parent.mkdir(parents=True)
+    lines = [f"        ggml_add_cpu_backend_variant({name} SSE42)\n" for name in names]
+    other = "        ggml_add_cpu_backend_variant(armv8.0_1)\n"
+    middle = '    elseif(GGML_SYSTEM_ARCH STREQUAL "ARM")\n'
+    path.write_text("".join([*lines, middle, other]))
+    return path
+
+
+def test_variants_that_nobody_needs_are_not_built(tmp_path):
+    """
+    Those of other machines are left alone.
+    """
+    names = list(build_lib.cpu_level.VARIANTS)
+    expected = make_ggml(tmp_path / "expected", names).read_text()
+    path = make_ggml(tmp_path / "source", [names[0], "cannonlake", *names[1:]])
+
+    build_lib.leave_variants_out(tmp_path / "source")
+
+    assert path.read_text() == expected
+
+
+def test_a_source_without_one_of_our_variants_is_refused(tmp_path):
+    """
+    A wheel that lacks one would be slow on some CPUs, and nobody would know.
+    """
+    names = [name for name in build_lib.cpu_level.VARIANTS if name != "zen4"]
+    make_ggml(tmp_path, names)
+
+    with pytest.raises(BuildError, match="has no CPU variants zen4: change VARIANTS"):
+        build_lib.leave_variants_out(tmp_path)
+
+
+def test_a_compiler_without_openmp_is_refused(monkeypatch, tmp_path):
+    """
+    Another machine may have none, so a library for any CPU brings it.
+    """
+    monkeypatch.setenv("CC", "echo")  # as a compiler that does not know the file
+
+    with pytest.raises(BuildError, match=r"has no libgomp\.so\.1: .*GCC"):
+        build_lib.add_openmp(tmp_path)
 
 
 @pytest.mark.parametrize(

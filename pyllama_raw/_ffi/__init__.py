@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw._ffi.cpu_level import (
+    ANY,
     LEVEL_FILE,
     NATIVE,
     VARIABLE,
@@ -23,10 +24,12 @@ from pyllama_raw._ffi.cpu_level import (
     check_runs,
     level_of_environment,
 )
+from pyllama_raw._ffi.loaded import record_in, version_of
 from pyllama_raw._ffi.openmp import choosing
 from pyllama_raw.errors import LibraryNotBuilt
 
 EXTENSION = "pyllama_raw._ffi._llama"
+LIBRARIES = Path(__file__).parent / "lib"  # of the extension, and how they were built
 
 
 def load() -> tuple[Any, Any]:
@@ -34,15 +37,16 @@ def load() -> tuple[Any, Any]:
     Import the extension and return (ffi, lib).
 
     Raises:
-        LibraryNotBuilt: it is absent, for another CPU, or the loader refused it; says what
-            to run.
+        LibraryNotBuilt: it is absent, for another CPU or another libllama, or the loader
+            refused it; says what to run.
     """
-    try:
-        _check_cpu()
-        with choosing():
+    _check_cpu()
+    with choosing():
+        _check_version()
+        try:
             extension = importlib.import_module(EXTENSION)
-    except ImportError as error:
-        raise LibraryNotBuilt(_what_to_do(error)) from error
+        except ImportError as error:
+            raise LibraryNotBuilt(_what_to_do(error)) from error
     return extension.ffi, extension.lib
 
 
@@ -51,8 +55,10 @@ def _check_cpu() -> None:
     Refuse a library that this CPU cannot run, which would end the process, or that is built
     for another level of CPUs than PYLLAMA_RAW_CPU names. Raises LibraryNotBuilt.
     """
-    path = Path(__file__).parent / "lib" / LEVEL_FILE
+    path = LIBRARIES / LEVEL_FILE
     level = path.read_text().strip() if path.is_file() else NATIVE
+    if level == ANY:  # PYLLAMA_RAW_CPU names one of its variants
+        return
     build = "`pip install .` in the source tree builds it anew"
     try:
         check_runs(level)
@@ -65,6 +71,27 @@ def _check_cpu() -> None:
         raise LibraryNotBuilt(
             f"the native library is built for {level}, and {VARIABLE}={chosen} says "
             f"otherwise: {build}, or unset {VARIABLE}"
+        )
+
+
+def _check_version() -> None:
+    """
+    Refuse an installed libllama that is another one than the extension was compiled for: calls
+    would pass structs that it reads otherwise. Raises LibraryNotBuilt.
+    """
+    record = record_in(LIBRARIES)
+    if "version" not in record:  # a library of our own lies beside the extension
+        return
+    path, version = Path(record["library"]), record["version"]
+    try:
+        now = version_of(path)
+    except OSError as error:
+        now = f"cannot be loaded ({error})"
+    if now != version:
+        raise LibraryNotBuilt(
+            f"the extension was compiled for llama.cpp {version} in {path}, and what is there "
+            f"now is {now}: run `PYLLAMA_RAW_PREFIX={path.parents[1]} pip install "
+            "--force-reinstall --no-deps .` in the source tree"
         )
 
 

@@ -3,7 +3,8 @@ Levels of x86-64 CPUs that libllama and our kernels can be built for: PYLLAMA_RA
 
 `native`, the default, takes all instructions of the machine that builds. A level takes its own
 instructions and those of the levels before it, so its library runs on every CPU that has
-these, and computes what a lesser machine would.
+these, and computes what a lesser machine would. `any` is a library for every CPU, as a wheel has
+it: a program that starts chooses among its variants (variants.py).
 
 `build_lib.py` loads this file by path: standard library only.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 
 VARIABLE = "PYLLAMA_RAW_CPU"
 NATIVE = "native"
+ANY = "any"
 LEVEL_FILE = "cpu-level"  # beside bundled libraries; absent: native
 
 
@@ -52,6 +54,28 @@ LEVELS = {
     "amx": Level(frozenset({"amx_tile", "amx_int8"}), ("AMX_TILE", "AMX_INT8")),
 }
 
+# What a library for any CPU has of ggml's variants, and the sets of instructions that our kernels
+# use beside each, where it is chosen. libllama's code differs between these eight. It is the same
+# for a Cannon Lake as for skylakex, and for an Ice Lake as for cascadelake, because only a report
+# of features asks for VBMI. Cooper Lake would gain 16-bit floats, and CPUs of 2011 to 2013 half of
+# AVX2: too few for a minute of building and half a megabyte each. They take cascadelake and sse42.
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "x64": (),
+    "sse42": (),
+    "haswell": ("avx2",),
+    "alderlake": ("avx2", "avxvnni"),
+    "skylakex": ("avx2",),
+    "cascadelake": ("avx2", "avxvnni", "avx512vnni"),
+    "zen4": ("avx2", "avxvnni", "avx512vnni"),
+    "sapphirerapids": ("avx2", "avxvnni", "avx512vnni", "amx"),
+}
+VARIANT_OF_LEVEL = {
+    "sse42": "sse42",
+    "avx2": "haswell",
+    "avx512vnni": "cascadelake",
+    "amx": "sapphirerapids",
+}
+
 
 def level_of_environment(cpuinfo: str | None = None) -> str:
     """
@@ -64,10 +88,10 @@ def level_of_environment(cpuinfo: str | None = None) -> str:
         CpuLevelError: no such level, or a level that this machine cannot run.
     """
     name = os.environ.get(VARIABLE) or NATIVE
-    if name != NATIVE and name not in LEVELS:
+    if name not in (NATIVE, ANY, *LEVELS):
         raise CpuLevelError(
             f"{VARIABLE}={name}: there is no such level; levels are "
-            f"{', '.join([NATIVE, *LEVELS])}"
+            f"{', '.join([NATIVE, ANY, *LEVELS])}"
         )
     check_runs(name, cpuinfo)
     return name
@@ -101,7 +125,8 @@ def instructions_here(cpuinfo: str | None = None) -> frozenset[str]:
 
 def instructions_of(name: str) -> frozenset[str]:
     """All that the level *name* uses."""
-    return frozenset().union(*(level.instructions for level in _up_to(name)))
+    levels = [] if name == ANY else _up_to(name)
+    return frozenset().union(*(level.instructions for level in levels))
 
 
 def runnable(cpuinfo: str | None = None) -> list[str]:
@@ -126,6 +151,9 @@ def cmake_flags(name: str) -> list[str]:
     """Flags with which ggml is built for the level *name*."""
     if name == NATIVE:
         return []
+    if name == ANY:  # variants are plug-ins, and lie where the other libraries are
+        flags = ("NATIVE=OFF", "BACKEND_DL=ON", "CPU_ALL_VARIANTS=ON")
+        return [*(f"-DGGML_{flag}" for flag in flags), "-DCMAKE_INSTALL_BINDIR=lib"]
     options = {option for level in _up_to(name) for option in level.options}
     every = [option for level in LEVELS.values() for option in level.options]
     return [
@@ -137,7 +165,7 @@ def cmake_flags(name: str) -> list[str]:
 def macros(name: str) -> list[tuple[str, str]]:
     """Macros for our C++: what the kernels may not use, and the name of the level."""
     places = list(LEVELS)
-    rank = len(places) if name == NATIVE else places.index(name)
+    rank = places.index(name) if name in places else len(places)
     without = [
         (f"PLR_WITHOUT_{kind.upper()}", "1")
         for kind, level in (("avx2", "avx2"), ("avx512", "avx512vnni"), ("amx", "amx"))

@@ -1,10 +1,17 @@
-"""Which file a C function that is loaded comes from, as the system tells."""
+"""
+What is known of a library of C: how it was built, its version, and the file of a function.
+
+`build_lib.py` loads this file by path: standard library only.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 from pathlib import Path
+
+RECORD = "build.json"  # beside the extension: how its library was built
 
 
 class _Place(ctypes.Structure):
@@ -16,6 +23,31 @@ class _Place(ctypes.Structure):
         ("symbol", ctypes.c_char_p),
         ("address", ctypes.c_void_p),
     )
+
+
+def record_in(folder: Path) -> dict[str, str]:
+    """How the library of the extension was built; empty: nobody wrote it down."""
+    path = folder / RECORD
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def version_of(library: Path) -> str:
+    """
+    What a libllama says of itself: its version, and the commit of its ggml.
+
+    Raises:
+        OSError: it cannot be loaded.
+    """
+    loaded = ctypes.CDLL(str(library))
+    words = []
+    for name in ("llama_version", "ggml_commit"):
+        try:
+            function = getattr(loaded, name)
+        except AttributeError:  # a llama.cpp of long ago
+            continue
+        function.restype = ctypes.c_char_p
+        words.append(function().decode("utf-8", "replace"))
+    return ", ".join(words) or "unknown"
 
 
 def library_of(address: int) -> Path | None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw import __version__
+from pyllama_raw._ffi import LIBRARIES
+from pyllama_raw._ffi.loaded import record_in
 from pyllama_raw.cli.options import engine_config, model_spec
 from pyllama_raw.engine.estimate import estimate, fitted, kernels_used, probe_model
 from pyllama_raw.engine.info import Capabilities, Operation, probe
@@ -47,11 +49,21 @@ MODEL_FACTS = (
 )
 MEMORY_FACTS = ("can_cut", "can_shift", "images", "sounds")
 PROJECTOR_FACTS = ("sees", "hears", "sample_rate", "uses_mrope", "n_embd", "n_bytes")
+ANOTHER_BUILD = """\
+another build, in the source tree
+  CUDA               PYLLAMA_RAW_CMAKE_ARGS=-DGGML_CUDA=ON pip install .
+  Vulkan             PYLLAMA_RAW_CMAKE_ARGS=-DGGML_VULKAN=ON pip install .
+  any CPU            PYLLAMA_RAW_CPU=any pip install .
+  a source           PYLLAMA_RAW_SOURCE=llama.cpp pip install .
+  an installed one   PYLLAMA_RAW_PREFIX=/usr pip install .
+"""
 VOCAB_FACTS = ("kind", "bos", "eos", "add_bos", "add_eos")
 
 
 def info(options: Namespace) -> int:
     """Run the command; return its exit status."""
+    if options.build:
+        return show_build(as_json=options.json)
     return show(model_spec(options), engine_config(options), as_json=options.json)
 
 
@@ -75,6 +87,18 @@ def show(spec: str | Path | None, config: EngineConfig, *, as_json: bool) -> int
     return 0 if error is None else 1
 
 
+def show_build(*, as_json: bool) -> int:
+    """Tell how the library was built; nothing is loaded, because loading it may fail."""
+    record = record_in(LIBRARIES)
+    if as_json:
+        sys.stdout.write(f"{json.dumps(record, indent=2)}\n")
+    elif record:
+        sys.stdout.write("\n".join([*_lines("build", record), ANOTHER_BUILD]))
+    else:
+        sys.stderr.write("error: nothing says how the library was built\n")
+    return 0 if record else 1
+
+
 def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str, Any]]:
     yield (
         "library",
@@ -82,6 +106,7 @@ def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str,
             "pyllama_raw": __version__,
             "llama_cpp": libllama.llama_version(),
             "cpu": libllama.cpu_level(),
+            "cpu variant": _variant(),
             "system": libllama.system_info(),
         },
     )
@@ -117,6 +142,11 @@ def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str,
         with Context(model, n_seq_max=layout.n_seq_max, **fields) as context:
             limits = _limits(context, config, layout)
         yield "limits", limits | {"kernels": kernels_used(model, config)}
+
+
+def _variant() -> str | None:
+    variant = libllama.cpu_variant()
+    return None if variant is None else f"{variant.name} ({variant.reason})"
 
 
 def _file(capabilities: Capabilities) -> dict[str, Any]:

@@ -172,6 +172,7 @@ def add_info(parser: ArgumentParser) -> None:
     """Flags of `info`."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     add_switch(parser, "--json", "as one JSON object")
+    add_switch(parser, "--build", "how the library was built, and how to build another")
     add_fields(parser, MediaConfig, ("mmproj",))
     add_engine(parser)
 

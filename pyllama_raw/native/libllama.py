@@ -33,6 +33,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pyllama_raw import _ffi
+from pyllama_raw._ffi import variants
 from pyllama_raw._ffi.loaded import library_of
 from pyllama_raw.errors import (
     ClosedError,
@@ -53,6 +54,7 @@ __all__ = [
     "Device",
     "check_decode",
     "cpu_level",
+    "cpu_variant",
     "decode_error",
     "device_pointers",
     "devices",
@@ -71,6 +73,7 @@ _LIBRARY = re.compile(r"lib(llama|ggml|mtmd)[^/]*\.(so|dylib)\b")
 WOVEN = "PYLLAMA_RAW_WOVEN"  # the level of our kernels for woven weights
 _lock = threading.Lock()
 _loaded: tuple[Any, Any] | None = None
+_variant: variants.Variant | None = None
 _address = 0  # of a function of libllama, once it is loaded
 
 
@@ -80,21 +83,23 @@ def load() -> tuple[Any, Any]:
 
     Raises:
         LibraryNotBuilt: the extension is missing; the message says what to do.
-        ConfigError: PYLLAMA_RAW_WOVEN names no level of this CPU.
+        ConfigError: PYLLAMA_RAW_CPU or PYLLAMA_RAW_WOVEN names what this CPU cannot run.
     """
-    global _loaded, _address  # noqa: PLW0603 -- one library a process
+    global _loaded, _address, _variant  # noqa: PLW0603 -- one library a process
     with _lock:
         if _loaded is None:
             ffi, lib = _ffi.load()
+            # Lines of the log and failed assertions go to the shim from the first call on.
+            lib.plr_log_install()
+            lib.plr_abort_install()
+            # Before kernels are asked what they can do here.
+            _variant = variants.use(_ffi.LIBRARIES, lib)
             level = os.environ.get(WOVEN) or "auto"
             if not lib.plr_woven_choose(level.encode()):
                 raise ConfigError(
                     f"{WOVEN}={level}: levels are auto, plain, avx2, avxvnni, avx512vnni "
                     f"and amx, and this CPU does not have this one: unset {WOVEN}"
                 )
-            # Lines of the log and failed assertions go to the shim from the first call on.
-            lib.plr_log_install()
-            lib.plr_abort_install()
             # Backends that were built as modules are loaded here, others are there.
             if lib.ggml_backend_reg_count() == 0:
                 lib.ggml_backend_load_all()
@@ -157,6 +162,12 @@ def system_info() -> str:
 def cpu_level() -> str:
     """The level of CPUs that the library and our kernels are built for; see _ffi/cpu_level.py."""
     return text(lib.plr_cpu_level())
+
+
+def cpu_variant() -> variants.Variant | None:
+    """The variant of the CPU backend that computes; None: the backend is linked."""
+    load()
+    return _variant
 
 
 def llama_version() -> str:

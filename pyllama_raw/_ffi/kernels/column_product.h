@@ -7,17 +7,15 @@
 
 #include <algorithm>
 
+#include "boundary/cpu_backend.h"
 #include "custom_node.h"
 #include "ggml-backend.h"
-#include "ggml-cpu.h"
 #include "ggml.h"
 #include "scratch.h"
 
-#pragma weak ggml_get_type_traits_cpu  // not there if the CPU backend is a plug-in
-
 class ColumnProduct {
   public:
-    static bool is_usable() { return ggml_get_type_traits_cpu != nullptr; }
+    static bool is_usable() { return CpuBackend::get().type_traits != nullptr; }
 
     // Whether this kernel computes *node*, with a column of each of several streams, or with the
     // columns of a prompt; makes room for them. Two columns of a prompt or more make no difference
@@ -99,7 +97,7 @@ class ColumnProduct {
     char * packed(int64_t column, size_t n_bytes) const { return packed_.data() + column * n_bytes; }
 
     static const ggml_type_traits_cpu * traits_of(const ggml_tensor & rows) {
-        return ggml_get_type_traits_cpu(rows.type);
+        return CpuBackend::get().type_traits(rows.type);
     }
 
     // Bytes of a column in the type that the weights are multiplied with; 0: it is a float.
@@ -117,7 +115,7 @@ class ColumnProduct {
         for (int64_t column = 0; first < end && column < ggml_nrows(&columns); ++column) {
             const auto * from = reinterpret_cast<const float *>(
                 at(columns, column % columns.ne[1], column / columns.ne[1]));
-            ggml_get_type_traits_cpu(type)->from_float(
+            CpuBackend::get().type_traits(type)->from_float(
                 from + first * n_values,
                 packed(column, packed_bytes(node)) + first * ggml_type_size(type),
                 (end - first) * n_values);

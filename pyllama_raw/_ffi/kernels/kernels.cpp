@@ -38,6 +38,12 @@ bool plr_woven_choose(const char * name) {
 #endif
 }
 
+void plr_cpu_only(bool avx2, bool avxvnni, bool avx512vnni, bool amx) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    cpu_may = {avx2, avxvnni, avx512vnni, amx};
+#endif
+}
+
 const char * plr_cpu_level(void) {
     return PLR_CPU_LEVEL;
 }

@@ -36,6 +36,10 @@ const char * plr_woven_level(int32_t index, bool * is_usable);
    False: it does not exist or is not usable here. */
 bool plr_woven_choose(const char * name);
 
+/* The kernels do without the sets of instructions that are false, though the CPU may have them. To
+   be called before any other function of kernels. */
+void plr_cpu_only(bool avx2, bool avxvnni, bool avx512vnni, bool amx);
+
 /* The level of CPUs that libllama and the kernels are built for: see _ffi/cpu_level.py. */
 const char * plr_cpu_level(void);
 

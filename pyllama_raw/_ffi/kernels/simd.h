@@ -28,13 +28,20 @@
 #define PLR_CALLED __attribute__((noipa))
 #endif
 
+// What kernels may use where the CPU has it: less than all if somebody chose a variant of libllama
+// that has less (plr_cpu_only).
+struct CpuMay {
+    bool avx2 = true, avxvnni = true, avx512vnni = true, amx = true;
+};
+inline CpuMay cpu_may;
+
 // False, too, in a build for a lesser CPU (_ffi/cpu_level.py): then libllama has no more either.
 inline bool has_avx2() {
 #ifdef PLR_WITHOUT_AVX2
     return false;
 #endif
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+    return cpu_may.avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("f16c");
 }
 
@@ -42,7 +49,7 @@ inline bool has_avx512() {
 #ifdef PLR_WITHOUT_AVX512
     return false;
 #endif
-    return has_avx2() && __builtin_cpu_supports("avx512vnni") &&
+    return has_avx2() && cpu_may.avx512vnni && __builtin_cpu_supports("avx512vnni") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl");
 }
@@ -55,10 +62,9 @@ inline bool has_amx() {
 #else
     constexpr int kRequest = 0x1023, kTiles = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     unsigned a, b, c, d;
-    static const bool is_there =
-        has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 24 & 3) == 3 &&
-        syscall(SYS_arch_prctl, kRequest, kTiles) == 0;
-    return is_there;
+    static const bool is_there = __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 24 & 3) == 3 &&
+                                 syscall(SYS_arch_prctl, kRequest, kTiles) == 0;
+    return cpu_may.amx && has_avx512() && is_there;
 #endif
 }
 
@@ -67,6 +73,6 @@ inline bool has_avxvnni() {
 #if defined(PLR_WITHOUT_AVX512) || !defined(PLR_AVXVNNI)
     return false;
 #else
-    return has_avx2() && __builtin_cpu_supports("avxvnni");
+    return has_avx2() && cpu_may.avxvnni && __builtin_cpu_supports("avxvnni");
 #endif
 }

@@ -10,8 +10,8 @@
 #include <cstring>
 #include <new>
 
+#include "boundary/cpu_backend.h"
 #include "ggml-backend.h"
-#include "ggml-cpu.h"
 #include "ggml.h"
 
 class Parallel {
@@ -45,14 +45,16 @@ class Parallel {
         n_taken_ = 0;
         data_    = &work;
         work_    = [](const void * data, int32_t i) { (*static_cast<const Work *>(data))(i); };
-        ggml_cplan plan = ggml_graph_plan(graph_, n_threads, nullptr);
-        ggml_graph_compute(graph_, &plan);
+        const CpuBackend & backend = CpuBackend::get();
+        ggml_cplan plan = backend.graph_plan(graph_, n_threads, nullptr);
+        backend.graph_compute(graph_, &plan);
     }
 
   private:
     // Without OpenMP every graph starts new threads, which takes longer than sampling a row.
     static bool keeps_threads() {
-        static const bool has_openmp = has_feature("OPENMP");
+        static const bool has_openmp =
+            CpuBackend::get().graph_plan != nullptr && has_feature("OPENMP");
         return has_openmp;
     }
 

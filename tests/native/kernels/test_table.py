@@ -1,5 +1,9 @@
 """The table of our kernels, and who is told which of them compute."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from pyllama_raw.native.kernels import table
@@ -31,6 +35,40 @@ def test_each_kind_has_a_row_and_names_its_cpu():
     assert all(row.needs for row in rows)
     ours = [row.is_usable for row in rows if row.computes != "columns"]
     assert rows[1].is_usable or not any(ours)
+
+
+ONLY = """
+import json, sys
+from pyllama_raw import _ffi
+_, lib = _ffi.load()
+lib.plr_cpu_only(*json.loads(sys.argv[1]))
+from pyllama_raw.native.kernels import table, woven_levels
+needs = sorted({row.needs for row in table() if row.is_usable})
+print(json.dumps([needs, woven_levels()]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sets", "without"),
+    [
+        ((False, False, False, False), ("AVX2", "AVX-512")),
+        ((True, False, False, False), ("VNNI", "AVX-512")),
+    ],
+)
+def test_kernels_do_without_what_a_variant_lacks(sets, without):
+    """
+    Of AVX2, AVX-VNNI, AVX-512 with VNNI and AMX, whatever the CPU has.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", ONLY, json.dumps(sets)],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    needs, levels = json.loads(done.stdout)
+
+    assert [text for text in needs if any(word in text for word in without)] == []
+    assert set(levels) <= {"plain", *(["avx2"] if sets[0] else [])}
 
 
 @pytest.mark.parametrize("fast_kernels", [True, False])

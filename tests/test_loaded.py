@@ -1,0 +1,104 @@
+"""What an installed libllama says of itself, and what that is compared with."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pyllama_raw import _ffi
+from pyllama_raw._ffi.loaded import RECORD, record_in, version_of
+from pyllama_raw.cli.command import main
+from pyllama_raw.errors import LibraryNotBuilt
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a compiler")
+
+
+def make_library(path: Path, version: str, commit: str) -> Path:
+    """A libllama that can only say which one it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    code = (
+        f'const char * llama_version(void) {{ return "{version}"; }}\n'
+        f'const char * ggml_commit(void) {{ return "{commit}"; }}\n'
+    )
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", path],  # noqa: S607
+        input=code.encode(),
+        check=True,
+    )
+    return path
+
+
+def write_record(folder: Path, library: Path, version: str) -> None:
+    record = {"library": str(library), "version": version}
+    (folder / RECORD).write_text(json.dumps(record))
+
+
+def test_a_library_says_its_version_and_commit(tmp_path):
+    """
+    The version alone stays the same for weeks.
+    """
+    library = make_library(tmp_path / "libllama.so.0", "0.6.0-dev", "abc")
+
+    assert version_of(library) == "0.6.0-dev, abc"
+
+
+def test_another_library_than_the_one_compiled_for_is_refused(tmp_path, monkeypatch):
+    """
+    Before anything of it is called; both are named, and what to run.
+    """
+    library = make_library(tmp_path / "lib" / "libllama.so.0", "0.6.0-dev", "new")
+    write_record(tmp_path, library, "0.5.0-dev, old")
+    monkeypatch.setattr(_ffi, "LIBRARIES", tmp_path)
+
+    with pytest.raises(LibraryNotBuilt) as caught:
+        _ffi.load()
+
+    assert str(caught.value) == (
+        f"the extension was compiled for llama.cpp 0.5.0-dev, old in {library}, and what is "
+        f"there now is 0.6.0-dev, new: run `PYLLAMA_RAW_PREFIX={tmp_path} pip install "
+        "--force-reinstall --no-deps .` in the source tree"
+    )
+
+
+def test_a_library_that_is_gone_is_named(tmp_path, monkeypatch):
+    """
+    With the version that it had.
+    """
+    write_record(tmp_path, tmp_path / "lib" / "libllama.so.0", "0.5.0-dev, old")
+    monkeypatch.setattr(_ffi, "LIBRARIES", tmp_path)
+
+    with pytest.raises(
+        LibraryNotBuilt, match=r"0\.5\.0-dev, old in .* cannot be loaded"
+    ):
+        _ffi.load()
+
+
+@pytest.mark.native
+def test_info_says_how_the_library_was_built(tmp_path, monkeypatch, capsys):
+    """
+    From what lies beside the extension, and how to build another one; or that nothing does.
+    """
+    monkeypatch.setattr("pyllama_raw.cli.info.LIBRARIES", tmp_path)
+    statuses = [main(["info", "--build"])]
+    write_record(tmp_path, tmp_path / "libllama.so.0", "0.5.0-dev, old")
+    statuses.append(main(["info", "--build"]))
+    statuses.append(main(["info", "--build", "--json"]))
+    out, err = capsys.readouterr()
+
+    assert statuses == [1, 0, 0]
+    assert err == "error: nothing says how the library was built\n"
+    assert "  version            0.5.0-dev, old\n" in out
+    assert (
+        "  CUDA               PYLLAMA_RAW_CMAKE_ARGS=-DGGML_CUDA=ON pip install .\n"
+        in out
+    )
+    assert json.loads(out[out.index("{") :])["version"] == "0.5.0-dev, old"
+
+
+def test_a_library_that_nobody_wrote_down_has_no_record(tmp_path):
+    """
+    As of an extension that was built before there were records.
+    """
+    assert record_in(tmp_path) == {}

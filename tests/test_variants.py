@@ -1,0 +1,171 @@
+"""Which variant of the CPU code computes, by scores and by PYLLAMA_RAW_CPU."""
+
+import re
+
+import pytest
+
+from pyllama_raw._ffi.cpu_level import LEVELS, VARIANT_OF_LEVEL, VARIANTS
+from pyllama_raw._ffi.variants import Variant, choose, files, use
+from pyllama_raw.errors import ConfigError, LibraryNotBuilt
+
+# As a CPU with AVX2 and AVX-VNNI gives them.
+SCORES = {
+    "alderlake": 128,
+    "haswell": 64,
+    "sapphirerapids": 0,
+    "sse42": 5,
+    "x64": 1,
+    "zen4": 0,
+}
+
+
+class FakeLibrary:
+    """The functions of the shim: scores by file name, and what was done."""
+
+    def __init__(self, scores: dict[str, int], *, loads: bool = True) -> None:
+        self.scores = scores
+        self.loads = loads
+        self.calls: list[tuple[str, object]] = []
+
+    def plr_variant_score(self, path: bytes) -> int:
+        name = re.search(r"cpu-(\w+)\.so", path.decode())
+        assert name is not None
+        return self.scores[name[1]]
+
+    def plr_cpu_only(self, *sets: bool) -> None:
+        self.calls.append(("only", sets))
+
+    def plr_variant_use(self, path: bytes) -> bool:
+        self.calls.append(("use", path.decode().rpartition("/")[2]))
+        return self.loads
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """What a wheel has beside its extension."""
+    monkeypatch.delenv("PYLLAMA_RAW_CPU", raising=False)
+    names = [f"libggml-cpu-{name}.so" for name in SCORES]
+    for name in (*names, "libggml-base.so.0", "libggml.so.0", "libgomp.so.1"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("wish", [None, "", "native", "any"])
+def test_the_best_score_computes(wish):
+    """
+    Those that score 0 cannot run.
+    """
+    assert choose(SCORES, wish) == Variant(
+        "alderlake", "best score of the 4 that this CPU runs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("wish", "name"), [("haswell", "haswell"), ("avx2", "haswell"), ("x64", "x64")]
+)
+def test_a_lesser_one_can_be_chosen(wish, name):
+    """
+    By its name, or by the level that it stands for.
+    """
+    assert choose(SCORES, wish) == Variant(
+        name, f"PYLLAMA_RAW_CPU={wish}; the best one here is alderlake"
+    )
+
+
+@pytest.mark.parametrize(
+    ("wish", "problem"),
+    [
+        ("pentium", "this library has no such variant"),
+        ("zen4", "this CPU lacks instructions of it"),
+        ("amx", "this CPU lacks instructions of it"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_what_can(wish, problem):
+    """
+    Nothing runs as something else than was asked for.
+    """
+    with pytest.raises(ConfigError) as caught:
+        choose(SCORES, wish)
+
+    assert str(caught.value) == (
+        f"PYLLAMA_RAW_CPU={wish}: {problem}; here run x64, sse42, haswell, alderlake "
+        "(or sse42, avx2), and without PYLLAMA_RAW_CPU the best of them computes"
+    )
+
+
+def test_files_that_are_missing_are_said():
+    """
+    A whole wheel has a variant for each CPU.
+    """
+    with pytest.raises(LibraryNotBuilt, match="none of the CPU variants zen4 runs"):
+        choose({"zen4": 0})
+
+
+def test_variants_are_found_by_their_names(folder):
+    """
+    Other libraries lie beside them; a linked library has none.
+    """
+    paths = files(folder)
+    for path in paths.values():
+        path.unlink()
+
+    assert paths == {name: folder / f"libggml-cpu-{name}.so" for name in SCORES}
+    assert files(folder) == {}
+
+
+def test_our_kernels_use_all_of_the_cpu_beside_the_best_one(folder):
+    """
+    Nobody chose to do without.
+    """
+    library = FakeLibrary(SCORES)
+
+    variant = use(folder, library)
+
+    assert variant is not None
+    assert (variant.name, library.calls) == (
+        "alderlake",
+        [("use", "libggml-cpu-alderlake.so")],
+    )
+
+
+def test_our_kernels_do_without_what_a_lesser_one_lacks(folder, monkeypatch):
+    """
+    So the process computes what a lesser machine would. They are told before it is loaded.
+    """
+    monkeypatch.setenv("PYLLAMA_RAW_CPU", "haswell")
+    library = FakeLibrary(SCORES)
+
+    use(folder, library)
+
+    assert library.calls == [
+        ("only", (True, False, False, False)),
+        ("use", "libggml-cpu-haswell.so"),
+    ]
+
+
+def test_a_linked_library_is_left_alone(tmp_path):
+    """
+    It has no variants: nothing is called.
+    """
+    assert use(tmp_path, FakeLibrary({})) is None
+
+
+def test_a_damaged_file_is_said(folder):
+    """
+    ggml refuses it, and its log says why.
+    """
+    with pytest.raises(LibraryNotBuilt, match=r"alderlake\.so cannot be loaded"):
+        use(folder, FakeLibrary(SCORES, loads=False))
+
+
+def test_each_level_has_a_variant_that_uses_its_instructions():
+    """
+    The names of builds for one level go on to be understood.
+    """
+    assert list(VARIANT_OF_LEVEL) == list(LEVELS)
+    assert [VARIANTS[name][-1:] for name in VARIANT_OF_LEVEL.values()] == [
+        (),
+        ("avx2",),
+        ("avx512vnni",),
+        ("amx",),
+    ]
