@@ -1,0 +1,237 @@
+"""
+Arguments of llama-server as programs give them, read by the table of llama_flags.py.
+
+Rules:
+1. Files of the machine and of the user come first, then variables, then the command line. Of two
+   values the later one counts, unless the flag adds to a list.
+2. A mistake has llama-server's words, `error: invalid argument: --flag`, because programs look for
+   them; what is refused names what to use instead.
+3. What is accepted and changes nothing is a note, so that nobody wonders why it has no effect.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyllama_raw.cli.llama_flags import FLAGS, OLDER
+from pyllama_raw.cli.llama_values import (
+    FALSE,
+    TRUE,
+    Flag,
+    Idle,
+    NotDone,
+    Only,
+    Refused,
+    Sets,
+    StandsFor,
+    Value,
+)
+from pyllama_raw.errors import ConfigError
+
+GLOBAL, DEFAULT = "*", "default"  # sections of a file for all models
+NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"
+SECTION = re.compile(r"\[([^]]*)\][ \t]*([;#].*)?")
+PAIR = re.compile(rf"({NAME})[ \t]*=[ \t]*(.*)")
+COMMENT = re.compile(r"[ \t]*[;#].*|[ \t]+$")
+
+BY_NAME: dict[str, tuple[Flag, bool]] = {}  # whether the name is the positive one
+for _flag in (*OLDER, *FLAGS):
+    BY_NAME |= dict.fromkeys(_flag.names, (_flag, True))
+    BY_NAME |= dict.fromkeys(_flag.negated, (_flag, False))
+
+
+@dataclass
+class Arguments:
+    """Values by the places of our options, such as "context.n_ctx", and notes for the log."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def part(self, name: str) -> dict[str, Any]:
+        """The values of places in *name*, such as "context"."""
+        prefix = f"{name}."
+        return {
+            place.removeprefix(prefix): value
+            for place, value in self.values.items()
+            if place.startswith(prefix)
+        }
+
+    def read_line(self, arguments: Sequence[str]) -> None:
+        """Take the arguments of a command line. Raises ConfigError."""
+        rest = iter(arguments)
+        for argument in rest:
+            # Long names may have low lines, as those of Python programs.
+            name = argument.replace("_", "-") if argument[:2] == "--" else argument
+            if name not in BY_NAME:
+                raise ConfigError(f"error: invalid argument: {name}")
+            one, is_positive = BY_NAME[name]
+            values = [next(rest, None) for _ in range(one.n_values)]
+            if None in values:
+                raise _mistake(name, "expected value for argument")
+            value: Value = is_positive
+            for text in values[:1]:
+                value = text or ""
+            self.take(one, name, value)
+
+    def read_variables(self, environment: Mapping[str, str]) -> None:
+        """Take the variables of *environment* that flags have. Raises ConfigError."""
+        for one in FLAGS:
+            variable = one.variable
+            if not variable.isupper():
+                continue
+            no = variable.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")
+            if one.negated and no in environment:
+                self.take(one, no, value=False)
+            elif variable in environment:
+                self._take_text(one, variable, environment[variable])
+
+    def read_section(
+        self, pairs: Mapping[str, str], file: Path, *, skips_unknown: bool
+    ) -> None:
+        """
+        Take the keys of a section of a *file*: names of flags without dashes, or variables.
+
+        Raises:
+            ConfigError: a value is wrong, or a key is no flag, unless it *skips_unknown*.
+        """
+        for key, value in pairs.items():
+            if key == "version":
+                continue
+            one, is_positive = BY_KEY.get(key, (None, True))
+            if one is not None:
+                text = value if is_positive else str(value not in TRUE).lower()
+                self._take_text(one, key, text)
+            elif skips_unknown:
+                self.notes.append(f"{file}: {key} is no flag of this program")
+            else:
+                raise ConfigError(f"option '{key}' not recognized in preset '{file}'")
+
+    def _take_text(self, one: Flag, name: str, text: str) -> None:
+        """Take a flag as *text*; one without a value is a word for yes or no."""
+        if one.n_values:
+            self.take(one, name, text)
+        elif text in TRUE or (one.negated and text in FALSE):
+            self.take(one, name, text in TRUE)
+
+    def take(self, one: Flag, name: str, value: Value) -> None:
+        """
+        Take the flag *one*, given as *name*.
+
+        Raises:
+            ConfigError: it is refused, or *value* is.
+        """
+        match one.meaning:
+            case Sets(place, read, adds):
+                try:
+                    setting = read(value)
+                except NotDone as error:
+                    raise _refusal(name, str(error)) from None
+                except (ValueError, OSError) as error:
+                    raise _mistake(name, str(error)) from None
+                before = self.values.get(place)
+                if setting is None:
+                    self.values.pop(place, None)
+                elif adds:
+                    self.values[place] = [*(before or ()), *setting]
+                elif isinstance(setting, dict) and isinstance(before, dict):
+                    self.values[place] = before | setting
+                else:
+                    self.values[place] = setting
+            case Idle(reason):
+                self.notes.append(f"{name}: {reason}")
+            case Only(values, advice):
+                if value not in values:
+                    raise _refusal(name, advice)
+            case StandsFor(arguments):
+                self.read_line(arguments)
+            case Refused(advice):
+                raise _refusal(name, advice)
+
+
+def _mistake(name: str, reason: str) -> ConfigError:
+    return ConfigError(f'error while handling argument "{name}": {reason}')
+
+
+def _refusal(name: str, advice: str) -> ConfigError:
+    return _mistake(name, f"it is not done here: {advice}")
+
+
+# -- files -------------------------------------------------------------------------------
+
+
+def _by_key() -> dict[str, tuple[Flag, bool]]:
+    """Flags by the keys of files: names without dashes, and variables."""
+    keys = {name.lstrip("-"): found for name, found in BY_NAME.items()}
+    for one in FLAGS:
+        if one.variable.isupper():
+            keys[one.variable] = one, True
+            no = one.variable.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")
+            keys |= {no: (one, False)} if one.negated else {}
+    return keys
+
+
+BY_KEY = _by_key()
+
+
+def sections(file: Path) -> dict[str, dict[str, str]]:
+    """
+    The pairs of an INI file, by section; those before the first one are of DEFAULT.
+
+    Raises:
+        ConfigError: it cannot be read, or a line is none.
+    """
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"presets {str(file)!r}: {error}") from error
+    found: dict[str, dict[str, str]] = {DEFAULT: {}}
+    section = found[DEFAULT]
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = (
+            COMMENT.sub("", line).strip() if line.strip()[:1] in ";#" else line.strip()
+        )
+        if not bare:
+            continue
+        if match := SECTION.fullmatch(bare):
+            section = found.setdefault(match[1].strip(), {})
+        elif match := PAIR.fullmatch(bare):
+            section[match[1]] = COMMENT.sub("", match[2])
+        else:
+            raise ConfigError(
+                f"line {number} of presets {str(file)!r} is no pair: {bare}"
+            )
+    return found
+
+
+def usual_files(environment: Mapping[str, str]) -> list[Path]:
+    """The files of the machine and of the user, as far as they are there."""
+    folder = environment.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    files = (Path("/etc/llama.cpp/config.ini"), Path(folder, "llama.cpp", "config.ini"))
+    return [file for file in files if file.is_file()]
+
+
+def read(
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    files: Iterable[Path] | None = None,
+) -> Arguments:
+    """
+    All that is given to llama-server.
+
+    Raises:
+        ConfigError: in llama-server's words.
+    """
+    environment = os.environ if environment is None else environment
+    given = Arguments()
+    for file in usual_files(environment) if files is None else files:
+        parts = sections(file)
+        for name in (GLOBAL, DEFAULT):
+            given.read_section(parts.get(name, {}), file, skips_unknown=True)
+    given.read_variables(environment)
+    given.read_line(arguments)
+    return given
