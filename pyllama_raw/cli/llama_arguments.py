@@ -77,6 +77,11 @@ class Arguments:
             for text in values[:1]:
                 value = text or ""
             self.take(one, name, value)
+            if one.variable == "LLAMA_API_KEY":
+                advice = (
+                    "others of this machine see it: use LLAMA_API_KEY or --api-key-file"
+                )
+                self.notes.append(f"{name}: {advice}")
 
     def read_variables(self, environment: Mapping[str, str]) -> None:
         """Take the variables of *environment* that flags have. Raises ConfigError."""

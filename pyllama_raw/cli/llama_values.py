@@ -130,6 +130,12 @@ def named(text: str) -> list[str]:
     return [part for part in listed(text) if part]
 
 
+def key_lines(path: str) -> list[str]:
+    """The keys in a file, one a line. Raises OSError."""
+    lines = map(str.strip, file_text(path).splitlines())
+    return [line for line in lines if line and line[0] != "#"]
+
+
 def file_text(path: str) -> str:
     """The text of a file. Raises OSError."""
     return Path(path).read_text("utf-8")

@@ -86,6 +86,8 @@ class Service:
         """Raises ConfigError: a file of the options cannot be used."""
         self.engines, self.config = engines, config
         self.drains = False  # drain() was called
+        # Scales of adapters of each model, for requests that name none.
+        self.scales: dict[str, dict[str, float]] = {}
         self.started = int(time())  # Unix time
         self.keys, self.rates = Keys(config), Rates(config)
         infos = {name: engine.info for name, engine in engines.items()}
