@@ -23,10 +23,10 @@ from pyllama_raw.cli.llama_values import (
     FALSE,
     TRUE,
     Flag,
-    Idle,
+    IdleFlag,
     NotDone,
-    Only,
-    Refused,
+    OnlyWith,
+    RefusedFlag,
     Sets,
     StandsFor,
     Value,
@@ -63,21 +63,21 @@ class Arguments:
 
     def read_line(self, arguments: Sequence[str]) -> None:
         """Take the arguments of a command line. Raises ConfigError."""
-        rest = iter(arguments)
-        for argument in rest:
+        words = iter(arguments)
+        for argument in words:
             # Long names may have low lines, as those of Python programs.
             name = argument.replace("_", "-") if argument[:2] == "--" else argument
             if name not in BY_NAME:
                 raise ConfigError(f"error: invalid argument: {name}")
-            one, is_positive = BY_NAME[name]
-            values = [next(rest, None) for _ in range(one.n_values)]
+            option, is_positive = BY_NAME[name]
+            values = [next(words, None) for _ in range(option.n_values)]
             if None in values:
                 raise _mistake(name, "expected value for argument")
             value: Value = is_positive
             for text in values[:1]:
                 value = text or ""
-            self.take(one, name, value)
-            if one.variable == "LLAMA_API_KEY":
+            self.take(option, name, value)
+            if option.variable == "LLAMA_API_KEY":
                 advice = (
                     "others of this machine see it: use LLAMA_API_KEY or --api-key-file"
                 )
@@ -85,15 +85,15 @@ class Arguments:
 
     def read_variables(self, environment: Mapping[str, str]) -> None:
         """Take the variables of *environment* that flags have. Raises ConfigError."""
-        for one in FLAGS:
-            variable = one.variable
+        for option in FLAGS:
+            variable = option.variable
             if not variable.isupper():
                 continue
             no = variable.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")
-            if one.negated and no in environment:
-                self.take(one, no, value=False)
+            if option.negated and no in environment:
+                self.take(option, no, value=False)
             elif variable in environment:
-                self._take_text(one, variable, environment[variable])
+                self._take_text(option, variable, environment[variable])
 
     def read_section(
         self, pairs: Mapping[str, str], file: Path, *, skips_unknown: bool
@@ -107,30 +107,30 @@ class Arguments:
         for key, value in pairs.items():
             if key == "version":
                 continue
-            one, is_positive = BY_KEY.get(key, (None, True))
-            if one is not None:
+            option, is_positive = BY_KEY.get(key, (None, True))
+            if option is not None:
                 text = value if is_positive else str(value not in TRUE).lower()
-                self._take_text(one, key, text)
+                self._take_text(option, key, text)
             elif skips_unknown:
                 self.notes.append(f"{file}: {key} is no flag of this program")
             else:
                 raise ConfigError(f"option '{key}' not recognized in preset '{file}'")
 
-    def _take_text(self, one: Flag, name: str, text: str) -> None:
+    def _take_text(self, option: Flag, name: str, text: str) -> None:
         """Take a flag as *text*; one without a value is a word for yes or no."""
-        if one.n_values:
-            self.take(one, name, text)
-        elif text in TRUE or (one.negated and text in FALSE):
-            self.take(one, name, text in TRUE)
+        if option.n_values:
+            self.take(option, name, text)
+        elif text in TRUE or (option.negated and text in FALSE):
+            self.take(option, name, text in TRUE)
 
-    def take(self, one: Flag, name: str, value: Value) -> None:
+    def take(self, option: Flag, name: str, value: Value) -> None:
         """
-        Take the flag *one*, given as *name*.
+        Take the flag *option*, given as *name*.
 
         Raises:
             ConfigError: it is refused, or *value* is.
         """
-        match one.meaning:
+        match option.meaning:
             case Sets(place, read, adds):
                 try:
                     setting = read(value)
@@ -147,14 +147,14 @@ class Arguments:
                     self.values[place] = before | setting
                 else:
                     self.values[place] = setting
-            case Idle(reason):
+            case IdleFlag(reason):
                 self.notes.append(f"{name}: {reason}")
-            case Only(values, advice):
+            case OnlyWith(values, advice):
                 if value not in values:
                     raise _refusal(name, advice)
             case StandsFor(arguments):
                 self.read_line(arguments)
-            case Refused(advice):
+            case RefusedFlag(advice):
                 raise _refusal(name, advice)
 
 
@@ -171,12 +171,12 @@ def _refusal(name: str, advice: str) -> ConfigError:
 
 def _by_key() -> dict[str, tuple[Flag, bool]]:
     """Flags by the keys of files: names without dashes, and variables."""
-    keys = {name.lstrip("-"): found for name, found in BY_NAME.items()}
-    for one in FLAGS:
-        if one.variable.isupper():
-            keys[one.variable] = one, True
-            no = one.variable.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")
-            keys |= {no: (one, False)} if one.negated else {}
+    keys = {name.lstrip("-"): meaning for name, meaning in BY_NAME.items()}
+    for option in FLAGS:
+        if option.variable.isupper():
+            keys[option.variable] = option, True
+            no = option.variable.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")
+            keys |= {no: (option, False)} if option.negated else {}
     return keys
 
 
@@ -194,8 +194,8 @@ def sections(file: Path) -> dict[str, dict[str, str]]:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"presets {str(file)!r}: {error}") from error
-    found: dict[str, dict[str, str]] = {DEFAULT: {}}
-    section = found[DEFAULT]
+    by_section: dict[str, dict[str, str]] = {DEFAULT: {}}
+    section = by_section[DEFAULT]
     for number, line in enumerate(text.splitlines(), 1):
         bare = (
             COMMENT.sub("", line).strip() if line.strip()[:1] in ";#" else line.strip()
@@ -203,14 +203,14 @@ def sections(file: Path) -> dict[str, dict[str, str]]:
         if not bare:
             continue
         if match := SECTION.fullmatch(bare):
-            section = found.setdefault(match[1].strip(), {})
+            section = by_section.setdefault(match[1].strip(), {})
         elif match := PAIR.fullmatch(bare):
             section[match[1]] = COMMENT.sub("", match[2])
         else:
             raise ConfigError(
                 f"line {number} of presets {str(file)!r} is no pair: {bare}"
             )
-    return found
+    return by_section
 
 
 def usual_files(environment: Mapping[str, str]) -> list[Path]:
@@ -232,11 +232,11 @@ def read(
         ConfigError: in llama-server's words.
     """
     environment = os.environ if environment is None else environment
-    given = Arguments()
+    collected = Arguments()
     for file in usual_files(environment) if files is None else files:
         parts = sections(file)
         for name in (GLOBAL, DEFAULT):
-            given.read_section(parts.get(name, {}), file, skips_unknown=True)
-    given.read_variables(environment)
-    given.read_line(arguments)
-    return given
+            collected.read_section(parts.get(name, {}), file, skips_unknown=True)
+    collected.read_variables(environment)
+    collected.read_line(arguments)
+    return collected

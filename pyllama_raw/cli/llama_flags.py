@@ -21,10 +21,10 @@ from pyllama_raw.cli.llama_values import (
     FALSE,
     TRUE,
     Flag,
-    Idle,
+    IdleFlag,
     Meaning,
-    Only,
-    Refused,
+    OnlyWith,
+    RefusedFlag,
     Sets,
     StandsFor,
     as_is,
@@ -61,10 +61,10 @@ from pyllama_raw.cli.llama_values import (
 )
 
 INTEGER, NUMBER = int, float
-DRAFTS = Idle("nothing is drafted here: drafts change speed only")
-PLACED = Idle("weights lie where they fit (--gpu-layers, --device)")
-THREADS = Idle("threads are placed by the system and by libllama")
-QUIET = Idle("log lines have one form here")
+DRAFTS = IdleFlag("nothing is drafted here: drafts change speed only")
+PLACED = IdleFlag("weights lie where they fit (--gpu-layers, --device)")
+THREADS = IdleFlag("threads are placed by the system and by libllama")
+QUIET = IdleFlag("log lines have one form here")
 ROUTER = "many models at a time are a later part: start one server a model"
 BY_BODY = "give it in the body of a request"
 AGENT = "the server runs no tools: leave it out"
@@ -149,11 +149,11 @@ FLAGS: tuple[Flag, ...] = (
     flag("--log-file FNAME", Sets("own.log_file"), "LOG_FILE"),
     flag("--log-disable", Sets("own.log_disable", as_is, says="no log")),
     flag("--log-jsonl / --no-log-jsonl", QUIET, "LOG_JSONL"),
-    flag("--log-prompts-dir PATH", Refused("prompts are not written: log them in the client")),
+    flag("--log-prompts-dir PATH", RefusedFlag("prompts are not written: log them in the client")),
     flag("--log-colors WORD", QUIET, "LOG_COLORS"),
     flag("--log-prefix / --no-log-prefix", QUIET, "LOG_PREFIX"),
     flag("--log-timestamps / --no-log-timestamps", QUIET, "LOG_TIMESTAMPS"),
-    flag("--perf / --no-perf", Idle("times are always told"), "PERF"),
+    flag("--perf / --no-perf", IdleFlag("times are always told"), "PERF"),
     flag("--offline", Sets("own.offline", as_is, says="nothing is fetched"), "OFFLINE"),
     # CPUs
     flag("-t --threads N", Sets("context.n_threads", positive), "THREADS"),
@@ -176,18 +176,18 @@ FLAGS: tuple[Flag, ...] = (
     flag("-ub --ubatch-size N", Sets("context.n_ubatch", INTEGER), "UBATCH"),
     flag("--keep N", Sets("scheduler.n_keep", keep)),
     flag("--swa-full", Sets("context.swa_full", as_is), "SWA_FULL"),
-    flag("-ctxcp --ctx-checkpoints --swa-checkpoints N", Idle("--cache-ram bounds them"), "CTX_CHECKPOINTS"),
-    flag("-cms --checkpoint-min-step N", Idle("the cache chooses its places"), "CHECKPOINT_MIN_SPACING_NT"),
+    flag("-ctxcp --ctx-checkpoints --swa-checkpoints N", IdleFlag("--cache-ram bounds them"), "CTX_CHECKPOINTS"),
+    flag("-cms --checkpoint-min-step N", IdleFlag("the cache chooses its places"), "CHECKPOINT_MIN_SPACING_NT"),
     flag("-cram --cache-ram MIB", Sets("cache.max_bytes", cache_bytes), "CACHE_RAM"),
     flag("-kvu --kv-unified / -no-kvu --no-kv-unified", Sets("context.kv_unified", as_is), "KV_UNIFIED"),
-    flag("--cache-idle-slots / --no-cache-idle-slots", Idle("idle slots lend their prefixes until others need the room"), "CACHE_IDLE_SLOTS"),
+    flag("--cache-idle-slots / --no-cache-idle-slots", IdleFlag("idle slots lend their prefixes until others need the room"), "CACHE_IDLE_SLOTS"),
     flag("--context-shift / --no-context-shift", Sets("scheduler.context_full", lambda on: "shift" if on else "stop"), "CONTEXT_SHIFT"),
     flag("-fa --flash-attn WORD", Sets("context.flash_attn", FLASH), "FLASH_ATTN"),
     flag("-ctk --cache-type-k TYPE", Sets("context.type_k", KV_TYPES), "CACHE_TYPE_K"),
     flag("-ctv --cache-type-v TYPE", Sets("context.type_v", KV_TYPES), "CACHE_TYPE_V"),
-    flag("-dt --defrag-thold N", Idle("nothing is to be defragmented"), "DEFRAG_THOLD"),
+    flag("-dt --defrag-thold N", IdleFlag("nothing is to be defragmented"), "DEFRAG_THOLD"),
     flag("-np --parallel N", Sets("scheduler.n_slots", positive), "N_PARALLEL"),
-    flag("-cb --cont-batching / -nocb --no-cont-batching", Idle("requests always share steps"), "CONT_BATCHING"),
+    flag("-cb --cont-batching / -nocb --no-cont-batching", IdleFlag("requests always share steps"), "CONT_BATCHING"),
     flag("--warmup / --no-warmup", Sets("engine.warm_up", as_is)),
     flag("--rope-scaling TYPE", Sets("context.rope_scaling", words(none="none", linear="linear", yarn="yarn")), "ROPE_SCALING_TYPE"),
     flag("--rope-scale N", Sets("context.rope_freq_scale", lambda text: 1 / float(text)), "ROPE_SCALE"),
@@ -200,17 +200,17 @@ FLAGS: tuple[Flag, ...] = (
     flag("--yarn-beta-fast N", Sets("context.yarn_beta_fast", NUMBER), "YARN_BETA_FAST"),
     flag("-kvo --kv-offload / -nkvo --no-kv-offload", Sets("context.offload_kqv", as_is), "KV_OFFLOAD"),
     flag("--op-offload / --no-op-offload", Sets("context.op_offload", as_is)),
-    flag("-bs --backend-sampling", Idle("the engine chooses the place"), "BACKEND_SAMPLING"),
+    flag("-bs --backend-sampling", IdleFlag("the engine chooses the place"), "BACKEND_SAMPLING"),
     # the model and its devices
     flag("-m --model FNAME", Sets("own.model"), "MODEL"),
-    flag("-mu --model-url URL", Refused(DOWNLOAD), "MODEL_URL"),
-    flag("-dr --docker-repo REPO", Refused(DOWNLOAD), "DOCKER_REPO"),
+    flag("-mu --model-url URL", RefusedFlag(DOWNLOAD), "MODEL_URL"),
+    flag("-dr --docker-repo REPO", RefusedFlag(DOWNLOAD), "DOCKER_REPO"),
     flag("-hf -hfr --hf-repo REPO", Sets("own.hf_repo"), "HF_REPO"),
     flag("-hff --hf-file FILE", Sets("own.hf_file"), "HF_FILE"),
     flag("-hft --hf-token TOKEN", Sets("own.hf_token"), "=HF_TOKEN"),
     flag("-a --alias NAMES", Sets("own.alias", named), "ALIAS"),
     flag("--tags NAMES", Sets("service.tags", named), "TAGS"),
-    flag("--rpc SERVERS", Idle("this machine alone computes"), "RPC"),
+    flag("--rpc SERVERS", IdleFlag("this machine alone computes"), "RPC"),
     flag("-lm --load-mode MODE", Sets("model.load_mode", LOADING), "LOAD_MODE"),
     flag("-lzm --lazy-mode MODE", Sets("model.lazy_mode", words(on="on", auto="auto", off="off")), "LAZY_MODE"),
     flag("-dev --device NAMES", Sets("model.devices", named), "DEVICE"),
@@ -233,26 +233,26 @@ FLAGS: tuple[Flag, ...] = (
     flag("--lora-scaled PAIRS", Sets("own.adapters", scaled, adds=True)),
     flag("--control-vector FILES", Sets("own.adapters", whole, adds=True)),
     flag("--control-vector-scaled PAIRS", Sets("own.adapters", scaled, adds=True)),
-    flag("--control-vector-layer-range START END", Refused("a control vector has all layers")),
+    flag("--control-vector-layer-range START END", RefusedFlag("a control vector has all layers")),
     flag("--lora-init-without-apply", Sets("own.adapters_off", as_is)),
     # images and sounds
     flag("-mm --mmproj FILE", Sets("media.mmproj"), "MMPROJ"),
-    flag("-mmu --mmproj-url URL", Refused(DOWNLOAD), "MMPROJ_URL"),
+    flag("-mmu --mmproj-url URL", RefusedFlag(DOWNLOAD), "MMPROJ_URL"),
     flag("--mmproj-auto / --no-mmproj --no-mmproj-auto", Sets("own.mmproj_auto", as_is), "MMPROJ_AUTO"),
     flag("--mmproj-offload / --no-mmproj-offload", Sets("media.on_device", as_is), "MMPROJ_OFFLOAD"),
     flag("-mmdev --mmproj-device DEVICE", Sets("media.on_device", lambda text: False if text == "none" else None), "=MTMD_BACKEND_DEVICE"),
     flag("--image-min-tokens N", Sets("media.image_min_tokens", positive), "IMAGE_MIN_TOKENS"),
     flag("--image-max-tokens N", Sets("media.image_max_tokens", positive), "IMAGE_MAX_TOKENS"),
-    flag("--mtmd-batch-max-tokens N", Idle("images are computed by themselves"), "MTMD_BATCH_MAX_TOKENS"),
-    flag("--video-fps N", Idle("there are no videos"), "VIDEO_FPS"),
-    flag("--video-timestamp-interval N", Idle("there are no videos"), "VIDEO_TIMESTAMP_INTERVAL"),
-    flag("--video-ffmpeg-dir DIR", Idle("there are no videos"), "VIDEO_FFMPEG_DIR"),
+    flag("--mtmd-batch-max-tokens N", IdleFlag("images are computed by themselves"), "MTMD_BATCH_MAX_TOKENS"),
+    flag("--video-fps N", IdleFlag("there are no videos"), "VIDEO_FPS"),
+    flag("--video-timestamp-interval N", IdleFlag("there are no videos"), "VIDEO_TIMESTAMP_INTERVAL"),
+    flag("--video-ffmpeg-dir DIR", IdleFlag("there are no videos"), "VIDEO_FFMPEG_DIR"),
     flag("--media-path PATH", Sets("service.media_path")),
     # what requests have that do not say
     flag("-n --predict --n-predict N", Sets("defaults.max_tokens", positive), "N_PREDICT"),
     flag("-r --reverse-prompt PROMPT", Sets("defaults.stop", lambda text: [text], adds=True)),
-    flag("-e --escape / --no-escape", Idle("there is no prompt on the command line")),
-    flag("-sp --special", Refused(f"special: true: {BY_BODY}")),
+    flag("-e --escape / --no-escape", IdleFlag("there is no prompt on the command line")),
+    flag("-sp --special", RefusedFlag(f"special: true: {BY_BODY}")),
     flag("--spm-infill", Sets("service.suffix_first", as_is)),
     flag("--samplers NAMES", Sets("defaults.stages", stages)),
     flag("-s --seed SEED", Sets("defaults.seed", seed)),
@@ -292,60 +292,60 @@ FLAGS: tuple[Flag, ...] = (
     # chats
     flag("--chat-template TEMPLATE", Sets("model.chat_template"), "CHAT_TEMPLATE"),
     flag("--chat-template-file FILE", Sets("model.chat_template", file_text), "CHAT_TEMPLATE_FILE"),
-    flag("--jinja / --no-jinja", Idle("all templates are Jinja"), "JINJA"),
+    flag("--jinja / --no-jinja", IdleFlag("all templates are Jinja"), "JINJA"),
     flag("--chat-template-kwargs JSON", Sets("own.template_kwargs", json_object), "CHAT_TEMPLATE_KWARGS"),
     flag("--reasoning-format FORMAT", Sets("service.reasoning_format", reasoning_format), "THINK"),
     flag("-rea --reasoning WORD", Sets("own.template_kwargs.enable_thinking", thinks), "REASONING"),
     flag("--reasoning-effort LEVEL", Sets("own.template_kwargs.reasoning_effort", effort), "REASONING_EFFORT"),
-    flag("--reasoning-budget N", Only(("-1",), "--reasoning off, or limit n_predict in a request"), "THINK_BUDGET"),
-    flag("--reasoning-budget-message MESSAGE", Only(("",), "there is no budget of thoughts: leave it out"), "THINK_BUDGET_MESSAGE"),
+    flag("--reasoning-budget N", OnlyWith(("-1",), "--reasoning off, or limit n_predict in a request"), "THINK_BUDGET"),
+    flag("--reasoning-budget-message MESSAGE", OnlyWith(("",), "there is no budget of thoughts: leave it out"), "THINK_BUDGET_MESSAGE"),
     flag("--reasoning-preserve / --no-reasoning-preserve", Sets("own.template_kwargs.preserve_reasoning", as_is), "REASONING_PRESERVE"),
-    flag("--skip-chat-parsing / --no-skip-chat-parsing", Only((False,), f"parse_tool_calls: false: {BY_BODY}"), "SKIP_CHAT_PARSING"),
-    flag("--prefill-assistant / --no-prefill-assistant", Only((True,), "end a chat with a message of the user"), "PREFILL_ASSISTANT"),
+    flag("--skip-chat-parsing / --no-skip-chat-parsing", OnlyWith((False,), f"parse_tool_calls: false: {BY_BODY}"), "SKIP_CHAT_PARSING"),
+    flag("--prefill-assistant / --no-prefill-assistant", OnlyWith((True,), "end a chat with a message of the user"), "PREFILL_ASSISTANT"),
     # the server
     flag("--host HOSTS", Sets("own.hosts", named), "HOST"),
     flag("--port PORT", Sets("listen.port", INTEGER), "PORT"),
     flag("--reuse-port", Sets("own.reuse_port", as_is), "REUSE_PORT"),
-    flag("--path PATH", Only(("",), "the page is one file: serve others beside it"), "STATIC_PATH"),
+    flag("--path PATH", OnlyWith(("",), "the page is option file: serve others beside it"), "STATIC_PATH"),
     flag("--cors-origins ORIGINS", Sets("service.cors_origins", named), "CORS_ORIGINS"),
-    flag("--cors-methods METHODS", Idle("all methods of the API are allowed"), "CORS_METHODS"),
-    flag("--cors-headers HEADERS", Idle("the headers that are asked for are allowed"), "CORS_HEADERS"),
-    flag("--cors-credentials / --no-cors-credentials", Idle("origins that are named may send cookies"), "CORS_CREDENTIALS"),
-    flag("--api-prefix PREFIX", Only(("",), PROXY), "API_PREFIX"),
-    flag("--ui-config --webui-config JSON", Idle("the page keeps its own"), "UI_CONFIG"),
-    flag("--ui-config-file --webui-config-file PATH", Idle("the page keeps its own"), "UI_CONFIG_FILE"),
-    flag("--ui-mcp-proxy --webui-mcp-proxy / --no-ui-mcp-proxy --no-webui-mcp-proxy", Only((False,), AGENT), "UI_MCP_PROXY"),
-    flag("--tools TOOLS", Only(("",), AGENT), "TOOLS"),
-    flag("--tools-runtime OPTION", Only(("",), AGENT), "TOOLS_RUNTIME"),
-    flag("--mcp-servers-config PATH", Only(("",), AGENT), "MCP_SERVERS_CONFIG"),
-    flag("--mcp-servers-json JSON", Only(("",), AGENT), "MCP_SERVERS_JSON"),
-    flag("-ag --agent / -no-ag --no-agent", Only((False,), AGENT), "AGENT"),
+    flag("--cors-methods METHODS", IdleFlag("all methods of the API are allowed"), "CORS_METHODS"),
+    flag("--cors-headers HEADERS", IdleFlag("the headers that are asked for are allowed"), "CORS_HEADERS"),
+    flag("--cors-credentials / --no-cors-credentials", IdleFlag("origins that are named may send cookies"), "CORS_CREDENTIALS"),
+    flag("--api-prefix PREFIX", OnlyWith(("",), PROXY), "API_PREFIX"),
+    flag("--ui-config --webui-config JSON", IdleFlag("the page keeps its own"), "UI_CONFIG"),
+    flag("--ui-config-file --webui-config-file PATH", IdleFlag("the page keeps its own"), "UI_CONFIG_FILE"),
+    flag("--ui-mcp-proxy --webui-mcp-proxy / --no-ui-mcp-proxy --no-webui-mcp-proxy", OnlyWith((False,), AGENT), "UI_MCP_PROXY"),
+    flag("--tools TOOLS", OnlyWith(("",), AGENT), "TOOLS"),
+    flag("--tools-runtime OPTION", OnlyWith(("",), AGENT), "TOOLS_RUNTIME"),
+    flag("--mcp-servers-config PATH", OnlyWith(("",), AGENT), "MCP_SERVERS_CONFIG"),
+    flag("--mcp-servers-json JSON", OnlyWith(("",), AGENT), "MCP_SERVERS_JSON"),
+    flag("-ag --agent / -no-ag --no-agent", OnlyWith((False,), AGENT), "AGENT"),
     flag("--ui --webui / --no-ui --no-webui", Sets("own.ui", as_is), "UI"),
-    flag("--embedding --embeddings", Idle("the model decides"), "EMBEDDINGS"),
-    flag("--rerank --reranking", Idle("the model decides"), "RERANKING"),
+    flag("--embedding --embeddings", IdleFlag("the model decides"), "EMBEDDINGS"),
+    flag("--rerank --reranking", IdleFlag("the model decides"), "RERANKING"),
     flag("--api-key KEYS", Sets("own.api_keys", named, adds=True), "=LLAMA_API_KEY"),
     flag("--api-key-file FNAME", Sets("own.api_keys", key_lines, adds=True), "API_KEY_FILE"),
-    flag("--ssl-key-file FNAME", Refused(PROXY), "SSL_KEY_FILE"),
-    flag("--ssl-cert-file FNAME", Refused(PROXY), "SSL_CERT_FILE"),
+    flag("--ssl-key-file FNAME", RefusedFlag(PROXY), "SSL_KEY_FILE"),
+    flag("--ssl-cert-file FNAME", RefusedFlag(PROXY), "SSL_CERT_FILE"),
     flag("-to --timeout N", Sets("service.send_s", seconds), "TIMEOUT"),
     flag("--sse-ping-interval N", Sets("service.ping_s", seconds), "SSE_PING_INTERVAL"),
-    flag("--threads-http N", Idle("one thread answers all"), "THREADS_HTTP"),
+    flag("--threads-http N", IdleFlag("option thread answers all"), "THREADS_HTTP"),
     flag("--cache-prompt / --no-cache-prompt", Sets("own.cache", as_is), "CACHE_PROMPT"),
-    flag("--cache-reuse N", Idle("prefixes are shared; chunks are not moved"), "CACHE_REUSE"),
+    flag("--cache-reuse N", IdleFlag("prefixes are shared; chunks are not moved"), "CACHE_REUSE"),
     flag("--metrics", Sets("own.metrics", as_is), "ENDPOINT_METRICS"),
     flag("--props", Sets("own.props", as_is), "ENDPOINT_PROPS"),
     flag("--slots / --no-slots", Sets("own.slots", as_is), "ENDPOINT_SLOTS"),
     flag("--slot-save-path PATH", Sets("cache.directory", says="prefixes, not slots")),
-    flag("-sps --slot-prompt-similarity SHARE", Idle("all slots lend their prefixes")),
-    flag("--sleep-idle-seconds SECONDS", Idle("the model stays loaded")),
+    flag("-sps --slot-prompt-similarity SHARE", IdleFlag("all slots lend their prefixes")),
+    flag("--sleep-idle-seconds SECONDS", IdleFlag("the model stays loaded")),
     # many models
-    flag("--models-dir PATH", Refused(ROUTER), "MODELS_DIR"),
+    flag("--models-dir PATH", RefusedFlag(ROUTER), "MODELS_DIR"),
     flag("--models-preset PATH", Sets("own.presets"), "MODELS_PRESET"),
     flag("--models-max N", Sets("own.models_max", INTEGER), "MODELS_MAX"),
-    flag("--models-autoload / --no-models-autoload", Idle("models of presets are loaded at the start"), "MODELS_AUTOLOAD"),
+    flag("--models-autoload / --no-models-autoload", IdleFlag("models of presets are loaded at the start"), "MODELS_AUTOLOAD"),
     preset("load-on-startup", Sets("own.on_startup", switch)),
-    preset("stop-timeout", Idle("all models are in this process")),
-    preset("dedup-cache-models", Idle("only models of presets are listed")),
+    preset("stop-timeout", IdleFlag("all models are in this process")),
+    preset("dedup-cache-models", IdleFlag("only models of presets are listed")),
     # drafts of tokens
     flag("-lcs --lookup-cache-static FNAME", DRAFTS),
     flag("-lcd --lookup-cache-dynamic FNAME", DRAFTS),
@@ -414,16 +414,20 @@ FLAGS: tuple[Flag, ...] = (
 OLDER = (
     flag("--mmap / --no-mmap", Sets("model.load_mode", mapping)),
     flag("--mlock", Sets("model.load_mode", locking)),
-    flag("-dio --direct-io / -ndio --no-direct-io", Idle("--load-mode dio says so")),
+    flag(
+        "-dio --direct-io / -ndio --no-direct-io", IdleFlag("--load-mode dio says so")
+    ),
 )
 
 
 def described() -> Iterator[tuple[str, str]]:
     """For each flag of the table: its names with its variable, and what it means here."""
-    for one in FLAGS:
-        names = ", ".join(f"`{name}`" for name in (*one.names, *one.negated))
-        variable = f" ({one.variable})" if one.variable not in ("", "preset") else ""
-        yield names + variable, meaning_of(one.meaning)
+    for option in FLAGS:
+        names = ", ".join(f"`{name}`" for name in (*option.names, *option.negated))
+        variable = (
+            f" ({option.variable})" if option.variable not in ("", "preset") else ""
+        )
+        yield names + variable, meaning_of(option.meaning)
 
 
 def meaning_of(meaning: Meaning) -> str:
@@ -435,12 +439,12 @@ def meaning_of(meaning: Meaning) -> str:
             return says or "done"
         case Sets(place=place, says=says):
             return f"`{place}`" + (f"; {says}" if says else "")
-        case Idle(reason=reason):
+        case IdleFlag(reason=reason):
             return f"accepted: {reason}"
-        case Only(values=values, advice=advice):
-            shown = " or ".join(json.dumps(value) for value in values)
-            return f"accepted as {shown}; else refused: {advice}"
+        case OnlyWith(values=values, advice=advice):
+            texts = " or ".join(json.dumps(value) for value in values)
+            return f"accepted as {texts}; else refused: {advice}"
         case StandsFor(arguments=arguments):
             return f"`{' '.join(arguments)}`"
-        case Refused(advice=advice):
+        case RefusedFlag(advice=advice):
             return f"refused: {advice}"

@@ -43,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if line[:1] and line[0] in VERBS:
         del line[0]
     try:
-        given = read(line)
+        parsed = read(line)
         for place, answer in ANSWERS.items():
-            if given.values.get(f"own.{place}"):
+            if parsed.values.get(f"own.{place}"):
                 answer()
                 sys.stdout.flush()
                 return 0
-        return _served(given)
+        return _served(parsed)
     except KeyboardInterrupt:
         return INTERRUPTED
     except ConfigError as error:
@@ -61,20 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return FAILED
 
 
-def _served(given: Arguments) -> int:
+def _served(parsed: Arguments) -> int:
     """Tell what the machine has, then import the server and run it."""
-    own = given.part("own")
+    own = parsed.part("own")
     if own.get("offline"):
         os.environ["HF_HUB_OFFLINE"] = "1"
     if token := own.get("hf_token"):
         os.environ["HF_TOKEN"] = token
-    for note in given.notes:
+    for note in parsed.notes:
         sys.stderr.write(f"note: {note}\n")
     is_verbose = own.get("verbose") or own.get("verbosity", 0) >= VERBOSE
     if not own.get("log_disable"):
         _tell_system(is_verbose=bool(is_verbose))
     serve: Callable[[Arguments], int] = import_module(SERVING).serve
-    return serve(given)
+    return serve(parsed)
 
 
 def _tell_system(*, is_verbose: bool) -> None:
@@ -145,7 +145,7 @@ def _show_cache() -> None:
 
 def _show_completion() -> None:
     """Write a script for bash that completes the flags."""
-    names = " ".join(name for one in FLAGS for name in one.names if name[0] == "-")
+    names = " ".join(name for flag in FLAGS for name in flag.names if name[0] == "-")
     programs = "llama-server pyllama-llama-server"
     sys.stdout.write(f"complete -o default -W '{names}' {programs}\n")
 

@@ -45,15 +45,15 @@ VERBOSE = 4  # from here on libllama's lines are told
 MAIN = "main: server is listening on"
 
 
-def serve(given: Arguments) -> int:
+def serve(parsed: Arguments) -> int:
     """Run the server until it is told to end; return its exit status."""
-    own = given.part("own")
+    own = parsed.part("own")
     _log_to_stderr(own)
     if keys := own.get("api_keys"):
         # Keys of llama-server see all, and change nothing that needs a key of its own.
         os.environ[VARIABLE] = ",".join(f"monitor {key}" for key in keys)
     terminal = Terminal(sys.stdout, sys.stderr)
-    deployment = deployment_of(given)
+    deployment = deployment_of(parsed)
     loading = LoadingLines(terminal, deployment.models)
     say = partial(_say, terminal)
     starting = partial(deploy, deployment, loading, say, prepare=whole_context)
@@ -90,27 +90,27 @@ def _log_to_stderr(own: Mapping[str, Any]) -> None:
 # -- what the arguments come to ----------------------------------------------------------
 
 
-def deployment_of(given: Arguments) -> Deployment:
+def deployment_of(parsed: Arguments) -> Deployment:
     """
     All that the server runs.
 
     Raises:
         ConfigError: names what is wrong.
     """
-    own, service = given.part("own"), given.part("service")
-    shown = {"metrics": own.get("metrics", False), "slots": own.get("slots", True)}
-    shown |= {"page": own.get("ui", True), "props": own.get("props", False)}
-    kwargs = own.get("template_kwargs", {}) | given.part("own.template_kwargs")
-    models = dict(_models(given))
+    own, service = parsed.part("own"), parsed.part("service")
+    open_facts = {"metrics": own.get("metrics", False), "slots": own.get("slots", True)}
+    open_facts |= {"page": own.get("ui", True), "props": own.get("props", False)}
+    kwargs = own.get("template_kwargs", {}) | parsed.part("own.template_kwargs")
+    models = dict(_models(parsed))
     service = {
         "in_place_of": "llama-server",
         "any_model": True,
         "drain_s": DRAIN_S,
         "metrics_names": ["llamacpp"],
         "cors_origins": ["*"],
-        "defaults": given.part("defaults"),
+        "defaults": parsed.part("defaults"),
         "template_kwargs": kwargs,
-        "closed": [name for name, is_shown in shown.items() if not is_shown],
+        "closed": [name for name, is_open in open_facts.items() if not is_open],
         "aliases": {
             alias: name
             for name, entry in models.items()
@@ -118,7 +118,7 @@ def deployment_of(given: Arguments) -> Deployment:
         },
         **service,
     }
-    fields: dict[str, Any] = {"port": PORT, **given.part("listen"), "service": service}
+    fields: dict[str, Any] = {"port": PORT, **parsed.part("listen"), "service": service}
     if hosts := own.get("hosts"):
         fields["host"] = ",".join(hosts)
     fields["reuse_port"] = own.get("reuse_port", False)
@@ -132,11 +132,11 @@ def deployment_of(given: Arguments) -> Deployment:
     return Deployment(**fields)
 
 
-def _models(given: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
+def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
     """The entry of each model; none if no model is named."""
-    own = given.part("own")
+    own = parsed.part("own")
     if "model" in own or "hf_repo" in own:
-        yield _entry(given, None)
+        yield _entry(parsed, None)
     elif "presets" in own:
         file = Path(own["presets"])
         parts = sections(file)
@@ -148,7 +148,7 @@ def _models(given: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
             preset.read_section(of_all, file, skips_unknown=False)
             preset.read_section(pairs, file, skips_unknown=False)
             # The command line counts for all models.
-            preset.values |= given.values
+            preset.values |= parsed.values
             presets[name] = preset
         started = {n: p for n, p in presets.items() if p.values.get("own.on_startup")}
         n_most = own.get("models_max", MODELS_MAX)
@@ -161,10 +161,10 @@ def _models(given: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
             yield _entry(preset, name)
 
 
-def _entry(given: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:
+def _entry(parsed: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:
     """The name of a model and its entry, with its other names."""
-    own = given.part("own")
-    parts = {part: given.part(part) for part in PARTS}
+    own = parsed.part("own")
+    parts = {part: parsed.part(part) for part in PARTS}
     model, context, scheduler = parts["model"], parts["context"], parts["scheduler"]
     # A file, or one of a hub by its name or by the word of its quantisation.
     path, repo = own.get("model"), own.get("hf_repo")
@@ -172,9 +172,9 @@ def _entry(given: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:
         bare, colon, quant = str(repo).partition(":")
         file = own.get("hf_file")
         path = f"hf:{bare}/{file}" if file else f"hf:{bare}{colon}{quant}"
-    # The name is the first by the alphabet, and without any that which was given.
+    # The name is the first by the alphabet, and without any that which was parsed.
     aliases = sorted({*own.get("alias", ()), *([name] if name else ())})
-    own_name = name or (aliases[0] if aliases else str(repo or path))
+    model_name = name or (aliases[0] if aliases else str(repo or path))
     # Words of one option that are two of ours.
     if model.get("devices") == ["none"]:
         del model["devices"]
@@ -200,7 +200,7 @@ def _entry(given: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:
         for file, effect in own.get("adapters", ())
     ]
     entry = {"path": path, "aliases": aliases, **parts}
-    return own_name, entry | ({"adapters": adapters} if adapters else {})
+    return model_name, entry | ({"adapters": adapters} if adapters else {})
 
 
 def whole_context(

@@ -38,13 +38,13 @@ class Sets(NamedTuple):
     says: str = ""
 
 
-class Idle(NamedTuple):
+class IdleFlag(NamedTuple):
     """Changes nothing here but perhaps speed."""
 
     reason: str
 
 
-class Only(NamedTuple):
+class OnlyWith(NamedTuple):
     """Idle with these values, and refused with others."""
 
     values: tuple[Value, ...]
@@ -57,13 +57,13 @@ class StandsFor(NamedTuple):
     arguments: tuple[str, ...]
 
 
-class Refused(NamedTuple):
+class RefusedFlag(NamedTuple):
     """Changes outputs, and is not done here."""
 
     advice: str
 
 
-Meaning = Sets | Idle | Only | StandsFor | Refused
+Meaning = Sets | IdleFlag | OnlyWith | StandsFor | RefusedFlag
 
 
 class Flag(NamedTuple):

@@ -83,17 +83,17 @@ class LoadingLines:
     def __init__(self, terminal: Terminal, models: Mapping[str, str | None]) -> None:
         self._terminal, self._models = terminal, models
         self._model: str | None = None
-        self._told = 0.0
+        self._told_s = 0.0
 
     def __call__(self, name: str, fraction: float) -> None:
         """Called in a worker thread with the *fraction* of the model *name* that is loaded."""
         now = monotonic()
         if name != self._model:
-            self._model, self._told = name, now
+            self._model, self._told_s = name, now
             path = self._models[name] or "the default model"
             self._terminal.say(f"loading {name}: {path}")
-        elif not self._terminal.has_status and now - self._told >= LINE_S:
-            self._told = now
+        elif not self._terminal.has_status and now - self._told_s >= LINE_S:
+            self._told_s = now
             self._terminal.say(f"loading {name}: {fraction:.0%}")
         self._terminal.status(f"{name}: {fraction:.0%} loaded")
 

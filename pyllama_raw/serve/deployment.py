@@ -34,7 +34,7 @@ OPTIONS = tuple(Settings.model_fields)  # parts of an EngineConfig
 LOGS = ("step_log", "request_log")
 
 
-class AdapterFile(Frozen):
+class AdapterEntry(Frozen):
     """An adapter that is loaded with its model; `[[models.assistant.adapters]]` in a file."""
 
     name: str
@@ -54,7 +54,7 @@ class Deployment(ListenConfig):
     """Files by name. None: the default model."""
     configs: dict[str, EngineConfig] = Field(default_factory=dict)
     """Options of the engines, by name."""
-    adapters: dict[str, tuple[AdapterFile, ...]] = Field(default_factory=dict)
+    adapters: dict[str, tuple[AdapterEntry, ...]] = Field(default_factory=dict)
     """Adapters of the engines, by name."""
 
     @classmethod

@@ -36,7 +36,7 @@ LOADING = {
 }
 
 
-class Front:
+class LoadingApp:
     """The application of a service, once there is one."""
 
     def __init__(self) -> None:
@@ -106,12 +106,12 @@ def bound(listen: ListenConfig) -> list[socket.socket]:
                 continue
             try:
                 kind = socket.SOCK_STREAM
-                found = socket.getaddrinfo(
+                places = socket.getaddrinfo(
                     host, port, type=kind, flags=socket.AI_PASSIVE
                 )
             except OSError as error:
                 raise OSError(f"cannot listen at {host}: {error}") from None
-            for family, _, _, _, address in dict.fromkeys(found):
+            for family, _, _, _, address in dict.fromkeys(places):
                 sockets.append(_tcp(family, (address[0], port, *address[2:]), listen))
                 port = port or sockets[-1].getsockname()[1]
     except BaseException:

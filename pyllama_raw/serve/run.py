@@ -39,7 +39,7 @@ from pyllama_raw.serve.connections import (
 )
 from pyllama_raw.serve.deployment import Deployment
 from pyllama_raw.serve.listening import (
-    Front,
+    LoadingApp,
     NoModels,
     address_of,
     bound,
@@ -89,7 +89,7 @@ async def deploy(
         OSError: an address cannot be had.
         PyllamaError: a model cannot be opened.
     """
-    front = Front()
+    front = LoadingApp()
     async with AsyncExitStack() as stack:
 
         async def open_engines() -> Service:
@@ -106,7 +106,7 @@ async def deploy(
             front.app = app = make_app(engines, deployment.service)
             service: Service = app.state.service
             for name, adapters in deployment.adapters.items():
-                service.scales[name] = {each.name: each.scale for each in adapters}
+                service.scales[name] = {a.name: a.scale for a in adapters}
             return service
 
         sockets = bound(deployment)
@@ -223,10 +223,10 @@ class _Server(uvicorn.Server):
 
         def protocol(_: object = None) -> asyncio.Protocol:
             kind: Any = config.http_protocol_class
-            made: asyncio.Protocol = kind(
+            connection: asyncio.Protocol = kind(
                 config=config, server_state=self.server_state, app_state={}, _loop=loop
             )
-            return made
+            return connection
 
         self.servers = []
         for listener in sockets or ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Mapping
 from math import exp
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -97,17 +98,30 @@ class RerankBody(ServedBody):
 def routes(app: FastAPI, service: Service) -> None:
     """Add the endpoints."""
 
+    @app.post("/embedding", include_in_schema=False)
+    async def own_embedding(body: EmbeddingBody, request: Request) -> Response:
+        """Make a vector of each text, in the form of llama-server."""
+        answer = await embedded(body, request)
+        return JSON([_own_form(entry) for entry in answer["data"]])
+
     @app.post("/v1/embeddings", tags=["vectors"])
     @app.post("/embeddings", include_in_schema=False)
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         """Make a vector of each text."""
+        answer = await embedded(body, request)
+        # llama-server has its own form at its path.
+        if service.is_llama and request.url.path == "/embeddings":
+            return JSON([_own_form(entry) for entry in answer["data"]])
+        return JSON(answer)
+
+    async def embedded(body: EmbeddingBody, request: Request) -> dict[str, Any]:
         model = service.find(body.model, Operation.EMBED)
         service.check_texts("input", n_texts(prompts_of(body.input, "input")))
         exchange = request.state.exchange
         options = service.options_of(exchange, body.served(service))
         pooling = body.pooling or _pooling(model, service)
         exchange.model = model.name
-        return JSON(await _embedded(model, body, pooling, options))
+        return await _embedded(model, body, pooling, options)
 
     @app.post("/v1/rerank", tags=["vectors"])
     @app.post("/rerank", include_in_schema=False)
@@ -121,6 +135,11 @@ def routes(app: FastAPI, service: Service) -> None:
         options = service.options_of(exchange, body.served(service))
         exchange.model = model.name
         return JSON(await _ranked(model, body, options))
+
+
+def _own_form(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A vector in the form of llama-server, which may have one for each token."""
+    return {"index": entry["index"], "embedding": [entry["embedding"]]}
 
 
 def _pooling(model: ServedModel, service: Service) -> Word | None:

@@ -13,7 +13,7 @@ from scripts.llama_arguments import SOURCE, Argument, arguments_of, listed
 from scripts.llama_source import unpack
 
 
-def given(*arguments, **variables):
+def parsed(*arguments, **variables):
     return read([str(argument) for argument in arguments], variables, files=())
 
 
@@ -23,14 +23,15 @@ def test_every_flag_of_llama_server_has_a_meaning():
     that it has not.
     """
     table = {
-        Argument(one.names, one.negated, one.n_values, one.variable) for one in FLAGS
+        Argument(flag.names, flag.negated, flag.n_values, flag.variable)
+        for flag in FLAGS
     }
 
     assert table == set(listed())
-    assert len({name for one in FLAGS for name in one.names}) == sum(
-        len(one.names) for one in FLAGS
+    assert len({name for flag in FLAGS for name in flag.names}) == sum(
+        len(flag.names) for flag in FLAGS
     )
-    assert not {n for one in OLDER for n in one.names} & {
+    assert not {n for flag in OLDER for n in flag.names} & {
         n for f in FLAGS for n in f.names
     }
 
@@ -56,7 +57,7 @@ def test_what_a_program_gives_becomes_options_of_ours():
     """
     Long and short names, low lines for dashes, words for numbers.
     """
-    values = given(
+    values = parsed(
         *("-m", "a.gguf", "--ctx_size", 4096, "-np", 2, "-ngl", "all", "-fa", "on"),
         *("--no-webui", "-ctk", "q8_0", "--context-shift", "--load-mode", "dio"),
     ).values
@@ -87,7 +88,7 @@ def test_variables_give_way_to_the_command_line():
         "LLAMA_API_KEY": 'a,"b,c"',
     }
 
-    assert given("-c", 1024, **variables).values == {
+    assert parsed("-c", 1024, **variables).values == {
         "context.n_ctx": 1024,
         "listen.port": 9000,
         "context.offload_kqv": False,
@@ -100,7 +101,7 @@ def test_a_flag_may_stand_for_others():
     """
     A model of a hub with the options that suit it; what comes behind wins.
     """
-    values = given("--fim-qwen-1.5b-default", "--port", 9).values
+    values = parsed("--fim-qwen-1.5b-default", "--port", 9).values
 
     assert values == {
         "own.hf_repo": "ggml-org/Qwen2.5-Coder-1.5B-Q8_0-GGUF",
@@ -116,7 +117,7 @@ def test_adapters_and_texts_add_up():
     """
     Other flags count where they come last.
     """
-    values = given(
+    values = parsed(
         *("--lora", "a,b", "--lora-scaled", "c:0.5", "-r", "x", "-r", "y"),
         *("--temp", 1, "--temp", 0.5, "--seed", 7, "--seed", -1),
     ).values
@@ -132,7 +133,7 @@ def test_what_changes_speed_only_is_noted():
     """
     A line for each, with the reason.
     """
-    notes = given(
+    notes = parsed(
         "--threads-http", 4, "-md", "draft.gguf", "--reasoning-budget", -1
     ).notes
 
@@ -158,7 +159,7 @@ def test_a_mistake_and_a_refusal_name_the_flag(arguments, message):
     In llama-server's words, and with what to use instead.
     """
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
-        given(*arguments)
+        parsed(*arguments)
 
 
 INI = """
@@ -204,14 +205,14 @@ def test_files_of_the_user_give_way_and_may_have_keys_of_other_programs(tmp_path
     """
     file = tmp_path / "config.ini"
     file.write_text("port = 1\ntop-k = 3\nno-kv-offload = true\nhellaswag = 1\n")
-    found = read(["--port", "2"], {}, files=[file])
+    arguments = read(["--port", "2"], {}, files=[file])
 
-    assert found.values == {
+    assert arguments.values == {
         "listen.port": 2,
         "defaults.top_k": 3,
         "context.offload_kqv": False,
     }
-    assert found.notes == [f"{file}: hellaswag is no flag of this program"]
+    assert arguments.notes == [f"{file}: hellaswag is no flag of this program"]
 
 
 def test_a_line_that_is_no_pair_is_named(tmp_path):
