@@ -72,9 +72,9 @@ def routes(app: FastAPI, service: Service) -> None:
             raise Failure(501, "unsupported", f"action={action}: {reason}", "action")
         if action != "erase":
             raise refused("action", "give erase, save or restore")
-        before = engine.stats().n_cells_used
+        n_used = engine.stats().n_cells_used
         await engine.clear_cache()
-        n_erased = before - engine.stats().n_cells_used
+        n_erased = n_used - sum(running.n_computed for running in await engine.slots())
         return JSON({"id_slot": int(slot), "n_erased": max(n_erased, 0)})
 
     if not service.is_llama:

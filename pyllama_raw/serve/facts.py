@@ -219,6 +219,7 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
     info, uses = asdict(engine.info), engine.capabilities
     del info["config"], info["metadata"]
     return {
+        **info,
         "model": name,
         "model_path": engine.info.model_path,
         "total_slots": engine.info.n_slots,
@@ -240,7 +241,6 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
         "ui": "page" not in closed,
         "is_sleeping": False,
         "stats": asdict(engine.stats()),
-        **info,
     }
 
 
