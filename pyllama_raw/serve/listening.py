@@ -115,7 +115,7 @@ def bound(listen: ListenConfig) -> list[socket.socket]:
                 sockets.append(_tcp(family, (address[0], port, *address[2:]), listen))
                 port = port or sockets[-1].getsockname()[1]
     except BaseException:
-        release(sockets)
+        release(sockets, files_of(sockets))
         raise
     return sockets
 
@@ -169,15 +169,18 @@ def _is_dead(path: str) -> bool:
     return False
 
 
-def release(sockets: Iterable[socket.socket]) -> None:
-    """Close *sockets*, and take away the files of those that have one; can be repeated."""
+def files_of(sockets: Iterable[socket.socket]) -> list[str]:
+    """The files of those of *sockets* that have one; to be asked while they are open."""
+    return [s.getsockname() for s in sockets if s.family == socket.AF_UNIX]
+
+
+def release(sockets: Iterable[socket.socket], files: Iterable[str]) -> None:
+    """Close *sockets*, and take away their *files*; can be repeated."""
     for listener in sockets:
-        path = listener.family == socket.AF_UNIX and listener.fileno() >= 0
-        name = listener.getsockname() if path else ""
         listener.close()
-        if name:
-            with suppress(OSError):
-                Path(name).unlink()
+    for file in files:
+        with suppress(OSError):
+            Path(file).unlink()
 
 
 def address_of(listener: socket.socket, host: str | None = None) -> str:

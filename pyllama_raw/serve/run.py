@@ -43,6 +43,7 @@ from pyllama_raw.serve.listening import (
     NoModels,
     address_of,
     bound,
+    files_of,
     hosts_of,
     release,
 )
@@ -160,7 +161,10 @@ async def _serve(
         timeout_keep_alive=cast("int", listen.keep_alive_s),  # or a fraction
         **OPTIONS,
     )
-    server, signals = _Server(options, connections), _Signals(sockets)
+    server, signals = (
+        _Server(options, connections),
+        _Signals(partial(release, sockets, files_of(sockets))),
+    )
     signals.is_open = isinstance(opening, Service)
     failures: list[Exception] = []
 
@@ -185,7 +189,7 @@ async def _serve(
                 await server.serve([*sockets])
                 group.cancel_scope.cancel()
     finally:
-        release(sockets)
+        signals.release()
     for error in failures:
         raise error
 
@@ -248,9 +252,13 @@ class _Server(uvicorn.Server):
 class _Signals:
     """SIGINT and SIGTERM while a server runs. Thread: the main one."""
 
-    def __init__(self, sockets: Sequence[socket]) -> None:
+    def __init__(self, release: Callable[[], None]) -> None:
+        """
+        Args:
+            release: closes the sockets of the server, and takes away their files.
+        """
         self.is_open = False  # all engines are
-        self._sockets = sockets
+        self.release = release
         self._n = 0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -272,7 +280,7 @@ class _Signals:
 
     def _count(self, number: int, *_: object) -> None:
         if not self.is_open:
-            release(self._sockets)
+            self.release()
             os._exit(128 + number)
         self._n += 1
 
