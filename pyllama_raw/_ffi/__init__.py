@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import distributions
 from pathlib import Path
@@ -39,6 +40,8 @@ def load() -> tuple[Any, Any]:
     """
     try:
         _check_cpu()
+        if sys.platform == "linux" and os.environ.get("LD_LIBRARY_PATH"):
+            _load_by_path()
         with choosing():
             extension = importlib.import_module(EXTENSION)
     except ImportError as error:
@@ -66,6 +69,27 @@ def _check_cpu() -> None:
             f"the native library is built for {level}, and {VARIABLE}={chosen} says "
             f"otherwise: {build}, or unset {VARIABLE}"
         )
+
+
+def _load_by_path() -> None:
+    """
+    Load our libraries by their paths.
+
+    The folders of LD_LIBRARY_PATH come before ours, and a program that starts this one may name
+    its own ggml there. A library that is loaded is taken wherever another one needs its name.
+    """
+    import ctypes
+
+    order = ("libggml-base.", "libggml-", "libggml.", "libllama.", "libmtmd.")
+
+    def rank(file: Path) -> int:
+        return next(i for i, start in enumerate(order) if file.name.startswith(start))
+
+    folder = Path(__file__).parent / "lib"
+    files = [f for f in folder.glob("lib*.so*") if f.name.startswith(order)]
+    for file in sorted(files, key=rank):
+        with suppress(OSError):  # the import below says it better
+            ctypes.CDLL(str(file))
 
 
 def _what_to_do(error: ImportError) -> str:
