@@ -101,6 +101,8 @@ def deployment_of(parsed: Arguments) -> Deployment:
     open_facts = {"metrics": own.get("metrics", False), "slots": own.get("slots", True)}
     open_facts |= {"page": own.get("ui", True), "props": own.get("props", False)}
     kwargs = own.get("template_kwargs", {}) | parsed.part("own.template_kwargs")
+    if "enable_thinking" in kwargs:  # templates know it by two names
+        kwargs.setdefault("thinking", kwargs["enable_thinking"])
     models = dict(_models(parsed))
     service = {
         "in_place_of": "llama-server",
@@ -110,6 +112,7 @@ def deployment_of(parsed: Arguments) -> Deployment:
         "cors_origins": ["*"],
         "defaults": parsed.part("defaults"),
         "template_kwargs": kwargs,
+        "tells_prompts": own.get("verbose", False),
         "closed": [name for name, is_open in open_facts.items() if not is_open],
         "aliases": {
             alias: name

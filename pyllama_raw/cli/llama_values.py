@@ -234,9 +234,8 @@ def seed(text: str) -> int | None:
 
 
 def pooling(text: str) -> str | None:
-    if text == "none":
-        raise NotDone("ask for a pooling: a vector for each token is not served here")
-    return None if text == "rank" else words(mean="mean", cls="cls", last="last")(text)
+    poolings = {name: name for name in ("none", "mean", "cls", "last")}
+    return None if text == "rank" else words(**poolings)(text)
 
 
 def cache_bytes(text: str) -> int:

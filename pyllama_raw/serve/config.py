@@ -12,7 +12,7 @@ from pyllama_raw.options.requests import MAX_PRIORITY
 
 FILE_ONLY = {  # what the command line has no flag for
     *("defaults", "aliases", "tags", "template_kwargs", "closed", "suffix_first"),
-    "reasoning_format",
+    *("reasoning_format", "tells_prompts"),
 }
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -104,10 +104,10 @@ class ServeConfig(Frozen):
     """Most tokens of prompts and outputs of a key in a minute. None: any number."""
     defaults: SamplingParams = SamplingParams()
     """Those that are set here are for requests that do not say; in a file, `[service.defaults]`."""
-    pooling: Literal["mean", "cls", "last"] | None = None
+    pooling: Literal["mean", "cls", "last", "none"] | None = None
     """
-    How the vectors of the tokens of a text become one. None: as the file of a model states, and
-    their mean where it states nothing.
+    How the vectors of the tokens of a text become one; none: they do not, and `/embedding` alone
+    tells all of them. None: as the file of a model states, and their mean where it states nothing.
     """
     reasoning_alias: bool = False
     """Chats tell what the model thinks as `reasoning`, too, beside `reasoning_content`."""
@@ -130,6 +130,8 @@ class ServeConfig(Frozen):
     """Variables of chat templates; those of a request win."""
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     """`reasoning_format` of chats that name none."""
+    tells_prompts: bool = False
+    """Whole chats tell their prompts, as if each body had `verbose`."""
     suffix_first: bool = False
     """Gaps of `/infill` have the suffix before the prefix, as some models learnt it."""
     closed: tuple[Literal["metrics", "slots", "props", "page"], ...] = ()

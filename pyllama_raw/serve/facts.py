@@ -24,6 +24,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from pyllama_raw import AsyncEngine, SamplingParams, __version__
 from pyllama_raw.api.metrics import EngineMetrics
+from pyllama_raw.options.chat_templates import model_template
 from pyllama_raw.results import HealthState
 from pyllama_raw.serve.failures import JSON, Failure
 from pyllama_raw.serve.llamacpp import settings
@@ -224,7 +225,7 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
         "model_path": engine.info.model_path,
         "total_slots": engine.info.n_slots,
         "default_generation_settings": usual,
-        "chat_template": engine.info.metadata.get("tokenizer.chat_template", ""),
+        "chat_template": _template(engine),
         "build_info": f"pyllama_raw {__version__}",
         "modalities": {"vision": uses.images, "audio": uses.sounds, "video": False},
         "chat_template_caps": {
@@ -242,6 +243,14 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
         "is_sleeping": False,
         "stats": asdict(engine.stats()),
     }
+
+
+def _template(engine: AsyncEngine) -> str:
+    """The text of the chat template that chats have."""
+    option = engine.info.config.model.chat_template
+    own = engine.info.metadata.get("tokenizer.chat_template", "")
+    template = model_template(option, own)
+    return own if template is None else template.text
 
 
 async def _slots(model: ServedModel, owner: str | None) -> list[dict[str, Any]]:

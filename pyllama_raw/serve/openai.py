@@ -64,7 +64,8 @@ def routes(app: FastAPI, service: Service) -> None:
     async def chat(body: ChatBody) -> Response:
         """Go on with a chat."""
         request = await read_chat(body, service)
-        prompt = (await request.texts())[0] if body.verbose else None
+        tells = body.verbose or service.config.tells_prompts
+        prompt = (await request.texts())[0] if tells else None
         codec = ChatCodec(request, body, prompt, service.config)
         return TextAnswer(service, request, codec)
 

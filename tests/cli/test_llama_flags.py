@@ -150,7 +150,7 @@ def test_what_changes_speed_only_is_noted():
         (("--ssl-key-file", "k"), "put a proxy in front"),
         (("--reasoning-budget", "100"), "--reasoning off"),
         (("--tools", "all"), "runs no tools"),
-        (("--pooling", "none"), "ask for a pooling"),
+        (("--pooling", "sum"), "give one of none, mean"),
         (("--grammar-file", "missing.gbnf"), "missing.gbnf"),
     ],
 )
