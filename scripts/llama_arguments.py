@@ -2,12 +2,12 @@
 """
 Arguments of the pinned llama-server, read from its source: common/arg.cpp.
 
-    python -m scripts.llama_arguments            # says what differs from the list
-    python -m scripts.llama_arguments --write    # writes the list
+    python -m scripts.llama_arguments            # writes the table of docs/llama-server.md
+    python -m scripts.llama_arguments --list     # and the list, which needs the source
 
 The list is tests/cli/llama_arguments.txt, a line for each argument: its names, its negated names,
-what stands for its values, and the variable of the environment. tests/cli/test_llama_flags.py
-compares it with our table, so that it needs no source.
+the number of its values, and the variable of the environment. tests/cli/test_llama_flags.py
+compares it with our table and the table with the page, and needs no source.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pyllama_raw.cli.llama_flags import described
 from scripts.llama_source import unpack
 
 LIST = Path(__file__).resolve().parents[1] / "tests" / "cli" / "llama_arguments.txt"
 SOURCE = "common/arg.cpp"
+PAGE = LIST.parents[2] / "docs" / "llama-server.md"
+BEGIN, END = (
+    "<!-- flags: python -m scripts.llama_arguments -->",
+    "<!-- end of flags -->",
+)
 BEGINNING = re.compile(r"(?:add_opt\(|args\.push_back\()common_arg\(")
 LISTS = re.compile(r"\s*\{([^}]*)\}\s*,\s*(?:\{([^}]*)\}\s*,)?")
 TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -42,18 +48,29 @@ class Argument(NamedTuple):
         return " | ".join((*fields, str(self.n_values), self.variable))
 
 
-def main() -> int:
-    """Compare or write; 0 if the list is that of the source."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = (unpack(Path(folder), (SOURCE,)) / SOURCE).read_text()
-    text = "".join(f"{argument}\n" for argument in arguments_of(source))
-    if "--write" in sys.argv[1:]:
-        LIST.write_text(text)
-        return 0
-    print(
-        "the same" if (is_same := LIST.read_text() == text) else "it differs: --write"
-    )
-    return int(not is_same)
+def main() -> None:
+    """Write what is asked for."""
+    if "--list" in sys.argv[1:]:
+        with tempfile.TemporaryDirectory() as folder:
+            source = (unpack(Path(folder), (SOURCE,)) / SOURCE).read_text()
+        LIST.write_text("".join(f"{argument}\n" for argument in arguments_of(source)))
+    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")
+
+
+def written(page: str) -> str:
+    """*page* with the table of today."""
+    before, _, tail = page.partition(BEGIN)
+    _, _, after = tail.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def table() -> str:
+    """Flags and what they mean, in Markdown; those of one meaning share a row."""
+    rows: dict[str, list[str]] = {}
+    for names, meaning in described():
+        rows.setdefault(meaning, []).append(names.replace("|", "\\|"))
+    lines = [f"| {'; '.join(names)} | {meaning} |" for meaning, names in rows.items()]
+    return "\n".join(["| flags (variable) | here |", "| --- | --- |", *lines])
 
 
 def listed() -> list[Argument]:
@@ -120,4 +137,4 @@ def _call(options: str, name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,7 +9,14 @@ import build_lib
 from pyllama_raw.cli.llama_arguments import read, sections
 from pyllama_raw.cli.llama_flags import FLAGS, OLDER
 from pyllama_raw.errors import ConfigError
-from scripts.llama_arguments import SOURCE, Argument, arguments_of, listed
+from scripts.llama_arguments import (
+    PAGE,
+    SOURCE,
+    Argument,
+    arguments_of,
+    listed,
+    written,
+)
 from scripts.llama_source import unpack
 
 
@@ -51,6 +58,15 @@ def test_the_list_is_that_of_the_pinned_source():
         source = (unpack(Path(folder), (SOURCE,)) / SOURCE).read_text()
 
     assert arguments_of(source) == listed()
+
+
+def test_the_table_of_the_page_is_what_the_code_does():
+    """
+    `python -m scripts.llama_arguments` writes it.
+    """
+    page = PAGE.read_text("utf-8")
+
+    assert written(page) == page
 
 
 def test_what_a_program_gives_becomes_options_of_ours():
