@@ -299,7 +299,9 @@ class TextAnswer(Response):
     ) -> Delta | None:
         """*delta* as far as it is told; None: its output was over before."""
         assert self._request.lines is not None
-        end = ends.setdefault(delta.index, LineEnd(self._request.lines))
+        end = ends.get(delta.index)
+        if end is None:
+            end = ends[delta.index] = LineEnd(self._request.lines)
         if end.is_over:
             return None
         delta = replace(delta, text=end.take(delta.text))

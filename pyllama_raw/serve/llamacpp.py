@@ -87,10 +87,15 @@ class PromptString(Exact):
     """A text as an object; images and sounds beside it belong in a chat."""
 
     prompt_string: str
+    multimodal_data: Items[str] = Field(default_factory=list)
+    """Images and sounds, of which there may be none here."""
 
     @property
     def text(self) -> str:
-        """What stands in a list for it."""
+        """What stands in a list for it. Raises Failure if there is more than text."""
+        if self.multimodal_data:
+            reason = "images and sounds belong in a chat: ask /v1/chat/completions"
+            raise refused("prompt.multimodal_data", reason, "unsupported")
         return self.prompt_string
 
 
@@ -479,7 +484,7 @@ class NativeCodec:
         return fields | self._probabilities(result.logprobs)
 
     def _probabilities(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        if not entries or not self._has_output:
+        if not entries:  # also those of the token that is made where none is asked for
             return {}
         is_post = self._request.params.logprobs_of == "sampler"
         name = "top_probs" if is_post else "top_logprobs"
