@@ -63,6 +63,10 @@ class Server:
 
     def health(self, timeout_s: float) -> int | None:
         """The status of /health on a new connection; None: none within the time."""
+        if self.path is not None:
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(self.path):
+                    return None
         try:
             with self.client(timeout_s) as client:
                 return client.get("/health").status_code
@@ -99,6 +103,8 @@ def started(
         process.kill()
         process.wait(LIMIT_S)
         reader.join(LIMIT_S)
+        assert process.stderr is not None
+        process.stderr.close()
 
 
 def polling(every_s: float, timeout_s: float) -> Callable[[Server], None]:
@@ -173,7 +179,20 @@ def _docker(model: str, _: int, folder: Path) -> list[str]:
 
 def _ramalama(model: str, port: int, _: Path) -> list[str]:
     head = ["--host", "0.0.0.0", "--port", str(port), "--model", model]  # noqa: S104
-    return [*head, *["--no-warmup", "--alias", "tiny", "--temp", "0.8", "--threads", "2", "-c", "1024"]]
+    return [
+        *head,
+        *[
+            "--no-warmup",
+            "--alias",
+            "tiny",
+            "--temp",
+            "0.8",
+            "--threads",
+            "2",
+            "-c",
+            "1024",
+        ],
+    ]
 
 
 def _lemonade(model: str, port: int, _: Path) -> list[str]:

@@ -156,7 +156,9 @@ def test_our_server_ends_with_who_started_it(ends_with, tmp_path):
             time.sleep(0.05)
     finally:
         process.kill()
-        process.communicate()
+        process.wait(LIMIT_S)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()
 
 
 # -- probes ------------------------------------------------------------------------------
