@@ -104,10 +104,11 @@ async def deploy(
                 engines[name] = await stack.enter_async_context(opening)
                 for adapter in deployment.adapters.get(name, ()):
                     await engines[name].load_adapter(adapter.name, adapter.path)
-            front.app = app = make_app(engines, deployment.service)
+            app = make_app(engines, deployment.service)
             service: Service = app.state.service
             for name, adapters in deployment.adapters.items():
                 service.scales[name] = {a.name: a.scale for a in adapters}
+            front.app = app
             return service
 
         sockets = bound(deployment)
@@ -161,10 +162,8 @@ async def _serve(
         timeout_keep_alive=cast("int", listen.keep_alive_s),  # or a fraction
         **OPTIONS,
     )
-    server, signals = (
-        _Server(options, connections),
-        _Signals(partial(release, sockets, files_of(sockets))),
-    )
+    server = _Server(options, connections)
+    signals = _Signals(partial(release, sockets, files_of(sockets)))
     signals.is_open = isinstance(opening, Service)
     failures: list[Exception] = []
 
