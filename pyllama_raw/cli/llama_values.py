@@ -259,7 +259,14 @@ def keep(text: str) -> int:
 def reasoning_format(text: str) -> str | None:
     if text == "deepseek-legacy":
         raise NotDone("give deepseek or none: thoughts stand in one place only")
-    return words(auto=None, deepseek="deepseek", none="none")(text)
+    formats: dict[str, str | None] = {
+        "auto": None,
+        "deepseek": "deepseek",
+        "none": "none",
+    }
+    if text not in formats:
+        raise ValueError(f"give one of {', '.join(formats)}, not {text!r}")
+    return formats[text]
 
 
 def thinks(text: str) -> bool | None:

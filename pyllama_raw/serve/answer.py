@@ -357,10 +357,10 @@ class TextAnswer(Response):
     ) -> None:
         """Events of one generation, each as soon as there is something to tell."""
         codec, has_begun = self._codec, False
-        ends: dict[int, LineEnd] = {}
+        of_lines: dict[int, LineEnd] = {}
         async for delta in generation:
             if self._request.lines is not None:
-                part = self._end_of(delta, generation, ends)
+                part = self._end_of(delta, generation, of_lines)
                 if part is None:
                     continue
                 delta = part  # noqa: PLW2901 - the part of it that is told
