@@ -203,6 +203,34 @@ def test_a_start_without_a_model_tells_the_system(command):
             time.sleep(0.02)
 
 
+def test_libraries_of_others_are_not_loaded(tmp_path):
+    """
+    Ollama names folders with a ggml of its own, which may be another one.
+    """
+    for name in (
+        "libggml-base.so.0",
+        "libggml-cpu.so.0",
+        "libggml.so.0",
+        "libllama.so.0",
+    ):
+        (tmp_path / name).write_text("no library")
+    foreign = {
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "GGML_BACKEND_PATH": str(tmp_path / "x"),
+    }
+    answer = subprocess.run(
+        [*OURS, "--list-devices"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env={**os.environ, **foreign},
+    )
+
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith("Available devices:")
+
+
 def test_an_unknown_flag_ends_the_server(command):
     """
     With the status and the words that are looked for.
