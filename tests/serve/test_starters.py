@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
+import pyllama_raw
 from scripts.tiny_models import vocab
 from tests.limits import LIMIT_S
 from tests.serve.starters import (
@@ -26,6 +28,7 @@ FILL = {"pre": vocab.MASK, "suf": vocab.SEP, "mid": vocab.UNKNOWN}
 OVERRIDES = ",".join(
     f"tokenizer.ggml.fim_{n}_token_id=int:{i}" for n, i in FILL.items()
 )
+LIBRARIES = Path(pyllama_raw.__file__).parent / "_ffi" / "lib"
 CHAT = [{"role": "user", "content": "hi"}]
 
 
