@@ -97,7 +97,7 @@ class RerankBody(ServedBody):
 def routes(app: FastAPI, service: Service) -> None:
     """Add the endpoints."""
 
-    @app.post("/embedding", include_in_schema=False)
+    @app.post("/embedding", tags=["vectors"])
     async def own_embedding(body: EmbeddingBody, request: Request) -> Response:
         """Make a vector of each text, in the form of llama-server."""
         return JSON(await own_form(body, request))
