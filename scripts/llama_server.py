@@ -2,19 +2,22 @@
 """
 Be llama-server for the tests of llama.cpp's own server: `LLAMA_SERVER_BIN_PATH` names this.
 
-It is `pyllama-llama-server` with the same arguments, but for the models of the tests, which lie on a
-hub: a tiny random one of its class stands for each. `python -m scripts.try_llama_tests` runs
-those tests.
+It is `pyllama-llama-server` with the same arguments, but for three things. Models of the tests lie on
+a hub: a tiny random one of its class stands for each. Tests count on memory that slots do not share, so
+it is divided unless they say otherwise. And they compare names of headers letter by letter.
+`python -m scripts.try_llama_tests` runs those tests.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pyllama_raw.cli.llama_server import main
+from pyllama_raw.serve.connections import Connection
 from scripts.tiny_models import vocab
 from tests.tiny import tiny_model, tiny_projector
 
@@ -69,8 +72,38 @@ def arguments(line: list[str]) -> list[str]:
         model = tiny_model(MODELS[part] if part else "llama")
     pairs = ",".join(f"{key}=int:{value}" for key, value in overrides.items())
     own += ["--model", str(model), *(["--override-kv", pairs] if pairs else [])]
+    own += [] if "--kv-unified" in line else ["--no-kv-unified"]
     return own if "--alias" in values else [*own, "--alias", "default"]
 
 
+class TitledTransport:
+    """A transport that writes names of headers with large letters, such as Content-Type."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write a part of an answer; a head begins with the version."""
+        if data.startswith(b"HTTP/1.1 "):
+            head, end, body = bytes(data).partition(b"\r\n\r\n")
+            first, *lines = head.split(b"\r\n")
+            pairs = [line.partition(b": ") for line in lines]
+            titled = [name.title() + colon + value for name, colon, value in pairs]
+            data = b"\r\n".join([first, *titled]) + end + body
+        self._transport.write(data)
+
+
+def title_headers() -> None:
+    """Have all connections write so."""
+    original = Connection.connection_made
+    Connection.connection_made = lambda self, transport: original(  # type: ignore[assignment, method-assign]
+        self, TitledTransport(transport)
+    )
+
+
 if __name__ == "__main__":
+    title_headers()
     sys.exit(main(arguments(sys.argv[1:])))

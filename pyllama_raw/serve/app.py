@@ -16,7 +16,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
@@ -100,9 +99,6 @@ def make_app(
                 "retry-after",
             ),
         )
-    # Names of headers as llama-server writes them, which some compare letter by letter.
-    if service.is_llama:
-        app.add_middleware(TitledHeaders)
     return app
 
 
@@ -141,24 +137,6 @@ class BodyRoute(APIRoute):
             return response
 
         return handle
-
-
-class TitledHeaders:
-    """Writes names of headers with large letters, such as Content-Type."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-
-        async def titled(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = message.get("headers", ())
-                message["headers"] = [(name.title(), value) for name, value in headers]
-            await send(message)
-
-        await self._app(scope, receive, titled)
 
 
 class Origins(CORSMiddleware):
