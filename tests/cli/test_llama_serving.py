@@ -162,7 +162,7 @@ def test_a_model_has_all_the_cells_that_it_was_trained_for():
     """
     path = str(tiny_model("llama"))
     config = made("-m", path).configs[path]
-    chosen = made("-m", path, "-c", 512).configs[path]
+    explicit = made("-m", path, "-c", 512).configs[path]
 
     assert whole_context(path, config)[1].context.n_ctx == 2048
-    assert whole_context(path, chosen) == (path, chosen)
+    assert whole_context(path, explicit) == (path, explicit)

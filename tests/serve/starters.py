@@ -164,8 +164,8 @@ class Starter:
 
 def _ollama(model: str, port: int, _: Path) -> list[str]:
     flags = "--host 127.0.0.1 --no-webui --offline -c 1024 -np 2 --log-verbosity 4"
-    more = "--no-log-prefix --no-log-timestamps --flash-attn auto"
-    return ["--model", model, "--port", str(port), *flags.split(), *more.split()]
+    rest_of = "--no-log-prefix --no-log-timestamps --flash-attn auto"
+    return ["--model", model, "--port", str(port), *flags.split(), *rest_of.split()]
 
 
 def _swap(model: str, port: int, _: Path) -> list[str]:

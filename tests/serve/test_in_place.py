@@ -46,12 +46,12 @@ async def test_what_llama_server_ignores_is_ignored_and_named():
     """
     body = CHAT | {"tfs_z": 0.5, "best_of": 3, "never_heard_of": {"a": 1}, "a b\n": 1}
     async with in_place() as (_, client):
-        taken = await client.post(PATH, json=body)
+        accepted = await client.post(PATH, json=body)
     async with asking() as (_, client):
         refused = await client.post(PATH, json=body)
 
-    assert taken.status_code == 200
-    assert taken.headers["x-ignored-fields"] == "tfs_z, best_of, never_heard_of"
+    assert accepted.status_code == 200
+    assert accepted.headers["x-ignored-fields"] == "tfs_z, best_of, never_heard_of"
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tfs_z")
 
 
@@ -93,13 +93,13 @@ async def test_the_chunk_with_the_reason_has_the_times(path):
     """
     body = {"prompt": "a"} if path != PATH else {}
     async with in_place() as (_, client):
-        *others, last = await frames(client, path, **body)
+        *earlier, last = await frames(client, path, **body)
     async with asking() as (_, client):
         plain = await frames(client, path, **body)
 
     assert last["choices"][0]["finish_reason"] == "length"
     assert last["timings"]["predicted_n"] == 3
-    assert not any("timings" in frame for frame in [*others, *plain])
+    assert not any("timings" in frame for frame in [*earlier, *plain])
 
 
 async def test_a_warm_up_makes_no_text():
@@ -107,13 +107,17 @@ async def test_a_warm_up_makes_no_text():
     n_predict of 0 computes the prompt, whole and in a stream.
     """
     async with in_place() as (_, client):
-        asked = {"messages": CHAT["messages"], "n_predict": 0, "response_fields": [""]}
-        whole = (await client.post(PATH, json=asked)).json()
-        streamed = await client.post(PATH, json=asked | {"stream": True})
+        question = {
+            "messages": CHAT["messages"],
+            "n_predict": 0,
+            "response_fields": [""],
+        }
+        single = (await client.post(PATH, json=question)).json()
+        streamed = await client.post(PATH, json=question | {"stream": True})
 
-    assert whole["choices"][0]["message"]["content"] == ""
-    assert whole["choices"][0]["finish_reason"] == "length"
-    assert whole["usage"]["completion_tokens"] == 0
+    assert single["choices"][0]["message"]["content"] == ""
+    assert single["choices"][0]["finish_reason"] == "length"
+    assert single["usage"]["completion_tokens"] == 0
     assert '"delta":{"content"' not in streamed.text
 
 
@@ -121,9 +125,9 @@ async def test_completions_tell_log_probabilities_in_both_forms():
     """
     The lists of old clients, and what llama-server has for new ones.
     """
-    asked = {"prompt": "a", "max_tokens": 2, "seed": 1, "logprobs": 1}
+    question = {"prompt": "a", "max_tokens": 2, "seed": 1, "logprobs": 1}
     async with in_place() as (_, client):
-        answer = (await client.post("/v1/completions", json=asked)).json()
+        answer = (await client.post("/v1/completions", json=question)).json()
 
     logprobs = answer["choices"][0]["logprobs"]
     names = [entry["token"] for entry in logprobs["content"]]
@@ -135,14 +139,14 @@ async def test_defaults_are_those_of_llama_server():
     """
     Elsewhere those of a chat are OpenAI's.
     """
-    seen = []
+    modes = []
     for service in (in_place(), asking()):
         async with service as (app, client):
             props = (await client.get("/props")).json()
-            seen.append(app.state.service.is_llama)
+            modes.append(app.state.service.is_llama)
             params = props["default_generation_settings"]["params"]
 
-    assert seen == [True, False]
+    assert modes == [True, False]
     assert (params["temperature"], params["top_k"]) == (0.8, 40)
 
 
@@ -152,11 +156,11 @@ async def test_a_body_may_come_as_curl_sends_it():
     """
     headers = {"content-type": "application/x-www-form-urlencoded"}
     async with in_place() as (_, client):
-        taken = await client.post(PATH, content=json.dumps(CHAT), headers=headers)
+        accepted = await client.post(PATH, content=json.dumps(CHAT), headers=headers)
     async with asking() as (_, client):
         refused = await client.post(PATH, content=json.dumps(CHAT), headers=headers)
 
-    assert (taken.status_code, refused.status_code) == (200, 400)
+    assert (accepted.status_code, refused.status_code) == (200, 400)
 
 
 async def test_models_and_props_have_the_fields_that_are_read():
@@ -167,7 +171,7 @@ async def test_models_and_props_have_the_fields_that_are_read():
     async with in_place(**options) as (app, client):
         models = (await client.get("/v1/models")).json()
         props = (await client.get("/props", params={"autoload": "false"})).json()
-        named = await client.post(PATH, json=CHAT | {"model": "b"})
+        by_alias = await client.post(PATH, json=CHAT | {"model": "b"})
         n_ctx = app.state.service.engines["a"].n_ctx_slot
 
     [entry], [listed] = models["data"], models["models"]
@@ -183,7 +187,7 @@ async def test_models_and_props_have_the_fields_that_are_read():
     assert props["modalities"]["vision"] is False
     assert set(props["chat_template_caps"]) >= {"supports_tools", "supports_tool_calls"}
     assert (props["is_sleeping"], props["endpoint_slots"]) == (False, True)
-    assert named.json()["model"] == "a"
+    assert by_alias.json()["model"] == "a"
 
 
 async def test_slots_have_the_names_of_llama_server_and_can_be_erased():
@@ -247,9 +251,9 @@ async def test_variables_of_templates_have_defaults():
     async with fake_engine(chat_template=template) as engine:
         async with client_of(make_app(engine, config)) as client:
             usual = await client.post("/apply-template", json=CHAT)
-            told = await client.post("/apply-template", json=CHAT | own)
+            special = await client.post("/apply-template", json=CHAT | own)
 
-    prompts = [answer.json()["prompt"] for answer in (usual, told)]
+    prompts = [answer.json()["prompt"] for answer in (usual, special)]
     assert prompts == ["False 1: a chat", "False 2: a chat"]
 
 
@@ -282,9 +286,9 @@ async def test_an_output_ends_at_a_line(limits, parts, text):
     Before a line with fewer blanks, and at the first end of a line behind the time.
     """
     end = LineEnd(limits)
-    taken = [end.take(part) for part in parts]
+    accepted = [end.take(part) for part in parts]
 
-    assert "".join(taken) == end.text == text
+    assert "".join(accepted) == end.text == text
 
 
 def test_many_likely_tokens_go_with_few_output_tokens():
@@ -333,7 +337,7 @@ async def test_a_service_without_models_says_so():
 
 def test_hosts_may_be_several_and_files(tmp_path):
     """
-    All TCP addresses have the port of the first one; a file is taken away at the end.
+    All TCP addresses have the port of the first one; a file is accepted away at the end.
     """
     path = tmp_path / "server.sock"
     listen = ListenConfig(host=f"127.0.0.1, ::1,{path}", port=0)
@@ -341,8 +345,8 @@ def test_hosts_may_be_several_and_files(tmp_path):
         sockets = bound(listen)
     except OSError:
         pytest.skip("this machine has no IPv6")
-    addresses = [address_of(each) for each in sockets]
-    ports = {each.getsockname()[1] for each in sockets[:2]}
+    addresses = [address_of(listener) for listener in sockets]
+    ports = {listener.getsockname()[1] for listener in sockets[:2]}
     release(sockets, files_of(sockets))
 
     assert len(ports) == 1

@@ -132,7 +132,7 @@ def test_a_server_that_loads_says_so(command):
 @pytest.mark.parametrize("ends_with", ["stdin", "parent"])
 def test_our_server_ends_with_who_started_it(ends_with, tmp_path):
     """
-    Where that is asked for; the file of its socket goes, too.
+    Where that is question for; the file of its socket goes, too.
     """
     path = tmp_path / "server.sock"
     flags = ["-m", str(tiny_model("llama")), "--host", str(path), "-c", "512"]
@@ -312,8 +312,8 @@ def test_tokens_and_templates_of_ollama(client):
     """
     There and back, and the prompt of a chat.
     """
-    asked = {"content": "a text", "add_special": False, "parse_special": True}
-    tokens = posted(client, "/tokenize", asked)["tokens"]
+    question = {"content": "a text", "add_special": False, "parse_special": True}
+    tokens = posted(client, "/tokenize", question)["tokens"]
     text = posted(client, "/detokenize", {"tokens": tokens})["content"]
     prompt = posted(client, "/apply-template", {"messages": CHAT})["prompt"]
 
@@ -350,11 +350,11 @@ def test_gaps_of_llama_vim(client):
             *("timings/predicted_ms", "truncated", "tokens_cached"),
         ],
     }
-    told = posted(client, "/infill", body)
+    gap = posted(client, "/infill", body)
     warm_up = {"n_predict": 0, "samplers": [], "response_fields": [""]}
     nothing = posted(client, "/infill", body | warm_up)
 
-    assert set(told) == set(body["response_fields"])
+    assert set(gap) == set(body["response_fields"])
     assert nothing == {}
 
 
@@ -417,17 +417,17 @@ def test_scales_of_adapters(client):
     """
     For all requests from then on.
     """
-    asked = {
+    question = {
         "prompt": "a prompt",
         "n_predict": 6,
         "temperature": 0,
         "cache_prompt": False,
     }
     [before] = client.get("/lora-adapters").json()
-    with_it = posted(client, "/completion", asked)["content"]
+    with_it = posted(client, "/completion", question)["content"]
     done = posted(client, "/lora-adapters", [{"id": 0, "scale": 0.0}])
     [after] = client.get("/lora-adapters").json()
-    without = posted(client, "/completion", asked)["content"]
+    without = posted(client, "/completion", question)["content"]
     posted(client, "/lora-adapters", [{"id": 0, "scale": 1.0}])
 
     assert (before["scale"], after["scale"], done) == (1.0, 0.0, {"success": True})
@@ -436,7 +436,7 @@ def test_scales_of_adapters(client):
 
 def test_vectors_of_old_clients(command):
     """
-    In llama-server's own form, and without a norm where that is asked for.
+    In llama-server's own form, and without a norm where that is question for.
     """
     flags = ["-m", str(tiny_model("bert")), "--port", str(free_port()), "--embedding"]
     with started(command, flags) as server:
