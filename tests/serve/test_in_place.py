@@ -337,7 +337,7 @@ async def test_a_service_without_models_says_so():
 
 def test_hosts_may_be_several_and_files(tmp_path):
     """
-    All TCP addresses have the port of the first one; a file is accepted away at the end.
+    All TCP addresses have the port of the first one; a file is taken away at the end.
     """
     path = tmp_path / "server.sock"
     listen = ListenConfig(host=f"127.0.0.1, ::1,{path}", port=0)
