@@ -103,6 +103,7 @@ def deployment_of(parsed: Arguments) -> Deployment:
     kwargs = own.get("template_kwargs", {}) | parsed.part("own.template_kwargs")
     if "enable_thinking" in kwargs:  # templates know it by two names
         kwargs.setdefault("thinking", kwargs["enable_thinking"])
+    kwargs.setdefault("enable_thinking", True)
     models = dict(_models(parsed))
     service = {
         "in_place_of": "llama-server",

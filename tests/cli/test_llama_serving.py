@@ -29,6 +29,7 @@ def test_defaults_are_those_of_llama_server():
     )
     assert service.cors_origins == ("*",)
     assert service.closed == ("metrics", "props")
+    assert service.template_kwargs == {"enable_thinking": True}
     assert (config.context.n_ctx, config.fit_ctx) == (None, 4096)
     assert config.model.chat_template == "auto"
 
