@@ -92,7 +92,7 @@ def make_app(
             Origins,
             allow_origin_regex=_pattern_of(origins),
             allow_credentials="*" not in origins,  # any page could use a user's cookies
-            allow_methods=("GET", "HEAD", "POST", "DELETE", "OPTIONS"),
+            allow_methods=("GET", "POST", "DELETE", "OPTIONS"),
             allow_headers=("*",),
             expose_headers=(
                 *("x-request-id", "x-cached-tokens", "x-ignored-fields"),
