@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import distributions
 from pathlib import Path
@@ -41,6 +42,8 @@ def load() -> tuple[Any, Any]:
             refused it; says what to run.
     """
     _check_cpu()
+    if sys.platform == "linux" and os.environ.get("LD_LIBRARY_PATH"):
+        _load_by_path()
     with choosing():
         _check_version()
         try:
@@ -93,6 +96,31 @@ def _check_version() -> None:
             f"now is {now}: run `PYLLAMA_RAW_PREFIX={path.parents[1]} pip install "
             "--force-reinstall --no-deps .` in the source tree"
         )
+
+
+def _load_by_path() -> None:
+    """
+    Load our libraries by their paths.
+
+    The folders of LD_LIBRARY_PATH come before ours, and a program that starts this one may name
+    its own ggml there. A library that is loaded is taken wherever another one needs its name.
+    """
+    import ctypes
+
+    order = ("libggml-base.", "libggml-", "libggml.", "libllama.", "libmtmd.")
+
+    def rank(file: Path) -> int:
+        return next(i for i, start in enumerate(order) if file.name.startswith(start))
+
+    variants = "libggml-cpu-"  # of which one is chosen, and opened by its path
+    files = [
+        file
+        for file in LIBRARIES.glob("lib*.so*")
+        if file.name.startswith(order) and not file.name.startswith(variants)
+    ]
+    for file in sorted(files, key=rank):
+        with suppress(OSError):  # the import below says it better
+            ctypes.CDLL(str(file))
 
 
 def _what_to_do(error: ImportError) -> str:

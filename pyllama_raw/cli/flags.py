@@ -166,6 +166,7 @@ HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "deterministic": {"action": "store_const", "const": True},
     "host": {"metavar": "ADDRESS"},
     "uds": {"metavar": "PATH"},
+    "in_place_of": {"choices": ("llama-server",)},
     "pooling": {"choices": ("mean", "cls", "last")},
     "api_keys_file": {"metavar": "FILE"},
     "access_log": {"metavar": "FILE"},

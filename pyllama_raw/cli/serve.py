@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from pyllama_raw.cli.flags import add, add_fields, add_switch, sampling
@@ -30,6 +31,7 @@ from pyllama_raw.serve.keys import Keys
 from pyllama_raw.serve.run import deploy
 
 DEFAULT = "default"  # the name of the default model
+LINE_S = 1.0  # between two lines of a model that loads
 
 
 def add_serve(parser: ArgumentParser) -> None:
@@ -65,20 +67,35 @@ def serve(options: Namespace) -> int:
         return max(show(paths[n], configs[n], as_json=False) for n in paths)
     terminal = Terminal(sys.stdout, sys.stderr)
 
-    names: set[str] = set()
-
-    def loading(name: str, fraction: float) -> None:
-        if (
-            name not in names
-        ):  # a log has a line for each model, a screen what it has now
-            names.add(name)
-            path = deployment.models[name] or "the default model"
-            terminal.say(f"loading {name}: {path}")
-        terminal.status(f"{name}: {fraction:.0%} loaded")
-
+    loading = LoadingLines(terminal, deployment.models)
     has_uvloop = find_spec("uvloop") is not None  # not on Windows
     run(partial(deploy, deployment, loading, terminal.say), use_uvloop=has_uvloop)
     return 0
+
+
+class LoadingLines:
+    """
+    Tells how far models are: a screen what it has now, a log a line now and then.
+
+    Programs that start a server wait longer as long as it says something.
+    """
+
+    def __init__(self, terminal: Terminal, models: Mapping[str, str | None]) -> None:
+        self._terminal, self._models = terminal, models
+        self._model: str | None = None
+        self._told_s = 0.0
+
+    def __call__(self, name: str, fraction: float) -> None:
+        """Called in a worker thread with the *fraction* of the model *name* that is loaded."""
+        now = monotonic()
+        if name != self._model:
+            self._model, self._told_s = name, now
+            path = self._models[name] or "the default model"
+            self._terminal.say(f"loading {name}: {path}")
+        elif not self._terminal.has_status and now - self._told_s >= LINE_S:
+            self._told_s = now
+            self._terminal.say(f"loading {name}: {fraction:.0%}")
+        self._terminal.status(f"{name}: {fraction:.0%} loaded")
 
 
 def deployment_of(options: Namespace) -> Deployment:

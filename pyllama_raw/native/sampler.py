@@ -162,7 +162,7 @@ def _address(handle: Handle) -> Any:
 
 
 FIRST_MAX = 128  # candidates that are worth choosing before all else is done
-MAX_TOP = 1024  # insertion into a sorted list: not for more
+MAX_TOP = 4096  # insertion into a sorted list: not for more
 
 
 class SamplerChain(Handle):

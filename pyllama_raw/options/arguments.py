@@ -56,7 +56,7 @@ def checked_number(name: str, value: object, low: int, high: int) -> int:
 
 def checked_top(value: object) -> int:
     """A number of likely tokens."""
-    return checked_number("n_top", value, 0, sampling.MAX_TOP)
+    return checked_number("n_top", value, 0, sampling.MAX_PROMPT_TOP)
 
 
 def scoring(n_top: object) -> sampling.SamplingParams:

@@ -57,7 +57,11 @@ MAX_ITEMS = {  # of each list and mapping
 MAX_STOP_BYTES = 2**14  # of all stop strings, in UTF-8
 MAX_GRAMMAR = 2**17  # characters
 MAX_PATTERN = 2**14  # characters: a mask takes time in proportion to those of a literal
-MAX_TOP = 20  # likely tokens listed at each place
+MAX_TOP = 4096  # likely tokens listed at each place of an output
+MAX_PROMPT_TOP = 20  # and of a prompt, whose places are many
+MAX_LISTED = (
+    2**20
+)  # likely tokens of all outputs, if more than MAX_PROMPT_TOP are at a place
 MAX_HISTORY = 2**20  # tokens that penalties look back
 MAX_INFILL = 1000  # candidates: infill compares all pairs
 MIN_TEMPERATURE = 1e-3  # logits divided by less are no numbers any more
@@ -68,6 +72,7 @@ Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Breaker = Annotated[Text, Field(max_length=40)]
 Pattern = Annotated[Text, Field(max_length=MAX_PATTERN)]
 NTop = Annotated[int, Field(ge=0, le=MAX_TOP)]
+NPromptTop = Annotated[int, Field(ge=0, le=MAX_PROMPT_TOP)]
 Penalty = Annotated[Finite, Field(ge=-100, le=100)]
 
 
@@ -162,7 +167,7 @@ class SamplingParams(Frozen):
     """Likely tokens that are listed with each output token. None: nothing is listed."""
     logprobs_of: Literal["model", "sampler"] = "model"
     """Probabilities that logprobs shows: the model's, or those after all stages."""
-    prompt_logprobs: NTop | None = None
+    prompt_logprobs: NPromptTop | None = None
     """Likely tokens that are listed with each prompt token. None: nothing is listed."""
     ignore_eos: bool = False
     """End-of-generation tokens are never sampled."""
@@ -227,6 +232,10 @@ class SamplingParams(Frozen):
         n_bytes = sum(len(string.encode()) for string in self.stop)
         if n_bytes > MAX_STOP_BYTES:
             yield "stop", f"at most {MAX_STOP_BYTES} bytes together, not {n_bytes}"
+        n_top, n_tokens = self.logprobs or 0, self.max_tokens * self.n
+        if n_top > MAX_PROMPT_TOP and n_top * n_tokens > MAX_LISTED:
+            limit = max(MAX_LISTED // n_tokens, MAX_PROMPT_TOP)
+            yield "logprobs", f"at most {limit} with {n_tokens} output tokens"
         yield from self._misfits_of_forms()
 
     def _misfits_of_forms(self) -> Iterator[tuple[str, str]]:

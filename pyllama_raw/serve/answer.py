@@ -14,8 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, NamedTuple
 
 from anyio import Lock, create_task_group, current_time, fail_after, sleep
 from anyio.abc import TaskGroup
@@ -24,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pyllama_raw import (
     ChatOptions,
+    Delta,
     FinishReason,
     Generation,
     Prompt,
@@ -62,6 +64,57 @@ UNBEGUN = {  # ends before the answer began
 MESSAGE = re.compile(r"messages\[(\d+)\]")
 
 
+# -- ends at a line ----------------------------------------------------------------------
+
+
+class LineLimits(NamedTuple):
+    """Ends of an output by its lines, as editors want them."""
+
+    n_indent: int = 0
+    """Blanks that each line behind the first one has at least."""
+    limit_s: float = inf
+    """Seconds since the first text after which the next end of a line is the output's."""
+
+
+class LineEnd:
+    """One output that ends at a line."""
+
+    def __init__(self, limits: LineLimits) -> None:
+        self.is_over = False
+        self.text = ""
+        self._limits = limits
+        self._line_at = (
+            0  # the beginning of the latest line whose first text is not seen
+        )
+        self._began = current_time()
+
+    def take(self, text: str) -> str:
+        """The part of the next *text* that is told."""
+        if self.is_over:
+            return ""
+        n_before, n_indent = len(self.text), self._limits.n_indent
+        self.text += text
+        # A line with fewer blanks ends the output before its first text.
+        while n_indent and (at := self.text.find("\n", self._line_at)) >= 0:
+            line = self.text[at + 1 :]
+            content = line.lstrip(" \t")
+            if not content:
+                break
+            n_blanks = len(line) - len(content)
+            if n_blanks < n_indent and content[0] != "\n":
+                self._cut(at + 1 + n_blanks)
+                break
+            self._line_at = at + 1
+        # The first end of a line behind the time ends it, too.
+        at = self.text.find("\n", n_before)
+        if at >= 0 and current_time() - self._began > self._limits.limit_s:
+            self._cut(at + 1)
+        return self.text[n_before:]
+
+    def _cut(self, end: int) -> None:
+        self.text, self.is_over = self.text[:end], True
+
+
 # -- the request -------------------------------------------------------------------------
 
 
@@ -82,6 +135,8 @@ class TextRequest:
     """For each of media: its part of the chat, if it is of the history."""
     origins: Sequence[str] = ()
     """The places of the messages in the body, if they are not `messages`."""
+    lines: LineLimits | None = None
+    """Ends of outputs at a line."""
 
     async def count(self) -> int:
         """Tokens of all prompts."""
@@ -218,10 +273,14 @@ class TextAnswer(Response):
                 if request.streams:
                     await self._stream(generations, events)
                     return events.end
+                ends: list[dict[int, LineEnd]] = [{} for _ in generations]
                 async with _together() as group:
-                    for generation in generations:
-                        group.start_soon(generation.collect_all)
-                return self._whole(generations)
+                    for generation, of_prompt in zip(generations, ends, strict=True):
+                        if request.lines is None:
+                            group.start_soon(generation.collect_all)
+                        else:
+                            group.start_soon(self._watch, generation, of_prompt)
+                return self._whole(generations, ends)
         finally:
             # All are left now, so what a client has not waited for counts, too.
             for generation in generations:
@@ -230,9 +289,40 @@ class TextAnswer(Response):
                 exchange.n_cached += usage.cached_tokens
                 exchange.n_output += usage.completion_tokens
 
-    def _whole(self, generations: Sequence[Generation]) -> Response:
-        """The answer at once."""
-        results = [generation.results for generation in generations]
+    async def _watch(self, generation: Generation, ends: dict[int, LineEnd]) -> None:
+        """Read all of *generation*, until each of its outputs is at its end of a line."""
+        async for delta in generation:
+            self._end_of(delta, generation, ends)
+
+    def _end_of(
+        self, delta: Delta, generation: Generation, ends: dict[int, LineEnd]
+    ) -> Delta | None:
+        """*delta* as far as it is told; None: its output was over before."""
+        assert self._request.lines is not None
+        end = ends.get(delta.index)
+        if end is None:
+            end = ends[delta.index] = LineEnd(self._request.lines)
+        if end.is_over:
+            return None
+        delta = replace(delta, text=end.take(delta.text))
+        is_over = len(ends) == self._request.params.n
+        if is_over and all(end.is_over for end in ends.values()):
+            generation.cancel()
+        return delta
+
+    def _whole(
+        self, generations: Sequence[Generation], ends: Sequence[dict[int, LineEnd]]
+    ) -> Response:
+        """The answer at once; *ends* have the texts of outputs that ended at a line."""
+        results = [
+            [
+                replace(result, text=of_prompt[result.index].text)
+                if result.index in of_prompt
+                else result
+                for result in generation.results
+            ]
+            for generation, of_prompt in zip(generations, ends, strict=True)
+        ]
         _check_begun([result for of_prompt in results for result in of_prompt])
         n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
         answer = self._codec.whole(results)
@@ -267,7 +357,13 @@ class TextAnswer(Response):
     ) -> None:
         """Events of one generation, each as soon as there is something to tell."""
         codec, has_begun = self._codec, False
+        of_lines: dict[int, LineEnd] = {}
         async for delta in generation:
+            if self._request.lines is not None:
+                part = self._end_of(delta, generation, of_lines)
+                if part is None:
+                    continue
+                delta = part  # noqa: PLW2901 - the part of it that is told
             frames = b""
             if not has_begun:
                 frames = codec.begin(len(generation.prompt_token_ids))

@@ -20,6 +20,7 @@ from starlette.routing import Match, Route
 from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import (
+    actions,
     facts,
     llamacpp,
     messages,
@@ -43,7 +44,7 @@ from pyllama_raw.serve.service import Exchange, Service, retry_s
 
 ROUTES: tuple[Callable[[FastAPI, Service], None], ...] = (
     *(openai.routes, responses.routes, messages.routes, llamacpp.routes),
-    *(vectors.routes, tokens.routes, facts.routes, page.routes),
+    *(vectors.routes, tokens.routes, facts.routes, actions.routes, page.routes),
 )
 LOCALHOST = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
@@ -91,7 +92,7 @@ def make_app(
             Origins,
             allow_origin_regex=_pattern_of(origins),
             allow_credentials="*" not in origins,  # any page could use a user's cookies
-            allow_methods=("GET", "HEAD", "POST", "DELETE", "OPTIONS"),
+            allow_methods=("GET", "POST", "DELETE", "OPTIONS"),
             allow_headers=("*",),
             expose_headers=(
                 *("x-request-id", "x-cached-tokens", "x-ignored-fields"),

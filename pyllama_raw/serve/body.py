@@ -37,6 +37,7 @@ from pydantic_core import PydanticCustomError
 from pyllama_raw import SamplingParams
 from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.options.frozen import suggestion
+from pyllama_raw.options.sampling import CONSTRAINTS, MAX_TOP
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.failures import Failure, refused, renamed
 from pyllama_raw.serve.forms import READERS, Form, ResponseFormat, form_of
@@ -56,6 +57,7 @@ SAMPLED = {
     "n", "max_tokens", "temperature", "top_p", "stop", "seed", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "do_sample",
 }  # fmt: skip
+STAGES = {"typ_p": "typical"}  # llama.cpp's name of a stage; others have one name
 NO_LIMIT = (-1, -2)  # of max_tokens; -2 is Ollama's word for the rest of the context
 OPENAI = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # its defaults
 Limit = Annotated[int, Field(ge=min(NO_LIMIT))]
@@ -118,13 +120,13 @@ class Body(BaseModel):
         """
         Take the fields that are done here, under our names.
 
-        The context of the validation is a list, which gets the names of fields that are ignored.
+        The context of the validation says how, and gets the names of fields that are ignored.
         Raises Failure if a field is not known, or not done.
         """
         if not isinstance(values, dict):
             return values
         own: dict[str, Any] = {}
-        ignored: list[str] = []
+        ignored, is_lenient = info.context or fields.Sorting([])
         for name, value in values.items():
             # A body's own field comes first: `user` of one body may be idle in another.
             if name in cls.kinds_of:
@@ -140,8 +142,15 @@ class Body(BaseModel):
                         own[ours] = read_plain(value, cls.kinds_of[ours])
                 # Only a value that asks for what happens anyway is let be.
                 case fields.Neutral() as rule:
-                    if not rule.has(value):
+                    if rule.has(value):
+                        continue
+                    if not is_lenient or name in fields.DONE_THERE:
                         raise refused(name, rule.reason, "unknown_parameter")
+                    ignored.append(name)
+                # llama-server passes over what it does not know.
+                case None if is_lenient:
+                    if len(ignored) < fields.MAX_NAMES and fields.NAMES.fullmatch(name):
+                        ignored.append(name)
                 # Nobody knows it, so it may be meant to change the output.
                 case None if value is not None:
                     hint = suggestion(name, cls.kinds_of)
@@ -150,8 +159,6 @@ class Body(BaseModel):
         if isinstance(options, dict):
             idle = (name for name in fields.STREAM_OPTIONS if name in options)
             ignored += [f"stream_options.{name}" for name in idle]
-        if info.context is not None:
-            info.context.extend(ignored)
         return own
 
 
@@ -217,6 +224,13 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+class LoraScale(BaseModel):
+    """An adapter by its place in `/lora-adapters`."""
+
+    id: Annotated[int, Field(ge=0)]
+    scale: float
+
+
 def _seed(number: int) -> int:
     """*number* in 32 bits; if all are set, as those of -1, they stand for any number."""
     seed = number % 2**32
@@ -242,6 +256,12 @@ class TextBody(ServedBody):
     stop: str | Items[str] | None = None
     seed: Annotated[int, AfterValidator(_seed)] | None = None
     """The same seed makes the same output; -1: any."""
+    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    """llama.cpp's name of log-probabilities, with as many likely tokens; 0: none."""
+    samplers: Items[str] | None = None
+    """llama.cpp's name of `stages`: the samplers that run, in this order."""
+    lora: Items[LoraScale] | None = None
+    """Scales of adapters by their places in `/lora-adapters`; those left out are off."""
     logit_bias: Named[Annotated[float, Field(ge=-100, le=100)]] | None = None
     """Numbers that are added to the logits of tokens, by token id."""
     presence_penalty: float | None = None
@@ -286,11 +306,31 @@ class TextBody(ServedBody):
         }
 
     def options(self, model: ServedModel, service: Service) -> Any:
-        """Options of serving the request, with the adapters of the model that it names."""
+        """
+        Options of serving the request, with the adapters of the model that it names.
+
+        Raises:
+            Failure: `lora` has an id that no adapter has.
+        """
         options = self.served(service)
-        if model.adapters:
-            options["adapters"] = {**model.adapters, **(self.adapters or {})}
+        # Scales of the service are for requests that name no adapter in any way.
+        usual = {} if self.adapters else service.scales.get(model.name, {})
+        if self.lora is not None:
+            names = [info.name for info in model.engine.adapters()]
+            try:
+                usual = {names[lora.id]: lora.scale for lora in self.lora}
+            except IndexError as error:
+                reason = f"each id is that of an adapter, and there are {len(names)}"
+                raise refused("lora", reason) from error
+        scales = {**usual, **model.adapters, **(self.adapters or {})}
+        if scales or self.lora is not None:
+            options["adapters"] = scales
         return options
+
+    @property
+    def has_output(self) -> bool:
+        """Whether any token is to be told: the engine makes one at least."""
+        return self.max_tokens != 0
 
     def params(
         self,
@@ -311,6 +351,13 @@ class TextBody(ServedBody):
         """
         values = self.model_dump(include=SAMPLED, exclude_none=True)
         values |= self.unnamed | dialect
+        if self.samplers is not None:
+            values["stages"] = [STAGES.get(name, name) for name in self.samplers]
+        if self.n_probs:
+            values.setdefault("logprobs", self.n_probs)
+        is_llama = service.config.in_place_of is not None
+        if is_llama and not self.has_output:
+            values["max_tokens"] = 1
         if self.logit_bias is not None:
             try:
                 biases = {int(token): bias for token, bias in self.logit_bias.items()}
@@ -320,8 +367,10 @@ class TextBody(ServedBody):
         values |= self.form.params
         n_ctx = model.engine.n_ctx_slot
         defaults = {"max_tokens": n_ctx} | service.sampling
+        if self.form.params:  # a form that the service has for others gives way
+            defaults = {n: v for n, v in defaults.items() if n not in CONSTRAINTS}
         # Where the service takes the defaults of the model file, OpenAI's would hide them.
-        if not (defaults | values).get("from_model"):
+        if not (is_llama or (defaults | values).get("from_model")):
             defaults = OPENAI | defaults
         return checked_params(defaults | adapted(values, n_ctx), names)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.options.frozen import Frozen
+from pyllama_raw.options.frozen import Frozen, Mapped
 from pyllama_raw.options.requests import MAX_PRIORITY
 
-FILE_ONLY = {"defaults"}  # what the command line has no flag for
+FILE_ONLY = {  # what the command line has no flag for
+    *("defaults", "aliases", "tags", "template_kwargs", "closed", "suffix_first"),
+    *("reasoning_format", "tells_prompts"),
+}
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -18,11 +21,21 @@ class ListenConfig(Frozen):
     """Where a service listens."""
 
     host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 is all of the machine's."""
+    """
+    Address to listen at; 0.0.0.0 is all of the machine's. Several have commas between them, and
+    one that ends in .sock is a Unix socket.
+    """
     port: Annotated[int, Field(ge=0, le=2**16 - 1)] = 8000
     """Port to listen at; 0 is a free one, which is told."""
     uds: str | None = None
     """A Unix socket to listen at instead."""
+    reuse_port: bool = False
+    """Other processes may listen at the same port, and the system shares connections out."""
+    ends_with: Literal["signal", "parent", "stdin"] = "signal"
+    """
+    The end of the service, beside signals: also that of the process that started it, or of the
+    standard input.
+    """
     keep_alive_s: Seconds = 620.0
     """
     Seconds that an idle connection stays open. Proxies close theirs sooner, the slowest ones
@@ -91,10 +104,10 @@ class ServeConfig(Frozen):
     """Most tokens of prompts and outputs of a key in a minute. None: any number."""
     defaults: SamplingParams = SamplingParams()
     """Those that are set here are for requests that do not say; in a file, `[service.defaults]`."""
-    pooling: Literal["mean", "cls", "last"] | None = None
+    pooling: Literal["mean", "cls", "last", "none"] | None = None
     """
-    How the vectors of the tokens of a text become one. None: as the file of a model states, and
-    their mean where it states nothing.
+    How the vectors of the tokens of a text become one; none: they do not, and `/embedding` alone
+    tells all of them. None: as the file of a model states, and their mean where it states nothing.
     """
     reasoning_alias: bool = False
     """Chats tell what the model thinks as `reasoning`, too, beside `reasoning_content`."""
@@ -104,6 +117,25 @@ class ServeConfig(Frozen):
     service. "*" stands for any text, as in https://*.example.org, and alone for all origins,
     without cookies; "localhost" is any port of this machine.
     """
+    in_place_of: Literal["llama-server"] | None = None
+    """
+    The server whose defaults the service has, and whose clients it serves: what that server ignores
+    is ignored, and named in `x-ignored-fields`.
+    """
+    aliases: Mapped[str, str] = Field(default_factory=dict)
+    """Other names of models, each with the name that the model has here."""
+    tags: tuple[str, ...] = ()
+    """Words that `/v1/models` tells with each model."""
+    template_kwargs: Mapped[str, Any] = Field(default_factory=dict)
+    """Variables of chat templates; those of a request win."""
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
+    """`reasoning_format` of chats that name none."""
+    tells_prompts: bool = False
+    """Whole chats tell their prompts, as if each body had `verbose`."""
+    suffix_first: bool = False
+    """Gaps of `/infill` have the suffix before the prefix, as some models learnt it."""
+    closed: tuple[Literal["metrics", "slots", "props", "page"], ...] = ()
+    """Facts that are told to nobody: their endpoints answer 501, and the page 404."""
     metrics_names: tuple[Literal["vllm", "llamacpp"], ...] = ("vllm",)
     """Servers by whose names `/metrics` tells what they tell, beside names of our own."""
     access_log: str | None = None

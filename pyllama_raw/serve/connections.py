@@ -58,8 +58,8 @@ class Connections:
     """
 
     head_s: float
-    send_s: float
     max_connections: int
+    send_s: float = 60.0  # until the service is there, whose option it is
     all: dict[Connection, None] = field(default_factory=dict)
     owing: dict[Connection, None] = field(default_factory=dict)
     """Connections whose clients have not sent all of a request."""

@@ -224,7 +224,7 @@ def chat_request(
         sampling: fields of SamplingParams that the dialect has other names for.
     """
     options = body.options(model, service) | tools
-    options["template_kwargs"] = variables
+    options["template_kwargs"] = {**service.config.template_kwargs, **variables}
     options["reply"] = "special" not in sampling  # else the text stays as it is written
     names = {**names, **body.form.names}
     params = body.params(model, service, names, **sampling)

@@ -26,11 +26,23 @@ from pydantic import Field
 
 from pyllama_raw import EngineConfig
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.options.frozen import Frozen
 from pyllama_raw.options.profile import Settings
 from pyllama_raw.serve.config import ListenConfig, ServeConfig
 
 OPTIONS = tuple(Settings.model_fields)  # parts of an EngineConfig
 LOGS = ("step_log", "request_log")
+
+
+class AdapterEntry(Frozen):
+    """An adapter that is loaded with its model; `[[models.assistant.adapters]]` in a file."""
+
+    name: str
+    """The name that requests give."""
+    path: str
+    """A GGUF file."""
+    scale: float = 1.0
+    """The scale of its effect on requests that name no adapters; 0: none."""
 
 
 class Deployment(ListenConfig):
@@ -42,6 +54,8 @@ class Deployment(ListenConfig):
     """Files by name. None: the default model."""
     configs: dict[str, EngineConfig] = Field(default_factory=dict)
     """Options of the engines, by name."""
+    adapters: dict[str, tuple[AdapterEntry, ...]] = Field(default_factory=dict)
+    """Adapters of the engines, by name."""
 
     @classmethod
     def of(
@@ -56,10 +70,12 @@ class Deployment(ListenConfig):
         fields = dict(fields)
         shared = Settings(**{n: fields.pop(n) for n in OPTIONS if n in fields})
         entries = fields.pop("models", None) or {"default": {}}
-        models, settings = {}, {}
+        models, settings, adapters = {}, {}, {}
         for name, fields_of_model in entries.items():
             entry = dict(fields_of_model)
             models[name] = entry.pop("path", None)
+            if files := entry.pop("adapters", ()):
+                adapters[name] = files
             settings[name] = shared.updated(entry).updated(flags or {})
         configs = {
             name: model_settings.updated(
@@ -67,7 +83,7 @@ class Deployment(ListenConfig):
             ).engine_config()
             for name, model_settings in settings.items()
         }
-        return cls(**fields, models=models, configs=configs)
+        return cls(**fields, models=models, configs=configs, adapters=adapters)
 
 
 def _own_logs(

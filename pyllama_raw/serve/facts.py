@@ -6,6 +6,7 @@ Keys of most clients see their own requests only, and no folders.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from anyio import to_thread
 from fastapi import FastAPI
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,9 +24,9 @@ from starlette.responses import PlainTextResponse, Response
 
 from pyllama_raw import AsyncEngine, SamplingParams, __version__
 from pyllama_raw.api.metrics import EngineMetrics
+from pyllama_raw.options.chat_templates import model_template
 from pyllama_raw.results import HealthState
-from pyllama_raw.serve.body import Body, Exact
-from pyllama_raw.serve.failures import JSON
+from pyllama_raw.serve.failures import JSON, Failure
 from pyllama_raw.serve.llamacpp import settings
 from pyllama_raw.serve.service import ServedModel, Service
 
@@ -44,16 +46,14 @@ LLAMACPP = {  # names of its server, with our sample and what it says
 SHOWN = (  # of /props, to keys that do not see all
     *("model", "model_path", "total_slots", "default_generation_settings"),
     *("chat_template", "build_info", "modalities", "n_slots", "vocab"),
+    *("chat_template_caps", "model_alias", "bos_token", "eos_token", "media_marker"),
+    *("endpoint_slots", "endpoint_props", "endpoint_metrics", "ui", "is_sleeping"),
 )
-
-
-class AdapterBody(Body, Exact):
-    """An adapter that is to be loaded."""
-
-    name: str
-    """The name that requests give."""
-    path: str
-    """A GGUF file on the machine of the service."""
+ENDPOINTS = ("slots", "props", "metrics")
+MARKER = os.environ.get("LLAMA_MEDIA_MARKER", "<__media__>")  # of images in raw prompts
+VOCABULARIES = {  # llama.h: enum llama_vocab_type, by the word of the file
+    "llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6,
+}  # fmt: skip
 
 
 def routes(app: FastAPI, service: Service) -> None:
@@ -68,8 +68,12 @@ def routes(app: FastAPI, service: Service) -> None:
             _model(service, name, engine, suffix)
             for name, engine in service.engines.items()
             for suffix in ("", *(f":{info.name}" for info in engine.adapters()))
+            if not (suffix and service.is_llama)
         ]
-        return JSON({"object": "list", "data": data})
+        answer = {"object": "list", "data": data}
+        if service.is_llama:
+            answer["models"] = [_listed(*pair) for pair in service.engines.items()]
+        return JSON(answer)
 
     @app.get("/v1/models/{name:path}", tags=["models"])
     async def model(name: str) -> Response:
@@ -81,19 +85,7 @@ def routes(app: FastAPI, service: Service) -> None:
     @app.get("/lora-adapters", tags=["adapters"])
     async def adapters(request: Request) -> Response:
         """All adapters that requests may name."""
-        return JSON(_adapters(service, sees_all=sees_all(request)))
-
-    @app.put("/lora-adapters", tags=["adapters"])
-    async def load(body: AdapterBody) -> Response:
-        """Load an adapter; one of that name gives way to it."""
-        await service.named(body.model).engine.load_adapter(body.name, body.path)
-        return JSON(_adapters(service))
-
-    @app.delete("/lora-adapters/{name}", tags=["adapters"])
-    async def unload(name: str, model: str | None = None) -> Response:
-        """Let no further request have the adapter."""
-        await service.named(model).engine.unload_adapter(name)
-        return JSON(_adapters(service))
+        return JSON(adapters_of(service, sees_all=sees_all(request)))
 
     @app.get("/metrics", tags=["facts"], response_class=PlainTextResponse)
     async def told() -> Response:
@@ -106,17 +98,22 @@ def routes(app: FastAPI, service: Service) -> None:
     async def props(request: Request, model: str | None = None) -> Response:
         """The model and what its options came to."""
         served = service.named(model)
-        facts = _props(served.name, served.engine, service.sampling)
+        facts = await _props(served.name, served.engine, service)
         if not sees_all(request):  # what is left is what clients of the model need
             names = facts["model"], Path(facts["model_path"]).name
             facts = {n: facts[n] for n in SHOWN} | {"model_path": names[1] or names[0]}
         return JSON(facts)
 
     @app.get("/slots", tags=["facts"])
-    async def slots(request: Request, model: str | None = None) -> Response:
+    async def slots(
+        request: Request, model: str | None = None, fail_on_no_slot: str | None = None
+    ) -> Response:
         """What runs now, by slot, between two steps."""
         owner = None if sees_all(request) else request.state.exchange.client
-        return JSON(await _slots(service.named(model), owner))
+        facts = await _slots(service.named(model), owner)
+        if fail_on_no_slot and all(slot["is_processing"] for slot in facts):
+            raise Failure(503, "no_slot", "no slot available")
+        return JSON(facts)
 
     @app.get("/livez", tags=["probes"])
     async def livez() -> Response:
@@ -153,21 +150,46 @@ def _model(
         "id": name + suffix,
         "object": "model",
         "created": service.started,
-        "owned_by": "pyllama_raw",
+        "owned_by": "llamacpp" if service.is_llama else "pyllama_raw",
+        "aliases": [a for a, n in service.config.aliases.items() if n == name],
+        "tags": service.config.tags,
         "root": name,
         "parent": name if suffix else None,
         "max_model_len": engine.n_ctx_slot,
         "chat_template": engine.info.chat_template,
         "capabilities": [str(operation) for operation in uses.operations],
         "meta": {
+            "n_ctx": engine.n_ctx_slot,
             "n_ctx_train": uses.model.n_ctx_train,
             "n_embd": uses.model.n_embd,
+            "n_params": engine.info.n_params,
+            "n_vocab": uses.model.n_vocab,
+            "size": engine.info.model_bytes,
+            "vocab_type": VOCABULARIES.get(
+                engine.info.metadata.get("tokenizer.ggml.model", ""), 0
+            ),
             "architecture": uses.model.architecture,
         },
     }
 
 
-def _adapters(service: Service, *, sees_all: bool = True) -> list[dict[str, Any]]:
+def _listed(name: str, engine: AsyncEngine) -> dict[str, Any]:
+    """A model in the form of Ollama's list, whose other fields llama-server leaves empty, too."""
+    sees = engine.capabilities.images or engine.capabilities.sounds
+    empty = ("modified_at", "size", "digest", "description", "parameters")
+    details = ("parent_model", "family", "parameter_size", "quantization_level")
+    return {
+        **dict.fromkeys(empty, ""),
+        "name": name,
+        "model": name,
+        "type": "model",
+        "tags": [""],
+        "capabilities": ["completion", *(["multimodal"] if sees else [])],
+        "details": {**dict.fromkeys(details, ""), "format": "gguf", "families": [""]},
+    }
+
+
+def adapters_of(service: Service, *, sees_all: bool = True) -> list[dict[str, Any]]:
     """All adapters; without folders and users unless a key *sees_all*."""
     adapters = [
         {
@@ -177,6 +199,7 @@ def _adapters(service: Service, *, sees_all: bool = True) -> list[dict[str, Any]
             "path": adapter.path if sees_all else Path(adapter.path).name,
             "bytes": adapter.n_bytes,
             "requests": adapter.n_requests if sees_all else None,
+            "scale": service.scales.get(model, {}).get(adapter.name, 0.0),
         }
         for model, engine in service.engines.items()
         for index, adapter in enumerate(engine.adapters())
@@ -187,28 +210,54 @@ def _adapters(service: Service, *, sees_all: bool = True) -> list[dict[str, Any]
     ]
 
 
-def _props(name: str, engine: AsyncEngine, defaults: dict[str, Any]) -> dict[str, Any]:
+async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, Any]:
+    defaults, closed = service.sampling, service.config.closed
     params = SamplingParams(**{"max_tokens": engine.n_ctx_slot} | defaults)
+    # The chat template is tried in another process, once.
+    has_tools = await to_thread.run_sync(lambda: engine.capabilities.tools)
+    vocab = engine.info.vocab
     usual = {"n_ctx": engine.n_ctx_slot, "params": settings(params, engine)}
     info, uses = asdict(engine.info), engine.capabilities
     del info["config"], info["metadata"]
     return {
+        **info,
         "model": name,
         "model_path": engine.info.model_path,
         "total_slots": engine.info.n_slots,
         "default_generation_settings": usual,
-        "chat_template": engine.info.metadata.get("tokenizer.chat_template", ""),
+        "chat_template": _template(engine),
         "build_info": f"pyllama_raw {__version__}",
-        "modalities": {"vision": uses.images, "audio": uses.sounds},
+        "modalities": {"vision": uses.images, "audio": uses.sounds, "video": False},
+        "chat_template_caps": {
+            "supports_tools": has_tools,
+            "supports_tool_calls": has_tools,
+            "supports_system_role": True,
+            "supports_string_content": True,
+        },
+        "model_alias": name,
+        "bos_token": vocab.bos.text if vocab.bos else "",
+        "eos_token": vocab.eos.text if vocab.eos else "",
+        "media_marker": MARKER,
+        **{f"endpoint_{facts}": facts not in closed for facts in ENDPOINTS},
+        "ui": "page" not in closed,
+        "is_sleeping": False,
         "stats": asdict(engine.stats()),
-        **info,
     }
+
+
+def _template(engine: AsyncEngine) -> str:
+    """The text of the chat template that chats have."""
+    option = engine.info.config.model.chat_template
+    own = engine.info.metadata.get("tokenizer.chat_template", "")
+    template = model_template(option, own)
+    return own if template is None else template.text
 
 
 async def _slots(model: ServedModel, owner: str | None) -> list[dict[str, Any]]:
     """All slots of a model, or those that run requests of *owner*."""
     engine = model.engine
     common = {"model": model.name, "n_ctx": engine.n_ctx_slot, "is_processing": False}
+    common |= {"speculative": False}
     slots: list[dict[str, Any]] = [
         {"id": slot, **common} for slot in range(engine.info.n_slots)
     ]
@@ -223,6 +272,12 @@ async def _slots(model: ServedModel, owner: str | None) -> list[dict[str, Any]]:
             "n_cached": slot.n_cached,
             "n_computed": slot.n_computed,
             "n_decoded": slot.n_output,
+            # llama-server's words of the same.
+            "n_prompt_tokens": slot.n_prompt,
+            "n_prompt_tokens_processed": min(slot.n_computed, slot.n_prompt)
+            - slot.n_cached,
+            "n_prompt_tokens_cache": slot.n_cached,
+            "next_token": [{"has_next_token": True, "n_decoded": slot.n_output}],
         }
     return [slot for slot in slots if owner is None or slot["is_processing"]]
 

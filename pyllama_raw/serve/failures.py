@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -52,6 +53,9 @@ ADVICE = {  # of errors whose own advice is for programs, by what is not support
     "prints tools, such as hermes",
     "chat messages": "start the service with --chat-template, such as chatml",
 }
+# Whether errors of the current request have their status in `code`, as llama-server's have; our own
+# word is `reason` then.
+NUMBERED: ContextVar[bool] = ContextVar("numbered", default=False)
 NAMES = {"texts": "input"}  # of fields of bodies, by what the engine calls them
 
 
@@ -114,6 +118,9 @@ class Failure(Exception):
         other = "server_error" if self.status >= 500 else TYPES[400]
         kind = TYPES.get(self.status, other)
         error = {"message": self.message, "type": kind, "param": self.param}
+        if NUMBERED.get():
+            code: dict[str, Any] = {"code": self.status, "reason": self.code}
+            return {"error": error | code | self.fields}
         return {"error": error | {"code": self.code} | self.fields}
 
     def answer(self, path: str) -> JSON:

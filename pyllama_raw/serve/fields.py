@@ -19,8 +19,9 @@ OpenRouter and LiteLLM.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 UNKNOWN = "it is not known here, and may change the output: leave it out"
 NOT_DONE = "this is not done here: leave it out"
@@ -51,6 +52,15 @@ class Alias:
     """Another name of the field *name*."""
 
     name: str
+
+
+class Sorting(NamedTuple):
+    """The way in which a body is sorted."""
+
+    ignored: list[str]
+    """Gets the names of fields that change nothing."""
+    is_lenient: bool = False
+    """Whether unknown fields are ignored, as llama-server ignores them."""
 
 
 Rule = Ignored | Neutral | Alias
@@ -161,7 +171,8 @@ TEXT: Rules = ANY | {
     **_refused(NOT_DONE, "input_ids", "task", "documents", "prompt_mode", "truncate"),
     **_refused(NOT_DONE, "truncate_prompt_tokens", "max_dynamic_patch"),
     **_refused(NOT_DONE, "min_dynamic_patch", "plugins", "transforms", "context"),
-    **_refused(NOT_DONE, "preserved_tokens", "chat_format", "chat_parser", "images"),
+    **_idle("preserved_tokens"),
+    **_refused(NOT_DONE, "chat_format", "chat_parser", "images"),
     **_refused(NOT_DONE, "generation_prompt", "mcp_servers", "template"),
     # more in an answer than there is
     **_refused(NOT_DONE, "return_token_ids", "return_tokens_as_token_ids"),
@@ -169,8 +180,6 @@ TEXT: Rules = ANY | {
     **_refused(NOT_DONE, "return_prompt_text", "return_hidden_states", "details"),
     **_refused(NOT_DONE, "return_routed_experts", "return_meta_info"),
     **_refused(NOT_DONE, "return_full_text", "decoder_input_details"),
-    "n_probs": Neutral((0,), "give logprobs"),
-    "samplers": Neutral((), "give stages"),
     # what other dialects ask for in other words
     **_refused(NOT_DONE, "include", "reasoning"),
     "truncation": Neutral(("disabled",)),
@@ -187,6 +196,7 @@ TEXT: Rules = ANY | {
 
 COMPLETIONS: Rules = TEXT | {
     **_neutral(echo=False),
+    **_idle("response_fields"),
     "add_special_tokens": Neutral(
         (True,), "give token ids, which are taken as they are"
     ),
@@ -199,6 +209,7 @@ COMPLETIONS: Rules = TEXT | {
 }
 CHATS: Rules = TEXT | {
     **_neutral(echo=False, add_special_tokens=False),
+    **_idle("response_fields"),
     "suffix": Neutral(("",), "ask for a completion"),
 }
 RESPONSES: Rules = CHATS | {
@@ -261,4 +272,12 @@ TOKENS: Rules = ANY | {
     **_refused(NOT_DONE, "return_token_offsets", "truncate_prompt_tokens"),
     **_idle("truncation_side"),
 }
+# Fields that llama-server does, and that are not done here: refused in its place, too.
+DONE_THERE = {
+    "reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens",
+    "reasoning_budget_message", "grammar_lazy", "chat_format", "chat_parser",
+    "generation_prompt", "continue_final_message", "tools", "functions",
+}  # fmt: skip
+NAMES = re.compile(r"[\w.-]{1,64}", re.ASCII)  # of unknown fields that are told again
+MAX_NAMES = 32
 STREAM_OPTIONS = ("include_obfuscation", "continuous_usage_stats")  # idle, too

@@ -24,13 +24,16 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama_raw.errors import first_of
-from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.failures import NUMBERED, Failure
 from pyllama_raw.serve.keys import ADMIN, MONITOR
 from pyllama_raw.serve.reading import is_small, let_go, replayed
 from pyllama_raw.serve.service import CURRENT, LEFT, Exchange, Service
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/v1/health"}
-CHANGED = "/lora-adapters"  # by an operator only
+CHANGED = ("/lora-adapters", "/slots/", "/props")  # by an operator only
+CLOSED = {  # endpoints that a service may have closed
+    "/metrics": "metrics", "/slots": "slots", "/": "page",
+}  # fmt: skip
 WATCHED = {"/metrics"}  # what all do is in it, so keys need the right to see that
 CHANGING = {"POST", "PUT", "PATCH", "DELETE"}  # methods with a body that is read
 IDS = re.compile(r"[\x21-\x7e]{1,256}")
@@ -58,6 +61,7 @@ class Gate:
             scope = {**scope, "method": "GET"}
         answer = _Answer(service, scope, send)
         current = CURRENT.set(exchange)
+        numbered = NUMBERED.set(service.is_llama)
         service.traffic.in_flight += 1
         try:
             await self._pass(scope, headers, receive, answer)
@@ -69,6 +73,7 @@ class Gate:
             raise
         finally:
             CURRENT.reset(current)
+            NUMBERED.reset(numbered)
             service.traffic.in_flight -= 1
             service.ended(exchange, getattr(scope.get("route"), "path", ""))
 
@@ -83,7 +88,9 @@ class Gate:
             # Some paths need a key, and some of these one with a right.
             if path not in OPEN or has_body:
                 right = None
-                if path.startswith(CHANGED) and has_body:
+                # Clients of llama-server change scales and slots, and load nothing.
+                is_theirs = service.is_llama and scope["method"] == "POST"
+                if path.startswith(CHANGED) and has_body and not is_theirs:
                     right = ADMIN
                 elif path in WATCHED:
                     right = MONITOR
@@ -91,6 +98,7 @@ class Gate:
                 exchange.client = "" if exchange.key is None else exchange.key.name
             # Without a body it asks for facts, which are told at any time.
             if not has_body:
+                service.check_open(CLOSED.get(path))
                 await self._handle(scope, replayed(b""), receive, answer)
                 return
             # The head alone says that there is no room for the body.

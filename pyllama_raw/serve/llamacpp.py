@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
-from math import exp, isfinite
+from math import exp, inf, isfinite
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
@@ -25,10 +25,11 @@ from pyllama_raw import AsyncEngine, Delta, FinishReason, Result, SamplingParams
 from pyllama_raw.errors import PromptTooLong
 from pyllama_raw.results import LengthLimit, Operation, StopString, TokenLogprobs
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.answer import STREAMED, TextAnswer, TextRequest
+from pyllama_raw.serve.answer import STREAMED, LineLimits, TextAnswer, TextRequest
 from pyllama_raw.serve.body import (
     NO_LIMIT,
     SAMPLED,
+    STAGES,
     Exact,
     Items,
     Named,
@@ -45,10 +46,11 @@ NAMES = {  # fields of llama.cpp's server, and those of SamplingParams
     "repeat_last_n": "penalty_last_n", "dry_penalty_last_n": "dry_last_n",
     "samplers": "stages",
 }  # fmt: skip
-STAGES = {"typ_p": "typical"}  # others have one name
 SAME = {"top_n_sigma", "adaptive_target"}
 OURS = {ours: theirs for theirs, ours in NAMES.items()}
 GAP = ("prefix", "suffix", "middle")
+# Names of llama-server where a request has none, which models have seen.
+REPO, FILE, SNIPPET = "myproject\n", "filename\n", "\n\n--- snippet ---\n\n"
 NO_SLOT = -1  # the engine may move a request while it runs
 MAX_TEXT_BIASES = 1000  # each of them becomes tokens first
 
@@ -85,10 +87,15 @@ class PromptString(Exact):
     """A text as an object; images and sounds beside it belong in a chat."""
 
     prompt_string: str
+    multimodal_data: Items[str] = Field(default_factory=list)
+    """Images and sounds, of which there may be none here."""
 
     @property
     def text(self) -> str:
-        """What stands in a list for it."""
+        """What stands in a list for it. Raises Failure if there is more than text."""
+        if self.multimodal_data:
+            reason = "images and sounds belong in a chat: ask /v1/chat/completions"
+            raise refused("prompt.multimodal_data", reason, "unsupported")
         return self.prompt_string
 
 
@@ -115,13 +122,6 @@ TextObject = PromptString | PromptParts
 Prompts = str | TextObject | Items[TokenId | str | TextObject | Mixed]
 
 
-class LoraScale(BaseModel):
-    """An adapter by its place in `/lora-adapters`."""
-
-    id: Annotated[int, Field(ge=0)]
-    scale: float
-
-
 class NativeBody(TextBody):
     """The fields of all bodies of llama.cpp's server that ask for text."""
 
@@ -131,13 +131,10 @@ class NativeBody(TextBody):
     """Most tokens of an output; -1: what is left of the context, 0: only the prompt."""
     n_cmpl: Annotated[int, Field(ge=1, le=256)] | None = None
     """Outputs of each prompt."""
-    n_probs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Likely tokens that are listed with each output token."""
     post_sampling_probs: bool = False
     """Whether they have their probabilities after all samplers."""
     repeat_last_n: Last | None = None
     dry_penalty_last_n: Last | None = None
-    samplers: Items[str] | None = None
     top_n_sigma: float | None = None
     adaptive_target: float | None = None
     logit_bias: Biases | None = None  # type: ignore[assignment]
@@ -145,13 +142,15 @@ class NativeBody(TextBody):
     grammar: str | dict[str, Any] | None = None
     json_schema: str | dict[str, Any] | None = None
     """A schema; a grammar beside it wins."""
-    lora: Items[LoraScale] | None = None
-    """Scales of adapters; those left out are off."""
 
     cache_prompt: bool = True
     """Whether earlier requests may save work of this one."""
     return_tokens: bool = False
     """Whether a whole answer has its token ids; events always have."""
+    n_indent: Annotated[int, Field(ge=0)] = 0
+    """Blanks that each line behind the first has at least; a line with fewer ends the output."""
+    t_max_predict_ms: Annotated[int, Field(ge=-1)] = -1
+    """Milliseconds after which the next end of a line is that of the output; 0 or -1: any."""
     response_fields: Items[str] = Field(default_factory=list)
     """The only fields of the answer, such as `generation_settings/n_predict`."""
 
@@ -174,8 +173,8 @@ class NativeCompletionBody(NativeBody):
     """A text, token ids, both mixed, or a list of these."""
 
 
-class ExtraFile(Exact):
-    """A text that helps to fill the gap."""
+class ExtraFile(BaseModel):
+    """A text that helps to fill the gap; editors send more with it, such as its time."""
 
     text: str
     filename: str = "tmp"
@@ -212,8 +211,9 @@ async def read_infill(body: InfillBody, service: Service) -> TextRequest:
     """
     The request of *body*: the tokens that ask for the text in the gap, with room behind them.
 
-    What does not fit is cut: of a prefix its beginning, of a suffix its end, and the first
-    ones of the other texts. A suffix may have a quarter of the room.
+    Its form is that of llama-server: the names of a repository and of files, as far as the model
+    has tokens for them. What does not fit is cut: of a prefix its beginning, of a suffix its end,
+    and the first ones of the other texts. A suffix may have a quarter of the room.
 
     Raises:
         Failure: the model has no tokens for this.
@@ -231,7 +231,14 @@ async def read_infill(body: InfillBody, service: Service) -> TextRequest:
     if n_output is None:
         n_output = service.sampling.get("max_tokens", n_ctx // 4)
     begins = [vocab.bos.token_id] if vocab.adds_bos and vocab.bos else []
-    n_free = n_ctx - max(n_output, 1) - len(begins) - len(GAP)
+    # Names of the repository and of the file that the gap is in.
+    names: list[list[int]] = []
+    for kind, text in (("repo", REPO), ("separator", FILE)):
+        tokens = await _fitting(engine, text, end=True) if kind in fill else []
+        names.append([fill[kind], *tokens] if kind in fill else [])
+    repository, own_file = names
+    n_names = len(repository) + len(own_file)
+    n_free = n_ctx - max(n_output, 1) - len(begins) - len(GAP) - n_names
     n_free = max(n_free, n_ctx // 2)
     suffix = (await _fitting(engine, body.input_suffix, end=False))[: n_free // 4]
     prefix = await _fitting(engine, body.input_prefix + body.prompt, end=True)
@@ -240,14 +247,21 @@ async def read_infill(body: InfillBody, service: Service) -> TextRequest:
     # The last of the other texts is the most important one.
     files: list[int] = []
     for file in reversed(body.input_extra):
-        tokens = [fill["separator"]] if "separator" in fill else []
-        text = f"{file.filename}\n{file.text}\n"
-        tokens += await _fitting(engine, text, end=True)
+        tokens, head = [], SNIPPET
+        if "separator" in fill:
+            tokens, head = [fill["separator"]], f"{file.filename}\n"
+        tokens += await _fitting(engine, head, end=True)
+        tokens += await _fitting(engine, file.text, end=True)
         if len(files) + len(tokens) > n_free:
             break
         files = tokens + files
-    gap = [fill["prefix"], *prefix, fill["suffix"], *suffix, fill["middle"]]
-    return await _request(body, model, service, [begins + files + gap])
+    files = repository + files + own_file
+    before = [fill["prefix"], *prefix]
+    behind = [fill["suffix"], *suffix]
+    gap = behind + before if service.config.suffix_first else before + behind
+    return await _request(
+        body, model, service, [[*begins, *files, *gap, fill["middle"]]]
+    )
 
 
 async def _fitting(engine: AsyncEngine, text: str, *, end: bool) -> list[int]:
@@ -270,19 +284,17 @@ async def _request(
     reading = partial(_params, body, model, service, biases, names)
     params = await service.read_body(reading)
     options = body.options(model, service)
-    # The scales of all adapters, by their places in `/lora-adapters`.
-    if body.lora is not None:
-        adapters = [info.name for info in model.engine.adapters()]
-        try:
-            options["adapters"] = {adapters[lora.id]: lora.scale for lora in body.lora}
-        except IndexError as error:
-            reason = f"each id is that of an adapter, and there are {len(adapters)}"
-            raise refused("lora", reason) from error
     # No other request has this salt.
     if not body.cache_prompt:
         options["cache_salt"] = f"{options.get('cache_salt') or ''}{uuid4().hex}"
     streams = bool(body.stream)
-    return TextRequest(model, tuple(prompts), params, options, streams, names)
+    lines = None
+    if body.n_indent or body.t_max_predict_ms > 0:
+        limit_s = body.t_max_predict_ms / 1e3 if body.t_max_predict_ms > 0 else inf
+        lines = LineLimits(body.n_indent, limit_s)
+    return TextRequest(
+        model, tuple(prompts), params, options, streams, names, lines=lines
+    )
 
 
 def _params(
@@ -472,7 +484,7 @@ class NativeCodec:
         return fields | self._probabilities(result.logprobs)
 
     def _probabilities(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        if not entries or not self._has_output:
+        if not entries:  # also those of the token that is made where none is asked for
             return {}
         is_post = self._request.params.logprobs_of == "sampler"
         name = "top_probs" if is_post else "top_logprobs"

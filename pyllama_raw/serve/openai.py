@@ -33,6 +33,7 @@ from pyllama_raw.serve import fields
 from pyllama_raw.serve.answer import STREAMED, TextAnswer, TextRequest
 from pyllama_raw.serve.body import NO_LIMIT, Items, Limit, TextBody
 from pyllama_raw.serve.codec import DONE, event, timings
+from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.conversation import (
     NAMES,
     OF_MESSAGES,
@@ -63,9 +64,9 @@ def routes(app: FastAPI, service: Service) -> None:
     async def chat(body: ChatBody) -> Response:
         """Go on with a chat."""
         request = await read_chat(body, service)
-        prompt = (await request.texts())[0] if body.verbose else None
-        has_alias = service.config.reasoning_alias
-        codec = ChatCodec(request, body, prompt, has_alias=has_alias)
+        tells = body.verbose or service.config.tells_prompts
+        prompt = (await request.texts())[0] if tells else None
+        codec = ChatCodec(request, body, prompt, service.config)
         return TextAnswer(service, request, codec)
 
     @app.post("/v1/chat/completions/input_tokens", tags=["chat"])
@@ -79,7 +80,7 @@ def routes(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionBody) -> Response:
         """Go on with texts."""
         request, echoes = await read_completion(body, service)
-        codec = CompletionCodec(request, body, echoes)
+        codec = CompletionCodec(request, body, echoes, service.config)
         return TextAnswer(service, request, codec)
 
 
@@ -120,6 +121,11 @@ class ChatBody(ConversationBody):
     """Whether the template asks for an answer, which it does unless one has begun."""
     continue_final_message: bool | None = None
     """Whether the last message is to go on, which is so if it is the assistant's."""
+
+    @property
+    def has_output(self) -> bool:
+        """Whether any token is to be told."""
+        return 0 not in (self.max_tokens, self.max_completion_tokens)
 
     verbose: bool = False
     """Whether a whole answer tells the prompt as the model gets it, in `__verbose`."""
@@ -169,7 +175,8 @@ def _read_chat(
 
     # Fields of SamplingParams that have other names here.
     sampling: dict[str, Any] = {}
-    is_as_written = body.reasoning_format == "none" and not body.tools
+    form = body.reasoning_format or service.config.reasoning_format
+    is_as_written = form == "none" and not body.tools
     if is_as_written or body.parse_tool_calls is False:
         sampling["special"] = True
     if body.max_completion_tokens is not None:
@@ -224,19 +231,20 @@ class ChatCodec:
         request: TextRequest,
         body: ChatBody,
         prompt: str | None,
-        *,
-        has_alias: bool,
+        config: ServeConfig,
     ) -> None:
         """
         Args:
             prompt: the prompt as the model gets it, if the answer tells it.
-            has_alias: the reasoning is told under both of its names.
         """
         kind = "chat.completion.chunk" if request.streams else "chat.completion"
         self._chunks = Chunks("chatcmpl", kind, request, body)
         self._n = request.params.n
-        names = ("reasoning_content", "reasoning")[: 1 + has_alias]
-        is_apart = body.reasoning_format != "none"
+        # In the place of llama-server no token may be wanted, and the last chunk tells times.
+        self._is_llama = config.in_place_of is not None
+        self._has_output = not self._is_llama or body.has_output
+        names = ("reasoning_content", "reasoning")[: 1 + config.reasoning_alias]
+        is_apart = (body.reasoning_format or config.reasoning_format) != "none"
         self._reasoning = names if is_apart else ("content",)
         self._lists = request.params.logprobs is not None
         self._verbose = {} if prompt is None else {"__verbose": {"prompt": prompt}}
@@ -248,6 +256,8 @@ class ChatCodec:
 
     def delta(self, prompt: int, delta: Delta) -> bytes:  # noqa: ARG002 - there is one
         """The new parts; log-probabilities are those of all tokens since the last ones."""
+        if not self._has_output:
+            return b""
         # A token that has no text yet has its log-probability, and an object of its own for it.
         objects = [*_objects_of(delta, self._reasoning)]
         logprobs = b""
@@ -263,8 +273,11 @@ class ChatCodec:
 
     def ended(self, prompt: int, result: Result) -> bytes:  # noqa: ARG002
         """Why an output ended."""
+        result = result if self._has_output else without_excess(result)
         choice = b'"delta":{},' + to_json(reason_of(result))[1:-1]
-        return self._chunks.frame(result.index, choice)
+        return self._chunks.frame(
+            result.index, choice, result if self._is_llama else None
+        )
 
     def failed(self, failure: Failure) -> bytes:
         """An error after the answer began."""
@@ -276,6 +289,8 @@ class ChatCodec:
 
     def whole(self, results: Sequence[Sequence[Result]]) -> dict[str, Any]:
         """The answer at once."""
+        if not self._has_output:
+            results = [[without_excess(result) for result in of] for of in results]
         choices = [
             {
                 "index": result.index,
@@ -370,9 +385,13 @@ class Chunks:
         self._before = b"data: %b" % to_json(self._head)[:-1] + b',"choices":[{"index":'
         self._after = b'}],"usage":null}\n\n' if self._with_usage else b"}]}\n\n"
 
-    def frame(self, index: int, choice: bytes) -> bytes:
-        """An event with one choice, whose other fields are in *choice*."""
-        return b"%b%d,%b%b" % (self._before, index, choice, self._after)
+    def frame(self, index: int, choice: bytes, result: Result | None = None) -> bytes:
+        """An event with one choice, whose other fields are in *choice*; times of *result*."""
+        after = self._after
+        if result is not None:
+            times = timings(result, result.usage.completion_tokens)
+            after = b'}],"timings":%b%b' % (to_json(times), after.removeprefix(b"}]"))
+        return b"%b%d,%b%b" % (self._before, index, choice, after)
 
     def done(self, results: Sequence[Sequence[Result]]) -> bytes:
         """The counts of tokens, if they are asked for, and the end."""
@@ -407,6 +426,20 @@ def reason_of(result: Result) -> dict[str, Any]:
     if result.finish_reason is not FinishReason.LENGTH:
         reason["x_finish"] = str(result.finish_reason)
     return reason
+
+
+def without_excess(result: Result) -> Result:
+    """*result* without the token that the engine makes where none is asked for."""
+    counts = replace(result.usage, completion_tokens=0, reasoning_tokens=0)
+    return replace(
+        result,
+        text="",
+        reasoning="",
+        logprobs=(),
+        tool_calls=(),
+        finish_reason=FinishReason.LENGTH,
+        usage=counts,
+    )
 
 
 def _name(piece: bytes) -> str:
@@ -516,11 +549,16 @@ class CompletionCodec:
     """
 
     def __init__(
-        self, request: TextRequest, body: CompletionBody, echoes: Sequence[Echo]
+        self,
+        request: TextRequest,
+        body: CompletionBody,
+        echoes: Sequence[Echo],
+        config: ServeConfig,
     ) -> None:
+        self._is_llama = config.in_place_of is not None
         self._chunks = Chunks("cmpl", "text_completion", request, body)
         self._n = request.params.n
-        self._echoes, self._has_output = echoes, body.max_tokens != 0
+        self._echoes, self._has_output = echoes, body.has_output
         self._lists = request.params.logprobs is not None
         scores = request.params.prompt_logprobs is not None
         self._waits = scores or not self._has_output
@@ -537,7 +575,11 @@ class CompletionCodec:
         if self._waits:  # all of it comes at the end
             return b""
         index = prompt * self._n + delta.index
-        logprobs = self._listed[index].take(delta.logprobs) if self._lists else None
+        logprobs = None
+        if self._lists:
+            logprobs = self._listed[index].take(delta.logprobs) | self._both(
+                delta.logprobs
+            )
         choice = b'"text":%b,"logprobs":%b,"finish_reason":null'
         text = to_json(self._say(index) + delta.text)
         return self._chunks.frame(index, choice % (text, to_json(logprobs)))
@@ -548,7 +590,8 @@ class CompletionCodec:
         # What was told as it came is not told again.
         if not self._waits:
             choice |= {"text": self._say(choice["index"]), "logprobs": None}
-        return self._chunks.frame(choice.pop("index"), to_json(choice)[1:-1])
+        index, times = choice.pop("index"), result if self._is_llama else None
+        return self._chunks.frame(index, to_json(choice)[1:-1], times)
 
     def failed(self, failure: Failure) -> bytes:
         """An error after the answer began."""
@@ -567,6 +610,10 @@ class CompletionCodec:
         ]
         return self._chunks.answer(choices, self._all_without_excess(results))
 
+    def _both(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Log-probabilities in the form of chats, too, as llama-server tells them."""
+        return chat_logprobs(entries) if self._is_llama else {}
+
     def _say(self, index: int) -> str:
         text, self._unsaid[index] = self._unsaid[index], ""
         return text
@@ -578,7 +625,8 @@ class CompletionCodec:
             scores = self._scores.setdefault(prompt, result.prompt_logprobs)
             of_text = None if echo.first is None else text
             entries = (*scores, *result.logprobs)
-            logprobs = LegacyLogprobs(echo.first).take(entries, of_text)
+            listed = LegacyLogprobs(echo.first).take(entries, of_text)
+            logprobs = listed | self._both(entries)
         index = prompt * self._n + result.index
         choice = {"index": index, "text": text, "logprobs": logprobs}
         return choice | reason_of(result)
@@ -592,11 +640,7 @@ class CompletionCodec:
         ]
 
     def _without_excess(self, result: Result) -> Result:
-        """*result* without the token that the engine makes where none is asked for."""
-        if self._has_output:
-            return result
-        reason, counts = FinishReason.LENGTH, replace(result.usage, completion_tokens=0)
-        return replace(result, text="", logprobs=(), finish_reason=reason, usage=counts)
+        return result if self._has_output else without_excess(result)
 
 
 class LegacyLogprobs:

@@ -29,6 +29,7 @@ from starlette.types import Message, Receive
 from pyllama_raw.options.machine import trim
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused, words_of
+from pyllama_raw.serve.fields import Sorting
 
 CLOSE = {"connection": "close"}  # what is left of the body is not read
 SMALL = 2**14  # bytes
@@ -64,6 +65,7 @@ class Bodies:
         usual = MAX_MEDIA_BYTES if has_media else MAX_BYTES
         self._max_bytes = config.max_body_bytes or usual
         self._max_values = config.max_body_values
+        self._is_lenient = config.in_place_of is not None
         self._limit_s = config.body_s
         self._n_bytes = 0  # of all that are not whole
         self._max_all = max(MANY * self._max_bytes, LEAST_MANY)
@@ -157,13 +159,16 @@ class Bodies:
         """
         if not body:
             raise refused("body", "Field required")
-        # A page of another host cannot leave the content type out, and cannot say JSON.
-        if kind := headers.get("content-type"):
+        # A page of another host cannot leave the content type out, and cannot say JSON. curl says
+        # another one, which llama-server does not look at.
+        kind = headers.get("content-type")
+        if kind and not self._is_lenient:
             main, _, sub = kind.partition(";")[0].strip().lower().partition("/")
             if main != "application" or not (sub == "json" or sub.endswith("+json")):
                 message = "send it with the header `content-type: application/json`"
                 raise refused("body", message)
-        read = partial(_model_of, model, body, self._max_values, ignored)
+        sorting = Sorting(ignored, self._is_lenient)
+        read = partial(_model_of, model, body, self._max_values, sorting)
         return await self.run(read, len(body))
 
     def _too_large(self, size: str) -> Failure:
@@ -217,7 +222,7 @@ def replayed(body: bytes) -> Receive:
 # -- values ------------------------------------------------------------------------------
 
 
-def _model_of(model: type[M], body: bytes, max_values: int, ignored: list[str]) -> M:
+def _model_of(model: type[M], body: bytes, max_values: int, sorting: Sorting) -> M:
     check_values(body, max_values)
     try:
         values = json.loads(str(body, "utf-8-sig", "surrogatepass"))
@@ -226,7 +231,7 @@ def _model_of(model: type[M], body: bytes, max_values: int, ignored: list[str]) 
     if not isinstance(values, dict):
         raise refused("body", "give an object of JSON")
     try:
-        return model.model_validate(values, context=ignored)
+        return model.model_validate(values, context=sorting)
     except ValidationError as error:
         raise _mistake(error, values) from None
 

@@ -1,27 +1,34 @@
 """
-Open the engines, answer until a signal comes, let what runs end.
+Listen, open the engines, answer until a signal comes, let what runs end.
 
 The server is uvicorn, whose own handling of signals closes connections; so it is told to end
 only when the engines are done.
+
+A signal that comes while engines open ends the process at once: a load may be in C for long, and
+nobody waits for an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from socket import socket
+from socket import AF_UNIX, socket
+from threading import Thread
+from time import sleep
 from typing import Any, cast
 
 import anyio
 import uvicorn
+from anyio import to_thread
 from fastapi import FastAPI
 
-from pyllama_raw import AsyncEngine
+from pyllama_raw import AsyncEngine, EngineConfig
 from pyllama_raw.serve.app import make_app
 from pyllama_raw.serve.config import ListenConfig
 from pyllama_raw.serve.connections import (
@@ -31,14 +38,27 @@ from pyllama_raw.serve.connections import (
     usable,
 )
 from pyllama_raw.serve.deployment import Deployment
+from pyllama_raw.serve.listening import (
+    LoadingApp,
+    NoModels,
+    address_of,
+    bound,
+    files_of,
+    hosts_of,
+    release,
+)
 from pyllama_raw.serve.service import Service
 
 Loading = Callable[[str, float], None]
+Options = tuple[str | None, EngineConfig | None]
+Prepare = Callable[[str | None, EngineConfig | None], Options]
 Say = Callable[[str], None]
 
 TICK_S = 0.05
 TICKS = 10  # of uvicorn, in a second
+LOOK_S = 0.5  # between two looks for the parent
 DESCRIPTORS = 2**16  # that a process asks for, if it has fewer
+EXIT = b"exit"  # the end of a line that a router of llama-server sends to end a process
 
 OPTIONS: dict[str, Any] = {
     "log_level": "warning",
@@ -50,14 +70,150 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-class _Server(uvicorn.Server):
-    """A server that says where it listens, and leaves signals to serve()."""
+async def deploy(
+    deployment: Deployment,
+    loading: Loading,
+    say: Say,
+    *,
+    prepare: Prepare | None = None,
+) -> None:
+    """
+    Serve *deployment* until SIGTERM or SIGINT; a second signal ends what runs.
 
-    def __init__(
-        self, config: uvicorn.Config, connections: Connections, say: Say
-    ) -> None:
+    Args:
+        loading: called in a worker thread with a model and the fraction that is loaded.
+        say: called with a line that has the address once requests are taken.
+        prepare: makes the file and the options of an engine, in a worker thread, of those of
+            *deployment*.
+
+    Raises:
+        OSError: an address cannot be had.
+        PyllamaError: a model cannot be opened.
+    """
+    front = LoadingApp()
+    async with AsyncExitStack() as stack:
+
+        async def open_engines() -> Service:
+            engines = {}
+            for name, path in deployment.models.items():
+                options = path, deployment.configs.get(name)
+                if prepare is not None:
+                    options = await to_thread.run_sync(prepare, *options)
+                progress = partial(loading, name)
+                opening = AsyncEngine.open(*options, progress=progress)
+                engines[name] = await stack.enter_async_context(opening)
+                for adapter in deployment.adapters.get(name, ()):
+                    await engines[name].load_adapter(adapter.name, adapter.path)
+            app = make_app(engines, deployment.service)
+            service: Service = app.state.service
+            for name, adapters in deployment.adapters.items():
+                service.scales[name] = {a.name: a.scale for a in adapters}
+            front.app = app
+            return service
+
+        sockets = bound(deployment)
+        await _serve(front, open_engines, deployment, sockets, say, is_last=True)
+
+
+async def deploy_nothing(deployment: Deployment, say: Say) -> None:
+    """Answer without any model until SIGTERM or SIGINT. Raises OSError as deploy()."""
+    service, sockets = Service({}, deployment.service), bound(deployment)
+    await _serve(NoModels(), service, deployment, sockets, say, is_last=True)
+
+
+async def serve(
+    app: FastAPI, listen: ListenConfig, say: Say, *, is_last: bool = False
+) -> None:
+    """
+    Answer until a signal comes and the engines are done, or drain_s are over.
+
+    Args:
+        say: called with a line that has the address once requests are taken.
+        is_last: the process ends with the server, so further signals mean nothing.
+
+    Raises:
+        OSError: an address cannot be had.
+    """
+    await _serve(app, app.state.service, listen, bound(listen), say, is_last=is_last)
+
+
+async def _serve(
+    app: Any,
+    opening: Service | Callable[[], Awaitable[Service]],
+    listen: ListenConfig,
+    sockets: Sequence[socket],
+    say: Say,
+    *,
+    is_last: bool,
+) -> None:
+    """
+    Answer by *app*.
+
+    Args:
+        opening: the service, or a function that opens its engines.
+    """
+    descriptors = _descriptors()
+    limit = listen.max_connections or usable(descriptors, _n_used())
+    connections = Connections(listen.head_s, limit)
+    options = uvicorn.Config(
+        app,
+        http=Connection.of(connections),
+        backlog=backlog_of(descriptors, limit),
+        timeout_keep_alive=cast("int", listen.keep_alive_s),  # or a fraction
+        **OPTIONS,
+    )
+    server = _Server(options, connections)
+    signals = _Signals(partial(release, sockets, files_of(sockets)))
+    signals.is_open = isinstance(opening, Service)
+    failures: list[Exception] = []
+
+    async def work() -> None:
+        await server.listens.wait()
+        try:
+            service = opening if isinstance(opening, Service) else await opening()
+        except Exception as error:  # noqa: BLE001 - raised when the server has ended
+            failures.append(error)
+            server.should_exit = True
+            return
+        signals.is_open, connections.send_s = True, service.config.send_s
+        for line in _lines(sockets, listen):
+            say(line)
+        await _end_at_signal(signals, service, server)
+
+    _end_with(listen)
+    try:
+        with signals.counted(are_last=is_last):
+            async with anyio.create_task_group() as group:
+                group.start_soon(work)
+                await server.serve([*sockets])
+                group.cancel_scope.cancel()
+    finally:
+        signals.release()
+    for error in failures:
+        raise error
+
+
+def _lines(sockets: Sequence[socket], listen: ListenConfig) -> Iterator[str]:
+    """A line for each address; names are those that were given."""
+    hosts = hosts_of(listen)
+    own = hosts if len(hosts) == len(sockets) else [None] * len(sockets)
+    # A name may stand for several addresses, and clients use the name.
+    if len(hosts) == 1:
+        sockets, own = sockets[:1], hosts
+    for listener, host in zip(sockets, own, strict=True):
+        yield f"serving at {address_of(listener, host)}"
+
+
+# -- the server, and its end -------------------------------------------------------------
+
+
+class _Server(uvicorn.Server):
+    """A server at sockets that listen already, which leaves signals to serve()."""
+
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
-        self._connections, self._say = connections, say
+        self.listens = anyio.Event()
+        self._connections = connections
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -65,14 +221,25 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Listen."""
-        await super().startup(sockets)
-        if self.started:
-            address = self.config.uds
-            if address is None:
-                port = self.servers[0].sockets[0].getsockname()[1]
-                address = f"http://{self.config.host}:{port}"
-            self._say(f"serving at {address}")
+        """Answer who has connected."""
+        loop, config = asyncio.get_running_loop(), self.config
+
+        def protocol(_: object = None) -> asyncio.Protocol:
+            kind: Any = config.http_protocol_class
+            connection: asyncio.Protocol = kind(
+                config=config, server_state=self.server_state, app_state={}, _loop=loop
+            )
+            return connection
+
+        self.servers = []
+        for listener in sockets or ():
+            is_unix = listener.family == AF_UNIX
+            make: Any = loop.create_unix_server if is_unix else loop.create_server
+            self.servers.append(
+                await make(protocol, sock=listener, backlog=config.backlog)
+            )
+        self.started = True
+        self.listens.set()
 
     async def on_tick(self, counter: int) -> bool:
         """Look for connections that are over their time, every second."""
@@ -84,7 +251,13 @@ class _Server(uvicorn.Server):
 class _Signals:
     """SIGINT and SIGTERM while a server runs. Thread: the main one."""
 
-    def __init__(self) -> None:
+    def __init__(self, release: Callable[[], None]) -> None:
+        """
+        Args:
+            release: closes the sockets of the server, and takes away their files.
+        """
+        self.is_open = False  # all engines are
+        self.release = release
         self._n = 0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -104,7 +277,10 @@ class _Signals:
             for number, handler in self._before.items():
                 signal.signal(number, signal.SIG_IGN if are_last else handler)
 
-    def _count(self, *_: object) -> None:
+    def _count(self, number: int, *_: object) -> None:
+        if not self.is_open:
+            self.release()
+            os._exit(128 + number)
         self._n += 1
 
     async def arrival(self, n: int) -> None:
@@ -113,55 +289,22 @@ class _Signals:
             await anyio.sleep(TICK_S)
 
 
-async def deploy(deployment: Deployment, loading: Loading, say: Say) -> None:
-    """
-    Serve *deployment* until SIGTERM or SIGINT; a second signal ends what runs.
+def _end_with(listen: ListenConfig) -> None:
+    """Send this process a signal when that ends which it is to end with."""
+    parent = os.getppid()
 
-    Args:
-        loading: called in a worker thread with a model and the fraction that is loaded.
-        say: called with the address once requests are taken.
-    """
-    async with AsyncExitStack() as stack:
-        engines = {}
-        for name, path in deployment.models.items():
-            config = deployment.configs.get(name)
-            progress = partial(loading, name)
-            opening = AsyncEngine.open(path, config, progress=progress)
-            engines[name] = await stack.enter_async_context(opening)
-        app = make_app(engines, deployment.service)
-        await serve(app, deployment, say, is_last=True)
+    def wait() -> None:
+        if listen.ends_with == "parent":
+            while os.getppid() == parent:
+                sleep(LOOK_S)
+        else:
+            for line in iter(sys.stdin.buffer.readline, b""):
+                if line.strip().endswith(EXIT):
+                    break
+        os.kill(os.getpid(), signal.SIGTERM)
 
-
-async def serve(
-    app: FastAPI, listen: ListenConfig, say: Say, *, is_last: bool = False
-) -> None:
-    """
-    Answer until a signal comes and the engines are done, or drain_s are over.
-
-    Args:
-        is_last: the process ends with the server, so further signals mean nothing.
-    """
-    service: Service = app.state.service
-    descriptors = _descriptors()
-    limit = listen.max_connections or usable(descriptors, _n_used())
-    connections = Connections(listen.head_s, service.config.send_s, limit)
-    options = uvicorn.Config(
-        app,
-        host=listen.host,
-        port=listen.port,
-        uds=listen.uds,
-        http=Connection.of(connections),
-        backlog=backlog_of(descriptors, limit),
-        timeout_keep_alive=cast("int", listen.keep_alive_s),  # or a fraction
-        **OPTIONS,
-    )
-    server = _Server(options, connections, say)
-    signals = _Signals()
-    with signals.counted(are_last=is_last):
-        async with anyio.create_task_group() as group:
-            group.start_soon(_end_at_signal, signals, service, server)
-            await server.serve()
-            group.cancel_scope.cancel()
+    if listen.ends_with != "signal":
+        Thread(target=wait, name="pyllama_raw end", daemon=True).start()
 
 
 async def _end_at_signal(signals: _Signals, service: Service, server: _Server) -> None:

@@ -86,6 +86,9 @@ class Service:
         """Raises ConfigError: a file of the options cannot be used."""
         self.engines, self.config = engines, config
         self.drains = False  # drain() was called
+        self.is_llama = config.in_place_of is not None
+        # Scales of adapters of each model, for requests that name none.
+        self.scales: dict[str, dict[str, float]] = {}
         self.started = int(time())  # Unix time
         self.keys, self.rates = Keys(config), Rates(config)
         infos = {name: engine.info for name, engine in engines.items()}
@@ -128,6 +131,13 @@ class Service:
             headers = {"retry-after": str(retry_s(self.engines.values()))}
             message = "all places of the queue are taken: try again, or elsewhere"
             raise Failure(503, "server_is_overloaded", message, headers=headers)
+
+    def check_open(self, facts: str | None) -> None:
+        """Raise Failure if *facts* are told to nobody."""
+        if facts in self.config.closed:
+            status = 404 if facts == "page" else 501
+            message = f"{facts} are told to nobody: start the service with --{facts}"
+            raise Failure(status, "unsupported", message)
 
     async def read_body(self, function: Callable[[], T]) -> T:
         """
@@ -173,6 +183,7 @@ class Service:
     def named(self, name: str | None) -> ServedModel:
         """The model that *name* stands for; None: the first. Raises Failure."""
         name = next(iter(self.engines)) if name is None else name
+        name = self.config.aliases.get(name, name)
         if name in self.engines:
             return ServedModel(name, self.engines[name])
         base, _, adapter = name.rpartition(":")

@@ -97,17 +97,52 @@ class RerankBody(ServedBody):
 def routes(app: FastAPI, service: Service) -> None:
     """Add the endpoints."""
 
+    @app.post("/embedding", tags=["vectors"])
+    async def own_embedding(body: EmbeddingBody, request: Request) -> Response:
+        """Make a vector of each text, in the form of llama-server."""
+        return JSON(await own_form(body, request))
+
     @app.post("/v1/embeddings", tags=["vectors"])
     @app.post("/embeddings", include_in_schema=False)
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         """Make a vector of each text."""
+        # llama-server has its own form at its path.
+        if service.is_llama and request.url.path == "/embeddings":
+            return JSON(await own_form(body, request))
+        model, options = begin(body, request)
+        pooling = body.pooling or _pooling(model, service)
+        if pooling == "none":
+            reason = (
+                "pooling none is not OpenAI compatible: ask /embedding, or give one"
+            )
+            raise refused("pooling", reason, "unsupported")
+        return JSON(await _embedded(model, body, pooling, options))
+
+    def begin(
+        body: EmbeddingBody, request: Request
+    ) -> tuple[ServedModel, dict[str, Any]]:
+        """The model of a request, and its options. Raises Failure."""
         model = service.find(body.model, Operation.EMBED)
         service.check_texts("input", n_texts(prompts_of(body.input, "input")))
         exchange = request.state.exchange
-        options = service.options_of(exchange, body.served(service))
-        pooling = body.pooling or _pooling(model, service)
         exchange.model = model.name
-        return JSON(await _embedded(model, body, pooling, options))
+        return model, service.options_of(exchange, body.served(service))
+
+    async def own_form(body: EmbeddingBody, request: Request) -> list[dict[str, Any]]:
+        """Vectors in the form of llama-server, which may have one for each token."""
+        model, options = begin(body, request)
+        pooling = body.pooling or _pooling(model, service)
+        if pooling != "none":
+            answer = await _embedded(model, body, pooling, options)
+            rows = [[entry["embedding"]] for entry in answer["data"]]
+        else:
+            prompts = prompts_of(body.input, "input")
+            texts = [await _embeddable(model.engine, body, p) for p in prompts]
+            of_texts = await model.engine.embed_tokens(
+                texts, body.dimensions, normalize=False, **options
+            )
+            rows = [vectors.tolist() for vectors in of_texts]
+        return [{"index": i, "embedding": row} for i, row in enumerate(rows)]
 
     @app.post("/v1/rerank", tags=["vectors"])
     @app.post("/rerank", include_in_schema=False)
@@ -123,7 +158,7 @@ def routes(app: FastAPI, service: Service) -> None:
         return JSON(await _ranked(model, body, options))
 
 
-def _pooling(model: ServedModel, service: Service) -> Word | None:
+def _pooling(model: ServedModel, service: Service) -> Word | Literal["none"] | None:
     """The pooling of a request that names none; None: as the file of the model states."""
     stated, usual = model.engine.capabilities.model.pooling, service.config.pooling
     if usual is None and stated is Pooling.RANK:

@@ -169,8 +169,6 @@ async def test_a_value_that_changes_nothing_is_taken(fields):
         ({"options": {"num_ctx": 5}}, "options"),
         ({"sampling_params": {"top_k": 5}}, "sampling_params"),
         ({"truncation": "auto"}, "truncation"),
-        ({"n_probs": 5}, "n_probs"),
-        ({"samplers": ["top_k"]}, "samplers"),
         ({"logit_bias": [[5, 1.0]]}, "logit_bias"),
         ({"system": "b"}, "system"),
         ({"n_cmpl": 0}, "n"),

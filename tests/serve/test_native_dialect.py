@@ -143,7 +143,8 @@ async def test_adapters_by_their_place(anyio_backend_name):
 
 async def test_a_gap_is_between_its_tokens(anyio_backend_name):
     """
-    What does not fit is cut from the far ends, and files that do not fit are left out.
+    In the form of llama-server. What does not fit is cut from the far ends, and files that do not fit
+    are left out.
     """
     async with served(anyio_backend_name, **FILLS) as (client, engine):
         texts = {"input_prefix": "one ", "prompt": "two", "input_suffix": "three"}
@@ -152,8 +153,8 @@ async def test_a_gap_is_between_its_tokens(anyio_backend_name):
         long = {"input_prefix": "1" * 9000, "input_suffix": "2" * 9000}
         cut = await answer(client, "/infill", **long)
 
-    wanted = "<|startoftext|>tmp\ncode\n<|mask|>one two<|sep|>three<|unknown|>"
-    assert short["prompt"] == wanted
+    wanted = "<|mask|>one two<|sep|>three<|unknown|>"
+    assert short["prompt"] == f"<|startoftext|>\n\n--- snippet ---\n\ncode{wanted}"
     assert cut["tokens_evaluated"] + 5 == engine.n_ctx_slot
     assert cut["prompt"].count("2") == (engine.n_ctx_slot - 9) // 4
 

@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise, takewhile
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -12,7 +13,8 @@ from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.messages import MessagesBody
 from pyllama_raw.serve.responses import ResponsesBody
 from pyllama_raw.serve.service import Service
-from scripts.llama_server import with_template
+from scripts.mutations import gguf_file
+from scripts.tiny_models.gguf_values import encode
 from tests.replying import TEMPLATE, TOOL
 from tests.serve.agent_clients import (
     items_of,
@@ -30,6 +32,14 @@ from tests.tiny import tiny_model
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
 LEAST = 0.95  # of what two prompts begin with
+
+
+def with_template(model: Path, template: str, path: Path) -> Path:
+    """Write *model* with another chat template to *path*."""
+    file = gguf_file.read(model)
+    file.values[b"tokenizer.chat_template"] = encode(template)
+    path.write_bytes(file.encode())
+    return path
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -27,19 +28,25 @@ HTML = Path(__file__).with_name("index.html").read_text("utf-8")
 
 def routes(app: FastAPI, service: Service) -> None:  # noqa: ARG001 - the page asks the API
     """Add the endpoint of the page; it needs no key."""
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def page() -> Response:
+        """A chat, and what the engine does."""
+        return answer()
+
+
+def answer() -> Response:
+    """The page, which is there before the engines are."""
     headers = {
         "content-security-policy": f"{POLICY}; {_allowed('script')}; {_allowed('style')}",
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
     }
-
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    async def page() -> Response:
-        """A chat, and what the engine does."""
-        return HTMLResponse(HTML, headers=headers)
+    return HTMLResponse(HTML, headers=headers)
 
 
+@cache
 def _allowed(tag: str) -> str:
     """The part of the policy that allows the text of the only element *tag*."""
     [text] = re.findall(f"<{tag}>(.*?)</{tag}>", HTML, re.DOTALL)

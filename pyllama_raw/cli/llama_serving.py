@@ -1,0 +1,226 @@
+"""
+The server behind llama-server's arguments: what these come to, and how it tells what it does.
+
+Rules:
+1. Where nobody says, the service has llama-server's defaults: its port, its sampling, as many cells
+   as the model was trained for, one model whatever name a request has.
+2. Memory is shared: a slot may have all cells, unless --no-kv-unified divides them.
+3. The log goes to stderr. Programs wait for "server is listening on", and look for libllama's lines
+   of memory if they ask for a verbose log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pyllama_raw.cli.llama_arguments import DEFAULT, GLOBAL, Arguments, sections
+from pyllama_raw.cli.llama_flags import ROUTER
+from pyllama_raw.cli.running import Terminal, run
+from pyllama_raw.cli.serve import LoadingLines
+from pyllama_raw.engine.info import Operation, probe
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.options.chat_templates import AUTO
+from pyllama_raw.options.config import EngineConfig
+from pyllama_raw.options.models import resolve_model
+from pyllama_raw.serve.deployment import Deployment
+from pyllama_raw.serve.keys import VARIABLE
+from pyllama_raw.serve.run import deploy, deploy_nothing
+
+PARTS = ("model", "context", "scheduler", "cache", "media", "engine")
+PORT = 8080
+DRAIN_S = 3.0  # programs that end a server wait 5 s and more
+FIT_CTX = 4096
+N_UBATCH = 512
+MODELS_MAX = 4
+ENDS_WITH = "PYLLAMA_RAW_ENDS_WITH"
+CHILD = "LLAMA_SERVER_ROUTER_PORT"  # a router of llama-server started this
+VERBOSE = 4  # from here on libllama's lines are told
+MAIN = "main: server is listening on"
+
+
+def serve(parsed: Arguments) -> int:
+    """Run the server until it is told to end; return its exit status."""
+    own = parsed.part("own")
+    _log_to_stderr(own)
+    if keys := own.get("api_keys"):
+        # Keys of llama-server see all, and change nothing that needs a key of its own.
+        os.environ[VARIABLE] = ",".join(f"monitor {key}" for key in keys)
+    terminal = Terminal(sys.stdout, sys.stderr)
+    deployment = deployment_of(parsed)
+    loading = LoadingLines(terminal, deployment.models)
+    say = partial(_say, terminal)
+    starting = partial(deploy, deployment, loading, say, prepare=whole_context)
+    if not deployment.models:
+        starting = partial(deploy_nothing, deployment, say)
+    run(starting, use_uvloop=find_spec("uvloop") is not None)
+    return 0
+
+
+def _say(terminal: Terminal, line: str) -> None:
+    """Tell the address in the line that is looked for, and in our own."""
+    terminal.say(f"{MAIN} {line.rsplit(maxsplit=1)[-1]} - starting the main loop")
+    terminal.say(line)
+
+
+def _log_to_stderr(own: Mapping[str, Any]) -> None:
+    """Tell warnings, and in a verbose log all of libllama's lines."""
+    if own.get("log_disable"):
+        return
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if file := own.get("log_file"):
+        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+    is_verbose = own.get("verbose") or own.get("verbosity", 0) >= VERBOSE
+    log, lines = (
+        logging.getLogger("pyllama_raw"),
+        logging.getLogger("pyllama_raw.libllama"),
+    )
+    log.setLevel(logging.WARNING)
+    lines.setLevel(logging.INFO if is_verbose else logging.WARNING)
+    for handler in handlers:
+        log.addHandler(handler)
+
+
+# -- what the arguments come to ----------------------------------------------------------
+
+
+def deployment_of(parsed: Arguments) -> Deployment:
+    """
+    All that the server runs.
+
+    Raises:
+        ConfigError: names what is wrong.
+    """
+    own, service = parsed.part("own"), parsed.part("service")
+    open_facts = {"metrics": own.get("metrics", False), "slots": own.get("slots", True)}
+    open_facts |= {"page": own.get("ui", True), "props": own.get("props", False)}
+    kwargs = own.get("template_kwargs", {}) | parsed.part("own.template_kwargs")
+    if "enable_thinking" in kwargs:  # templates know it by two names
+        kwargs.setdefault("thinking", kwargs["enable_thinking"])
+    kwargs.setdefault("enable_thinking", True)
+    models = dict(_models(parsed))
+    service = {
+        "in_place_of": "llama-server",
+        "any_model": True,
+        "drain_s": DRAIN_S,
+        "metrics_names": ["llamacpp"],
+        "cors_origins": ["*"],
+        "defaults": parsed.part("defaults"),
+        "template_kwargs": kwargs,
+        "tells_prompts": own.get("verbose", False),
+        "closed": [name for name, is_open in open_facts.items() if not is_open],
+        "aliases": {
+            alias: name
+            for name, entry in models.items()
+            for alias in entry.pop("aliases")
+        },
+        **service,
+    }
+    fields: dict[str, Any] = {"port": PORT, **parsed.part("listen"), "service": service}
+    if hosts := own.get("hosts"):
+        fields["host"] = ",".join(hosts)
+    fields["reuse_port"] = own.get("reuse_port", False)
+    fields["ends_with"] = (
+        "stdin" if CHILD in os.environ else os.environ.get(ENDS_WITH, "signal")
+    )
+    fields["models"] = models
+    if models:
+        return Deployment.of(fields)
+    del fields["models"]
+    return Deployment(**fields)
+
+
+def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The entry of each model; none if no model is named."""
+    own = parsed.part("own")
+    if "model" in own or "hf_repo" in own:
+        yield _entry(parsed, None)
+    elif "presets" in own:
+        file = Path(own["presets"])
+        parts = sections(file)
+        of_all = parts.pop(GLOBAL, {})
+        parts.pop(DEFAULT, None)
+        presets = {}
+        for name, pairs in parts.items():
+            preset = Arguments()
+            preset.read_section(of_all, file, skips_unknown=False)
+            preset.read_section(pairs, file, skips_unknown=False)
+            # The command line counts for all models.
+            preset.values |= parsed.values
+            presets[name] = preset
+        started = {n: p for n, p in presets.items() if p.values.get("own.on_startup")}
+        n_most = own.get("models_max", MODELS_MAX)
+        if not started and n_most and len(presets) > n_most:
+            advice = "give load-on-startup = true to those that are to be loaded"
+            raise ConfigError(
+                f"presets {str(file)!r} has {len(presets)} models: {advice}; {ROUTER}"
+            )
+        for name, preset in (started or presets).items():
+            yield _entry(preset, name)
+
+
+def _entry(parsed: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:
+    """The name of a model and its entry, with its other names."""
+    own = parsed.part("own")
+    parts = {part: parsed.part(part) for part in PARTS}
+    model, context, scheduler = parts["model"], parts["context"], parts["scheduler"]
+    # A file, or one of a hub by its name or by the word of its quantisation.
+    path, repo = own.get("model"), own.get("hf_repo")
+    if path is None:
+        bare, colon, quant = str(repo).partition(":")
+        file = own.get("hf_file")
+        path = f"hf:{bare}/{file}" if file else f"hf:{bare}{colon}{quant}"
+    # The name is the first by the alphabet, and without any that which was parsed.
+    aliases = sorted({*own.get("alias", ()), *([name] if name else ())})
+    model_name = name or (aliases[0] if aliases else str(repo or path))
+    # Words of one option that are two of ours.
+    if model.get("devices") == ["none"]:
+        del model["devices"]
+        model["n_gpu_layers"] = 0
+    if own.get("mmproj_auto") is False:
+        parts["media"].pop("mmproj", None)
+    if own.get("cache") is False:
+        parts["cache"]["mode"] = "off"
+    elif parts["cache"].get("max_bytes") == 0:
+        parts["cache"]["mode"] = "live"
+    if "n_batch" in context or "n_ubatch" in context:
+        n_batch = context.get("n_batch", 2048)
+        context["n_ubatch"] = min(context.get("n_ubatch", N_UBATCH), n_batch)
+    if (per_slot := own.get("ctx_per_slot")) and not context.get("n_ctx"):
+        context["n_ctx"] = per_slot * scheduler.get("n_slots", 4)
+    if context.get("n_ctx") == 0:  # as many as the model was trained for
+        del context["n_ctx"]
+    parts["engine"].setdefault("fit_ctx", FIT_CTX if own.get("fit", True) else 0)
+    model.setdefault("chat_template", AUTO)
+    scale = 0.0 if own.get("adapters_off") else 1.0
+    adapters = [
+        {"name": Path(file).stem, "path": file, "scale": scale * effect}
+        for file, effect in own.get("adapters", ())
+    ]
+    entry = {"path": path, "aliases": aliases, **parts}
+    return model_name, entry | ({"adapters": adapters} if adapters else {})
+
+
+def whole_context(
+    path: str | None, config: EngineConfig | None
+) -> tuple[str | None, EngineConfig | None]:
+    """
+    A model file and options with as many cells as it was trained for, unless they say how many.
+
+    Thread: a worker, because the file may have to be fetched.
+    """
+    if config is None or config.context.n_ctx is not None:
+        return path, config
+    file = resolve_model(path)
+    able = probe(file, config.model.kv_overrides)
+    n_ctx = max(able.model.n_ctx_train, config.scheduler.n_slots)
+    if Operation.GENERATE not in able.operations or not able.model.n_ctx_train:
+        return str(file), config
+    context = config.context.model_copy(update={"n_ctx": n_ctx})
+    return str(file), config.model_copy(update={"context": context})

@@ -1,0 +1,169 @@
+"""Arguments of llama-server as a deployment of ours."""
+
+import pytest
+
+from pyllama_raw.cli.llama_arguments import read
+from pyllama_raw.cli.llama_server import main
+from pyllama_raw.cli.llama_serving import deployment_of, whole_context
+from pyllama_raw.errors import ConfigError
+from tests.tiny import tiny_model
+
+
+def made(*arguments, **variables):
+    return deployment_of(read([str(a) for a in arguments], variables, files=()))
+
+
+def test_defaults_are_those_of_llama_server():
+    """
+    Its port, its origins, closed metrics, any name of a model; the file names it.
+    """
+    deployment = made("-m", "folder/a.gguf")
+    service, config = deployment.service, deployment.configs["folder/a.gguf"]
+
+    assert (deployment.host, deployment.port) == ("127.0.0.1", 8080)
+    assert deployment.models == {"folder/a.gguf": "folder/a.gguf"}
+    assert (service.in_place_of, service.any_model, service.drain_s) == (
+        "llama-server",
+        True,
+        3.0,
+    )
+    assert service.cors_origins == ("*",)
+    assert service.closed == ("metrics", "props")
+    assert service.template_kwargs == {"enable_thinking": True}
+    assert (config.context.n_ctx, config.fit_ctx) == (None, 4096)
+    assert config.model.chat_template == "auto"
+
+
+def test_ollama_starts_it_so():
+    """
+    The flags of its runner.
+    """
+    deployment = made(
+        *("--model", "a.gguf", "--port", 4711, "--host", "127.0.0.1", "--no-webui"),
+        *("--offline", "-c", 8192, "-np", 2, "--flash-attn", "on", "--no-jinja"),
+        *("--chat-template", "chatml", "--load-mode", "none", "-b", 256, "-ub", 512),
+        *("-ngl", 0, "-t", 4, "--split-mode", "none", "--main-gpu", 1),
+        *("--context-shift", "--keep", 5, "--cache-type-k", "q8_0"),
+        LLAMA_ARG_FIT_TARGET="512",
+    )
+    config = deployment.configs["a.gguf"]
+
+    assert deployment.port == 4711
+    assert (config.context.n_ctx, config.scheduler.n_slots) == (8192, 2)
+    assert (config.context.n_batch, config.context.n_ubatch) == (256, 256)
+    assert (config.context.flash_attn, config.context.type_k) == ("on", "q8_0")
+    assert (config.model.n_gpu_layers, config.model.load_mode) == (0, "none")
+    assert (config.model.split_mode, config.model.main_gpu) == ("none", 1)
+    assert (config.scheduler.context_full, config.scheduler.n_keep) == ("shift", 5)
+    assert config.fit_margin_bytes == 512 * 2**20
+    assert config.model.chat_template == "chatml"
+    assert "page" in deployment.service.closed
+
+
+def test_names_and_a_hub():
+    """
+    The first name by the alphabet is that of the model, and all are taken.
+    """
+    deployment = made("-hf", "owner/name:Q8_0", "-a", "b,a")
+    named_file = made("-hf", "owner/name", "-hff", "f.gguf")
+
+    assert deployment.models == {"a": "hf:owner/name:Q8_0"}
+    assert deployment.service.aliases == {"a": "a", "b": "a"}
+    assert named_file.models == {"owner/name": "hf:owner/name/f.gguf"}
+
+
+def test_words_that_are_two_options_of_ours():
+    """
+    Devices, the cache, cells by slot, thoughts, adapters that begin without an effect.
+    """
+    deployment = made(
+        *("-m", "a.gguf", "-dev", "none", "-cram", 0, "--kv-unified-per-slot", 100),
+        *(
+            "-np",
+            3,
+            "--reasoning",
+            "off",
+            "--lora",
+            "x/l.gguf",
+            "--lora-scaled",
+            "m:0.5",
+        ),
+    )
+    off = made("-m", "a.gguf", "--lora", "l.gguf", "--lora-init-without-apply")
+    config = deployment.configs["a.gguf"]
+    adapters = [(a.name, a.path, a.scale) for a in deployment.adapters["a.gguf"]]
+
+    assert (config.model.devices, config.model.n_gpu_layers) == (None, 0)
+    assert (config.cache.mode, config.context.n_ctx) == ("live", 300)
+    assert deployment.service.template_kwargs == {
+        "enable_thinking": False,
+        "thinking": False,
+    }
+    assert adapters == [("l", "x/l.gguf", 1.0), ("m", "m", 0.5)]
+    assert [a.scale for a in off.adapters["a.gguf"]] == [0.0]
+
+
+INI = """
+[*]
+c = 4096
+[small]
+model = small.gguf
+load-on-startup = true
+[large]
+model = large.gguf
+n-gpu-layers = 0
+"""
+
+
+def test_models_of_a_file_of_presets(tmp_path):
+    """
+    Those that are to be loaded at the start; without any of these all, if they are few.
+    """
+    file = tmp_path / "presets.ini"
+    file.write_text(INI)
+    started = made("--models-preset", file, "-c", 2048)
+    file.write_text(INI.replace("load-on-startup = true", ""))
+    both = made("--models-preset", file)
+
+    assert started.models == {"small": "small.gguf"}
+    assert started.configs["small"].context.n_ctx == 2048
+    assert both.models == {"small": "small.gguf", "large": "large.gguf"}
+    assert both.configs["large"].model.n_gpu_layers == 0
+    with pytest.raises(ConfigError, match="load-on-startup = true"):
+        made("--models-preset", file, "--models-max", 1)
+
+
+def test_without_a_model_there_is_none():
+    """
+    The default model is not loaded.
+    """
+    assert made("--port", 1).models == {}
+
+
+def test_a_mistake_has_the_words_and_the_status_of_llama_server(capsys):
+    """
+    Before anything of a server is imported.
+    """
+    assert main(["--no-such"]) == 1
+    assert capsys.readouterr().err.startswith("error: invalid argument: --no-such\n")
+
+
+def test_an_option_of_ours_that_is_wrong_is_named(capsys):
+    """
+    With its place.
+    """
+    assert main(["-m", "a.gguf", "--top-p", "7", "--log-disable"]) == 1
+    assert "top_p" in capsys.readouterr().err
+
+
+@pytest.mark.native
+def test_a_model_has_all_the_cells_that_it_was_trained_for():
+    """
+    Unless a number is given.
+    """
+    path = str(tiny_model("llama"))
+    config = made("-m", path).configs[path]
+    explicit = made("-m", path, "-c", 512).configs[path]
+
+    assert whole_context(path, config)[1].context.n_ctx == 2048
+    assert whole_context(path, explicit) == (path, explicit)
