@@ -20,7 +20,7 @@ from pyllama_raw.cli.command import FAILED, INTERRUPTED, open_missing
 from pyllama_raw.cli.llama_arguments import Arguments, read
 from pyllama_raw.cli.llama_flags import FLAGS, described
 from pyllama_raw.errors import ConfigError, PyllamaError
-from pyllama_raw.options.version import __version__
+from pyllama_raw.options import __version__
 
 SERVING = "pyllama_raw.cli.llama_serving"
 VERBS = ("serve", "server")  # of a program that is named llama
