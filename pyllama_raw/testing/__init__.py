@@ -124,7 +124,12 @@ def fake_parts(
     logs: Logs = NO_LOGS,
     **scheduler_options: Any,
 ) -> EngineParts:
-    """Parts of an engine that runs on *executor*."""
+    """
+    Parts of an engine that runs on *executor*.
+
+    Args:
+        scheduler_options: arguments of the `Scheduler` by name.
+    """
     executor = executor or FakeExecutor(fake_limits())
     vocab = FakeVocab()
     options = {"report": PolicyLog()} | scheduler_options
@@ -222,5 +227,11 @@ def _describe(
 
 
 def fake_engine(executor: FakeExecutor | None = None, **options: Any) -> AsyncEngine:
-    """An engine on *executor*, to be used as `async with`."""
+    """
+    An engine on *executor*, to be used as `async with`.
+
+    Args:
+        options: as of fake_parts(), such as `logs`, and of the `Scheduler`, such as `policy`, which
+            is an instance here; an `EngineConfig` is none of them.
+    """
     return AsyncEngine(fake_parts(executor, **options))
