@@ -80,7 +80,7 @@ class Save(NamedTuple):
     In host memory it is when the step is over. A file is written meanwhile: see `Written`.
     """
 
-    save_id: int  # of this tier; `StepResult.saved` names no tier, and is of host memory
+    save_id: int  # of this tier, and alone in `StepResult.saved`, which names no tier
     tier: CacheTier
     source: int | Snapshot  # a slot, or what goes to a file as it is
     start: int
