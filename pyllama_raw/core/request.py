@@ -202,6 +202,11 @@ class CacheTier(StrEnum):
     DISK = "disk"
     """A snapshot in a file."""
 
+    @property
+    def is_file(self) -> bool:
+        """What is saved there goes to a file; else an executor holds it in memory."""
+        return self is CacheTier.DISK
+
 
 # The adapters that products are computed with, by their numbers, and the scale of each.
 AdapterSet = tuple[tuple[int, float], ...]

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import (
     Copy,
     Delete,
@@ -161,7 +160,7 @@ class SlotOperations:
             state = self._capture(save, save.source)
         capture_s += self.capture_s
         # A save that fails is left out: the scheduler sees that it is not there.
-        if save.tier is CacheTier.HOST:
+        if not save.tier.is_file:
             if state is not None:
                 self._saved[save.save_id] = Saved(state, state.nbytes, capture_s)
         # A file that will not be written is reported like one that could not.
@@ -178,7 +177,7 @@ class SlotOperations:
         started = time.perf_counter()
         context, scratch = self.context, self._scratch
         # A file holds all positions: in parts, where host memory has ranges.
-        if save.tier is CacheTier.DISK:
+        if save.tier.is_file:
             max_bytes = save.max_bytes - ENTRY_BYTES
             if self._kind is SnapshotKind.RANGE:
                 state = self._saved_parts(slot, save.stop, max_bytes)

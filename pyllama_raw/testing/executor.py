@@ -19,7 +19,6 @@ from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import (
     SOURCES,
-    CacheTier,
     Request,
     SamplerUse,
     Spans,
@@ -282,7 +281,7 @@ class FakeMemory:
 
     def _save(self, save: Save) -> None:
         payload = self._payload(save)
-        if save.tier is CacheTier.DISK:
+        if save.tier.is_file:
             file = None
             if payload is not None:
                 file = FakeFile(save.save_id, payload)
@@ -298,7 +297,7 @@ class FakeMemory:
 
     def _payload(self, save: Save) -> Payload | None:
         """The rows that are to be saved; None: the save fails."""
-        source, is_on_disk = save.source, save.tier is CacheTier.DISK
+        source, is_on_disk = save.source, save.tier.is_file
         if isinstance(source, Snapshot):
             assert isinstance(source.payload, tuple)
             return source.payload

@@ -29,7 +29,7 @@ from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.policies import PolicyAnswerError
 from pyllama_raw.core.policy_runner import PolicyFault, pass_on_interrupts
-from pyllama_raw.core.request import CacheTier, Event, Finished, FinishReason, Request
+from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.scheduling.packer import BudgetMode
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import SchedulerStats
@@ -261,7 +261,7 @@ class SimExecutor:
     def _saved(self, plan: StepPlan) -> dict[int, Saved]:
         saved = {}
         for move in plan.moves:
-            if type(move) is Save and move.tier is CacheTier.HOST:
+            if type(move) is Save and not move.tier.is_file:
                 n_bytes = (move.stop - move.start) * self._token_bytes
                 if n_bytes <= move.max_bytes:
                     saved[move.save_id] = Saved(None, n_bytes)
