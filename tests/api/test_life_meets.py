@@ -167,7 +167,7 @@ async def test_a_slot_that_others_have_taken_meanwhile_delays_the_wake(leased):
             n_held = slots(directory)
             await engine.wake()
             await engine.sleep(2)
-            options = config.model.model_dump(exclude_defaults=True)
+            options = config.model.opening
             taken = leases.take_lease(options)
             with pytest.raises(LeaseRefused):
                 await engine.wake()

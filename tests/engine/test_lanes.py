@@ -171,7 +171,9 @@ def test_lanes_are_taken_away_once(make_parts):
         _, used = run(
             parts, request(number, params.model_copy(update={"max_tokens": 2}))
         )
-        why = "logprobs of the model reads all logits" if number % 2 else rules.TAKEN
+        why = (
+            "logprobs of the model reads all logits" if number % 2 else rules.LANES_GONE
+        )
         expected = SamplerUse("host", why) if number else SamplerUse("backend", "")
         assert used[number] == expected
 
@@ -201,7 +203,7 @@ def test_a_context_made_anew_stays_without_lanes(make_parts):
     parts.executor._rebuild()
     _, used = run(parts, request(2, LANES))
 
-    assert used[2] == SamplerUse("host", rules.TAKEN)
+    assert used[2] == SamplerUse("host", rules.LANES_GONE)
 
 
 def test_where_lanes_are_unwanted_nothing_is_counted(make_parts):
@@ -305,7 +307,7 @@ def test_the_placement_follows_configuration(options, words):
     """
     model = SimpleNamespace(reads_sources=False)
 
-    why = rules.refusal(model, EngineConfig(**options))
+    why = rules.lanes_refusal(model, EngineConfig(**options))
 
     assert words in why
     assert bool(why) == bool(words)
