@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import ssl
+import sys
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -52,7 +54,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         if CORE not in item.path.parents:
-            item.add_marker("no_cover")
+            item.add_marker("unwatched")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Keep tracers off tests that are not watched; `no_cover` of pytest-cov does not in workers."""
+    if item.get_closest_marker("unwatched") is None:
+        return (yield)
+    tracers = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracers[0])
+        threading.settrace(tracers[1])
 
 
 def pytest_collection_finish() -> None:

@@ -301,7 +301,7 @@ def play(name: str, seed: int, n_requests: int = 40) -> Watched:
     return watched
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.chance
 @every
 def test_nobody_waits_longer_than_the_bound(name):
