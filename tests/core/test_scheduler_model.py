@@ -479,7 +479,7 @@ SchedulerModel.TestCase.settings = settings(
     max_examples=int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "60")),
     stateful_step_count=40,
 )
-TestSchedulerModel = pytest.mark.unwatched(SchedulerModel.TestCase)
+TestSchedulerModel = SchedulerModel.TestCase
 
 
 class Dice:
@@ -551,7 +551,6 @@ def kind_of(move):
     return type(move).__name__
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("n", [16, pytest.param(96, marks=pytest.mark.nightly)])
 def test_long_histories_go_through_all_tiers(n):
     """

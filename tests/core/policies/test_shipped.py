@@ -301,7 +301,6 @@ def play(name: str, seed: int, n_requests: int = 40) -> Watched:
     return watched
 
 
-@pytest.mark.unwatched
 @pytest.mark.chance
 @every
 def test_nobody_waits_longer_than_the_bound(name):
