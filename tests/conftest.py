@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import ssl
+import sys
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -15,6 +17,11 @@ import pytest
 from hypothesis import settings
 
 CORE = Path(__file__).parent / "core"
+# Other tests that reach branches of core/: what programs see of slots, stops and sources.
+WATCHED = {
+    CORE.with_name("api") / f"test_{name}.py"
+    for name in ("content_stops", "reply_text", "slots", "sources_life")
+} | {CORE.with_name("lab") / "sim" / "test_broken_policies.py"}
 ALL_NATIVE = re.compile(r"^pytestmark = (\[[^]]*)?pytest\.mark\.native\b", re.MULTILINE)
 
 # A busy machine is no failure; a hang is found by pytest's own limit.
@@ -45,14 +52,29 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
-    Let only tests of core/ reach its branches, and of those not the long random histories.
+    Let few tests reach the branches of core/: its own, but for the longest histories.
 
     A test is three times as long while it is watched, and what is reached by chance is not
     reached by the next one.
     """
     for item in items:
-        if CORE not in item.path.parents:
-            item.add_marker("no_cover")
+        if CORE not in item.path.parents and item.path not in WATCHED:
+            item.add_marker("unwatched")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Keep tracers off tests that are not watched; `no_cover` of pytest-cov does not in workers."""
+    if item.get_closest_marker("unwatched") is None:
+        return (yield)
+    tracers = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracers[0])
+        threading.settrace(tracers[1])
 
 
 def pytest_collection_finish() -> None:

@@ -281,4 +281,4 @@ class AnyHistory(RuleBasedStateMachine):
         assert self.encodes.n_kept_bytes <= 5 * N_BYTES
 
 
-TestAnyHistory = pytest.mark.no_cover(AnyHistory.TestCase)
+TestAnyHistory = AnyHistory.TestCase

@@ -31,7 +31,7 @@ from tests.core.cache_support import toks
 
 MAX_BYTES = 400
 MAX_ENTRIES = 6
-N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "15"))
+N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "6"))
 RANGE, STATE, EXACT, CHAIN = SnapshotKind
 
 namespaces = st.sampled_from(["a", "b"])
@@ -380,7 +380,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert len(tokens) == len(set(tokens))
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.chance
 @pytest.mark.parametrize("kind", SnapshotKind)
 def test_cache_agrees_with_a_list(kind):

@@ -161,7 +161,7 @@ def test_what_only_fails_together_is_done_alone():
     assert scheduler.stats().rebuilds <= 12
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.chance
 @pytest.mark.parametrize("seed", range(4))
 def test_no_history_of_failures_loses_a_token(seed):

@@ -462,3 +462,15 @@ def test_no_graph_of_a_prompt_has_a_single_token():
     plans, _ = run_until_idle(scheduler)
 
     assert [shape(p) for p in plans] == [[(0, 0, 31, False)], [(0, 31, 2, True)]]
+
+
+def test_a_scheduler_without_sources_has_no_reading_to_lose():
+    """
+    What runs goes on as if nothing had been.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(0, n_prompt=2, max_tokens=2), 0.0)
+
+    scheduler.lose_reading()
+
+    assert len(scheduler.schedule(0.0).works) == 1

@@ -480,7 +480,7 @@ SchedulerModel.TestCase.settings = settings(
     max_examples=int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "60")),
     stateful_step_count=40,
 )
-TestSchedulerModel = pytest.mark.no_cover(SchedulerModel.TestCase)
+TestSchedulerModel = SchedulerModel.TestCase
 
 
 class Dice:
@@ -552,7 +552,6 @@ def kind_of(move):
     return type(move).__name__
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("n", [16, pytest.param(96, marks=pytest.mark.nightly)])
 def test_long_histories_go_through_all_tiers(n):
     """

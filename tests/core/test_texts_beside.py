@@ -232,7 +232,7 @@ def random_request(rng, request_id: int):
     return texts.make_request(request_id, sizes, may_cut=may_cut, lot=lot)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.chance
 @pytest.mark.parametrize("seed", range(N_CASES))
 def test_random_histories_beside_sequences_keep_the_rules(seed):

@@ -304,7 +304,6 @@ def play(name: str, seed: int, n_requests: int = 40) -> Watched:
     return watched
 
 
-@pytest.mark.no_cover
 @pytest.mark.chance
 @every
 def test_nobody_waits_longer_than_the_bound(name):
