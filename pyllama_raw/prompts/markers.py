@@ -17,6 +17,9 @@ from pyllama_raw.errors import InvalidRequest
 Span = tuple[int, int]
 
 _MARKER_FORM = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+N_FIRST = (
+    4  # characters by which spellings are looked for: a file may have 200,000 of them
+)
 PIECE = 2**14  # characters: libllama takes quadratic time for many markers in a text
 
 
@@ -42,7 +45,8 @@ class Markers:
         # Other tags are markers if the template puts them together.
         self._spellings = self._certain.union(filter(_is_tag, special))
         self._lengths = sorted({len(text) for text in self._spellings}, reverse=True)
-        self._starts = re.compile(f"(?={_any_of(self._spellings)})")
+        firsts = {text[:N_FIRST] for text in self._spellings}
+        self._starts = re.compile(f"(?={_any_of(firsts)})")
 
     def parts(self, text: str, origins: str) -> Iterator[tuple[str, bool]]:
         """
