@@ -48,6 +48,7 @@ from pyllama_raw.options.constraints import (
     refused,
     with_ascii_classes,
 )
+from pyllama_raw.options.machine import has_own_path, interpreter
 from pyllama_raw.options.sampling import MAX_PATTERN
 
 MAX_CACHE_BYTES = 2**26  # of compiled constraints: some take a tenth of a second
@@ -73,8 +74,8 @@ LOOK_S = 0.05  # between two looks whether the caller is still there
 # The package is entered by its path: its __init__ would import all of the engine.
 _PROGRAM = """
 import json, sys, types
-path, folder = json.loads(sys.argv[1])
-sys.path[:] = path
+path, folder, keeps = json.loads(sys.argv[1])
+sys.path[:] = [*(sys.path if keeps else ()), *path]
 package = types.ModuleType("pyllama_raw")
 package.__path__ = [folder]
 sys.modules["pyllama_raw"] = package
@@ -431,6 +432,9 @@ class Trials:
                 answer = process.ask(constraint)
         except _Ended as error:
             raise BadSchema(kind, str(error), is_costly=True) from error
+        except OSError as error:
+            _log.warning("constraints are compiled without a trial: %s", error)
+            self._can_start = False
         finally:
             # It was ended by a limit, or the caller has left: another one is started next time.
             if answer is None and process is not None:
@@ -450,14 +454,10 @@ class Trials:
         return n_bytes
 
     def _started(self) -> _TrialProcess | None:
+        """Raises OSError: none can be started."""
         if not self._can_start:
             return None
-        try:
-            process = _TrialProcess(self._pieces, self._eog)
-        except OSError as error:
-            _log.warning("constraints are compiled without a trial: %s", error)
-            self._can_start = False
-            return None
+        process = _TrialProcess(self._pieces, self._eog)
         self._all.add(process)
         return process
 
@@ -468,16 +468,18 @@ class _Ended(Exception):
 
 class _TrialProcess:
     def __init__(self, pieces: Sequence[bytes], eog: Sequence[int]) -> None:
-        if getattr(sys, "frozen", False) or not sys.executable:
-            raise FileNotFoundError("there is no Python that could be started")
+        # A frozen application or one that embeds Python must not start itself. Another Python
+        # than ours has packages of its own, which site finds.
+        python, is_other = interpreter(), has_own_path()
         folder = str(Path(__file__).resolve().parents[1])
-        argument = json.dumps([[str(entry) for entry in sys.path], folder])
+        argument = json.dumps([[str(entry) for entry in sys.path], folder, is_other])
+        flags = ("-I",) if is_other else ("-I", "-S")
         # Isolated: no user's folder or environment variable adds modules. In a session
         # of its own, because an interrupt from the terminal is not for it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._popen = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, argument],
+                [python, *flags, "-c", _PROGRAM, argument],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -501,7 +503,7 @@ class _TrialProcess:
         try:
             # The vocabulary goes ahead of the first constraint.
             if self._setup is not None:
-                self._popen.stdin.write(json.dumps(self._setup) + "\n")
+                self._set_up(self._setup)
                 self._setup = None
             self._popen.stdin.write(json.dumps(constraint) + "\n")
             self._popen.stdin.flush()
@@ -517,6 +519,18 @@ class _TrialProcess:
             raise self._why()
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _set_up(self, setup: dict[str, Any]) -> None:
+        """Raises OSError: this Python is not the right one."""
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        with suppress(BrokenPipeError):
+            self._popen.stdin.write(json.dumps(setup) + "\n")
+            self._popen.stdin.flush()
+        # It says that it has all it needs, before anything of a stranger comes.
+        if not self._popen.stdout.readline():
+            code, needs = self._popen.wait(), "cffi, llguidance and this package"
+            raise OSError(f"{self._popen.args[0]} ended with {code}: it needs {needs}")
 
     def _why(self) -> _Ended:
         code = self._popen.wait()

@@ -164,6 +164,26 @@ def test_where_no_process_can_be_started_constraints_are_compiled(vocab, monkeyp
         checked_schema({"type": "no type, nor was it checked before"})
 
 
+def test_a_program_that_embeds_python_is_not_started(monkeypatch, tmp_path, caplog):
+    """
+    Its executable is no Python. One that is named by the variable may lack what is needed; then
+    constraints are compiled without a trial, too.
+    """
+    app, marks = tmp_path / "app", tmp_path / "marks"
+    app.write_text(f"#!/bin/sh\necho started >> {marks}\nexit 3\n")
+    app.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(app))
+    trials = Trials(module.BYTES, [256])
+
+    assert trials.n_bytes("regex", "a+") is not None  # by the Python of the library
+    assert not marks.exists()
+    monkeypatch.setenv("PYLLAMA_RAW_PYTHON", str(app))
+    other = Trials(module.BYTES, [256])
+    assert [other.n_bytes("regex", text) for text in ("a+", "b+")] == [None, None]
+    assert marks.read_text() == "started\n"
+    assert "ended with 3: it needs cffi, llguidance" in caplog.text
+
+
 def test_compiled_constraints_are_counted_by_their_bytes(vocab, monkeypatch):
     """
     The oldest give way, and what is larger than all of them is not kept.
