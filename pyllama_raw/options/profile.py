@@ -116,6 +116,8 @@ class Profile(Frozen):
             if not fields.keys() & {"path", "settings"}:
                 missing = "give a path, or settings, as `tune --out` writes them"
                 raise ConfigError(f"it has no options: {missing}")
+        except RecursionError:
+            raise ConfigError(f"profile {str(file)!r}: it nests too deeply") from None
         except (OSError, ValueError) as error:  # ConfigError is one
             raise ConfigError(f"profile {str(file)!r}: {error}") from error
         return loaded
