@@ -106,9 +106,8 @@ def _own_logs(
         if file is None or len(users) < 2:
             continue
         path, part = Path(file), re.sub(r"[^\w.-]", "-", name)
-        if (
-            not os.path.exists(path) or path.is_file()
-        ):  # a device takes the lines of all
+        is_there = os.path.exists(path)  # noqa: PTH110 - a text of any length
+        if not is_there or path.is_file():  # a device takes the lines of all
             logs[kind] = str(path.with_name(f"{path.stem}.{part}{path.suffix}"))
     return {"log": logs} if logs else {}
 
