@@ -18,6 +18,7 @@ What a few bytes can make grow is limited:
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
 import signal
@@ -41,6 +42,7 @@ from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
 from pyllama_raw.native.grammar import Kind, MaskTokenizer, Matcher
 from pyllama_raw.native.pointers import UINT32
+from pyllama_raw.native.trial_worker import MAX_STACK_BYTES
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.constraints import (
     OPTIONS,
@@ -281,6 +283,10 @@ def byte_trials() -> Trials:
     return Trials(BYTES, [256])
 
 
+# A fork would read answers that are for its parent.
+os.register_at_fork(after_in_child=byte_trials.cache_clear)
+
+
 def _compile(tokenizer: MaskTokenizer, kind: Kind, text: str) -> Matcher:
     """With its first mask, which shows mistakes that compiling does not."""
     matcher = Matcher.compile(tokenizer, kind, text)
@@ -408,7 +414,7 @@ class Trials:
             self._places.put(None)
         self._all: set[_TrialProcess] = set()
         self._can_start = True
-        weakref.finalize(self, _end_all, self._all)
+        weakref.finalize(self, _end_all, self._all, os.getpid())
 
     def n_bytes(self, kind: Kind, text: str, named: Collection[int] = ()) -> int | None:
         """
@@ -539,7 +545,7 @@ class _TrialProcess:
             text = f"it is not compiled within {MAX_CPU_S:g} s of CPU time"
         # Recursion has used up its stack.
         elif code in (-signal.SIGSEGV, -signal.SIGBUS):
-            text = "it nests too deeply"
+            text = f"it nests so deeply that {MAX_STACK_BYTES >> 20} MiB of stack are too few"
         else:
             text = f"it is not compiled within {MAX_BYTES >> 20} MiB"
         return _Ended(f"{text}: shorten it, or lower its numbers and repetitions")
@@ -550,6 +556,7 @@ class _TrialProcess:
             pass
 
 
-def _end_all(processes: set[_TrialProcess]) -> None:
-    while processes:
+def _end_all(processes: set[_TrialProcess], pid: int) -> None:
+    """Those of the process *pid* alone: a fork lets its parent's live."""
+    while processes and os.getpid() == pid:
         processes.pop().end()

@@ -309,8 +309,13 @@ TABLE: tuple[tuple[str, str], ...] = (
         f"it cannot be followed within the limits of one token: {SMALLER}",
     ),
     (
-        r"lark grammar too deeply nested.*|.*recursion limit.*",
-        "it nests too deeply: flatten it",
+        r".*lark grammar too deeply nested.*",
+        "it nests too deeply, at most 28 parentheses or 14 grammars in each other are read: "
+        "flatten it",
+    ),
+    (
+        r".*recursion limit.*",
+        "it nests too deeply, at most 126 levels are read: flatten it",
     ),
     (
         r"panic: .*|InternalError",
