@@ -117,7 +117,8 @@ class Profile(Frozen):
                 missing = "give a path, or settings, as `tune --out` writes them"
                 raise ConfigError(f"it has no options: {missing}")
         except RecursionError:
-            raise ConfigError(f"profile {str(file)!r}: it nests too deeply") from None
+            reason = "it nests too deeply, a profile has 3 levels"
+            raise ConfigError(f"profile {str(file)!r}: {reason}") from None
         except (OSError, ValueError) as error:  # ConfigError is one
             raise ConfigError(f"profile {str(file)!r}: {error}") from error
         return loaded

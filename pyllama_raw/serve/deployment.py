@@ -33,6 +33,7 @@ from pyllama_raw.serve.config import ListenConfig, ServeConfig
 
 OPTIONS = tuple(Settings.model_fields)  # parts of an EngineConfig
 LOGS = ("step_log", "request_log")
+MAX_DEPTH = 100  # of a file; its reader recurses
 
 
 class Deployment(ListenConfig):
@@ -117,6 +118,7 @@ def read(file: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(file).read_text("utf-8"))
     except RecursionError:
-        raise ConfigError(f"config {str(file)!r}: it nests too deeply") from None
+        reason = f"it nests too deeply, at most {MAX_DEPTH} levels are sure to be read"
+        raise ConfigError(f"config {str(file)!r}: {reason}: flatten it") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"config {str(file)!r}: {error}") from error
