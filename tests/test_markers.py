@@ -41,9 +41,9 @@ def test_spellings_may_be_long_and_many():
     long = f"<{'x' * 20_000}>"
     special = dict.fromkeys([long, *(f"<|{i}|>" for i in range(50_000))], True)
 
-    found = parts(f"<|7|>{long}", "t" * 5 + "m" * len(long), special)
+    pieces = parts(f"<|7|>{long}", "t" * 5 + "m" * len(long), special)
 
-    assert found == [("<|7|>" + long[:-1], True), (">", True)]
+    assert pieces == [("<|7|>" + long[:-1], True), (">", True)]
 
 
 def test_a_marker_of_one_character_is_no_marker_alone():

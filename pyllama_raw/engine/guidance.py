@@ -476,7 +476,7 @@ class _TrialProcess:
     def __init__(self, pieces: Sequence[bytes], eog: Sequence[int]) -> None:
         # A frozen application or one that embeds Python must not start itself. Another Python
         # than ours has packages of its own, which site finds.
-        python, is_other = interpreter(), has_own_path()
+        self._python, is_other = interpreter(), has_own_path()
         folder = str(Path(__file__).resolve().parents[1])
         argument = json.dumps([[str(entry) for entry in sys.path], folder, is_other])
         flags = ("-I",) if is_other else ("-I", "-S")
@@ -485,7 +485,7 @@ class _TrialProcess:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._popen = subprocess.Popen(  # noqa: S603 - our own program
-                [python, *flags, "-c", _PROGRAM, argument],
+                [self._python, *flags, "-c", _PROGRAM, argument],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -536,7 +536,7 @@ class _TrialProcess:
         # It says that it has all it needs, before anything of a stranger comes.
         if not self._popen.stdout.readline():
             code, needs = self._popen.wait(), "cffi, llguidance and this package"
-            raise OSError(f"{self._popen.args[0]} ended with {code}: it needs {needs}")
+            raise OSError(f"{self._python} ended with {code}: it needs {needs}")
 
     def _why(self) -> _Ended:
         code = self._popen.wait()

@@ -503,13 +503,13 @@ def variants(schema: Any, root: Schema) -> list[Schema]:
     What refers to itself in several ways has no end otherwise.
     """
     parts: list[Schema] = []
-    seen: set[int] = set()  # all live in *schema* or *root*
+    ids: set[int] = set()  # all live in *schema* or *root*
     waiting = [schema]
-    while waiting and len(seen) < MAX_VARIANTS:
+    while waiting and len(ids) < MAX_VARIANTS:
         part = waiting.pop()
-        if not isinstance(part, Mapping) or id(part) in seen:
+        if not isinstance(part, Mapping) or id(part) in ids:
             continue
-        seen.add(id(part))
+        ids.add(id(part))
         parts.append(part)
         inside = [part.get("$ref") and referred(str(part["$ref"]), root)]
         for key in ("anyOf", "oneOf", "allOf"):

@@ -185,9 +185,9 @@ _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 0
 assert pids() == ours
 """
-    done = run_python(code)
+    process = run_python(code)
 
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_a_program_that_embeds_python_is_not_started(monkeypatch, tmp_path, caplog):
