@@ -80,7 +80,7 @@ class _Parser:
     _used: dict[str, int] = field(default_factory=dict)  # first position
     _names: dict[str, str] = field(default_factory=dict)  # in Lark
     _lines: list[str] = field(default_factory=list)  # of groups and repetitions
-    _others: dict[int, str] = field(default_factory=dict)  # rules, by what they exclude
+    _exclusions: dict[int, str] = field(default_factory=dict)  # rules, by what they exclude
 
     def run(self, root: str) -> str:
         if wrong := _NO_TEXT.search(self._text):
@@ -217,15 +217,15 @@ class _Parser:
         if not negated:
             return one_token(token_id, negated, self._silent)
         # A vocabulary may have thousands of silent tokens, so they are written once for each.
-        if token_id not in self._others:
-            most = max(MAX_EXCLUDED // (len(self._silent) + 1), 1)
-            if len(self._others) == most:
-                reason = f"more than {most} different tokens behind !, of a model with"
+        if token_id not in self._exclusions:
+            limit = max(MAX_EXCLUDED // (len(self._silent) + 1), 1)
+            if len(self._exclusions) == limit:
+                reason = f"more than {limit} different tokens behind !, of a model with"
                 reason += f" {len(self._silent)} tokens that have no text"
                 raise BadGrammar(reason, position)
             text = one_token(token_id, negated, self._silent)
-            self._others[token_id] = self._extracted(text)
-        return self._others[token_id]
+            self._exclusions[token_id] = self._extracted(text)
+        return self._exclusions[token_id]
 
     def _count(self, n_items: int) -> None:
         self._n_items += n_items
