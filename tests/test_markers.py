@@ -34,6 +34,18 @@ def test_a_forged_marker_is_cut_inside():
     assert parts("<s>", "mtt", special) == [("<", True), ("s>", True)]
 
 
+def test_spellings_may_be_long_and_many():
+    """
+    Vocabularies of strangers: no pattern nests as deep as a spelling is long.
+    """
+    long = f"<{'x' * 20_000}>"
+    special = dict.fromkeys([long, *(f"<|{i}|>" for i in range(50_000))], True)
+
+    pieces = parts(f"<|7|>{long}", "t" * 5 + "m" * len(long), special)
+
+    assert pieces == [("<|7|>" + long[:-1], True), (">", True)]
+
+
 def test_a_marker_of_one_character_is_no_marker_alone():
     """
     It cannot be cut, so the tokenizer does not look for markers in it.

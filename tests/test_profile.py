@@ -95,3 +95,14 @@ def test_an_unknown_part_is_refused(name: str):
     """
     with pytest.raises(ConfigError, match=f"{name}={{}}: give a known option"):
         Profile().engine_config(**{name: {}})
+
+
+def test_a_file_that_nests_too_deeply_is_refused(tmp_path: Path):
+    """
+    As any other file that is no profile.
+    """
+    file = tmp_path / "p.json"
+    file.write_text("[" * 200_000)
+
+    with pytest.raises(ConfigError, match="nests too deeply"):
+        Profile.load(file)

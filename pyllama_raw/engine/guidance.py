@@ -18,6 +18,7 @@ What a few bytes can make grow is limited:
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
 import signal
@@ -41,6 +42,7 @@ from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
 from pyllama_raw.native.libllama import UINT32
 from pyllama_raw.native.sampler import Kind, MaskTokenizer, Matcher
+from pyllama_raw.native.trial_worker import MAX_STACK_BYTES
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.constraints import (
     OPTIONS,
@@ -48,6 +50,7 @@ from pyllama_raw.options.constraints import (
     refused,
     with_ascii_classes,
 )
+from pyllama_raw.options.machine import has_own_path, interpreter
 from pyllama_raw.options.sampling import MAX_PATTERN
 
 MAX_CACHE_BYTES = 2**26  # of compiled constraints: some take a tenth of a second
@@ -73,8 +76,8 @@ LOOK_S = 0.05  # between two looks whether the caller is still there
 # The package is entered by its path: its __init__ would import all of the engine.
 _PROGRAM = """
 import json, sys, types
-path, folder = json.loads(sys.argv[1])
-sys.path[:] = path
+path, folder, keeps = json.loads(sys.argv[1])
+sys.path[:] = [*(sys.path if keeps else ()), *path]
 package = types.ModuleType("pyllama_raw")
 package.__path__ = [folder]
 sys.modules["pyllama_raw"] = package
@@ -282,6 +285,10 @@ def byte_trials() -> Trials:
     return Trials(BYTES, [256])
 
 
+# A fork would read answers that are for its parent.
+os.register_at_fork(after_in_child=byte_trials.cache_clear)
+
+
 def _compile(tokenizer: MaskTokenizer, kind: Kind, text: str) -> Matcher:
     """With its first mask, which shows mistakes that compiling does not."""
     matcher = Matcher.compile(tokenizer, kind, text)
@@ -409,7 +416,7 @@ class Trials:
             self._places.put(None)
         self._all: set[_TrialProcess] = set()
         self._can_start = True
-        weakref.finalize(self, _end_all, self._all)
+        weakref.finalize(self, _end_all, self._all, os.getpid())
 
     def n_bytes(
         self, kind: Kind, text: str, textless: Collection[int] = ()
@@ -435,6 +442,9 @@ class Trials:
                 answer = process.ask(constraint)
         except _Ended as error:
             raise BadSchema(kind, str(error), is_costly=True) from error
+        except OSError as error:
+            _log.warning("constraints are compiled without a trial: %s", error)
+            self._can_start = False
         finally:
             # It was ended by a limit, or the caller has left: another one is started next time.
             if answer is None and process is not None:
@@ -454,14 +464,10 @@ class Trials:
         return n_bytes
 
     def _started(self) -> _TrialProcess | None:
+        """Raises OSError: none can be started."""
         if not self._can_start:
             return None
-        try:
-            process = _TrialProcess(self._pieces, self._eog)
-        except OSError as error:
-            _log.warning("constraints are compiled without a trial: %s", error)
-            self._can_start = False
-            return None
+        process = _TrialProcess(self._pieces, self._eog)
         self._all.add(process)
         return process
 
@@ -472,16 +478,18 @@ class _Ended(Exception):
 
 class _TrialProcess:
     def __init__(self, pieces: Sequence[bytes], eog: Sequence[int]) -> None:
-        if getattr(sys, "frozen", False) or not sys.executable:
-            raise FileNotFoundError("there is no Python that could be started")
+        # A frozen application or one that embeds Python must not start itself. Another Python
+        # than ours has packages of its own, which site finds.
+        self._python, is_other = interpreter(), has_own_path()
         folder = str(Path(__file__).resolve().parents[1])
-        argument = json.dumps([[str(entry) for entry in sys.path], folder])
+        argument = json.dumps([[str(entry) for entry in sys.path], folder, is_other])
+        flags = ("-I",) if is_other else ("-I", "-S")
         # Isolated: no user's folder or environment variable adds modules. In a session
         # of its own, because an interrupt from the terminal is not for it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._popen = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, argument],
+                [self._python, *flags, "-c", _PROGRAM, argument],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -505,7 +513,7 @@ class _TrialProcess:
         try:
             # The vocabulary goes ahead of the first constraint.
             if self._setup is not None:
-                self._popen.stdin.write(json.dumps(self._setup) + "\n")
+                self._set_up(self._setup)
                 self._setup = None
             self._popen.stdin.write(json.dumps(constraint) + "\n")
             self._popen.stdin.flush()
@@ -522,6 +530,18 @@ class _TrialProcess:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    def _set_up(self, setup: dict[str, Any]) -> None:
+        """Raises OSError: this Python is not the right one."""
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        with suppress(BrokenPipeError):
+            self._popen.stdin.write(json.dumps(setup) + "\n")
+            self._popen.stdin.flush()
+        # It says that it has all it needs, before anything of a stranger comes.
+        if not self._popen.stdout.readline():
+            code, needs = self._popen.wait(), "cffi, llguidance and this package"
+            raise OSError(f"{self._python} ended with {code}: it needs {needs}")
+
     def _why(self) -> _Ended:
         code = self._popen.wait()
         # The system ends it at its limit of CPU time.
@@ -529,7 +549,7 @@ class _TrialProcess:
             text = f"it is not compiled within {MAX_CPU_S:g} s of CPU time"
         # Recursion has used up its stack.
         elif code in (-signal.SIGSEGV, -signal.SIGBUS):
-            text = "it nests too deeply"
+            text = f"it nests so deeply that {MAX_STACK_BYTES >> 20} MiB of stack are too few"
         else:
             text = f"it is not compiled within {MAX_BYTES >> 20} MiB"
         return _Ended(f"{text}: shorten it, or lower its numbers and repetitions")
@@ -540,6 +560,7 @@ class _TrialProcess:
             pass
 
 
-def _end_all(processes: set[_TrialProcess]) -> None:
-    while processes:
+def _end_all(processes: set[_TrialProcess], pid: int) -> None:
+    """Those of the process *pid* alone: a fork lets its parent's live."""
+    while processes and os.getpid() == pid:
         processes.pop().end()

@@ -5,8 +5,9 @@ The system ends the process when a constraint computes for too long, and limits 
 Neither can be had inside of an engine: a library that gets no memory, or recurses too deeply,
 ends its process. The process also ends with the one that asks it, because its input then ends.
 
-Messages are lines of JSON. The first one has the vocabulary and the limits, each further one a
-constraint, whose answer has what is wrong with it and how many bytes it takes.
+Messages are lines of JSON. The first one has the vocabulary and the limits; an empty line answers
+that all is there. Each further one is a constraint, whose answer has what is wrong with it and how
+many bytes it takes.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def main() -> None:
         return llguidance.new_tokenizer(lib, texts, setup["eog"], None)
 
     mask = llguidance.declared().new("uint32_t[]", (len(pieces) + 31) // 32)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
     for line in sys.stdin:
         constraint = json.loads(line)
         # The timer ends the process: no library has to give up by itself.

@@ -317,8 +317,13 @@ TABLE: tuple[tuple[str, str], ...] = (
         f"it cannot be followed within the limits of one token: {SMALLER}",
     ),
     (
-        r"lark grammar too deeply nested.*|.*recursion limit.*",
-        "it nests too deeply: flatten it",
+        r".*lark grammar too deeply nested.*",
+        "it nests too deeply, at most 28 parentheses or 14 grammars in each other are read: "
+        "flatten it",
+    ),
+    (
+        r".*recursion limit.*",
+        "it nests too deeply, at most 126 levels are read: flatten it",
     ),
     (
         r"panic: .*|InternalError",
@@ -399,6 +404,7 @@ FindToken = Callable[[int | str], int | None]
 MAX_DEPTH = 100  # of parentheses and repetitions in each other
 MAX_ITEMS = 2**15  # of a text; and most repetitions of one
 MAX_WRITTEN = 2**14  # characters of one string or set: no other thread runs meanwhile
+MAX_EXCLUDED = 2**18  # tokens of all `!<...>`: each excludes the silent ones, too
 MAX_CHAR = 0x10FFFF
 SURROGATES = range(0xD800, 0xE000)
 # A character of GBNF; others than those that %s names stand for themselves.
@@ -455,6 +461,9 @@ class _Parser:
     _used: dict[str, int] = field(default_factory=dict)  # first position
     _names: dict[str, str] = field(default_factory=dict)  # in Lark
     _lines: list[str] = field(default_factory=list)  # of groups and repetitions
+    _exclusions: dict[int, str] = field(
+        default_factory=dict
+    )  # rules, by what they exclude
 
     def run(self, root: str) -> str:
         if wrong := _NO_TEXT.search(self._text):
@@ -588,7 +597,18 @@ class _Parser:
         token_id = self._find_token(token)
         if token_id is None:
             raise BadGrammar(f"{token!r} is no single token", position)
-        return one_token(token_id, negated, self._silent)
+        if not negated:
+            return one_token(token_id, negated, self._silent)
+        # A vocabulary may have thousands of silent tokens, so they are written once for each.
+        if token_id not in self._exclusions:
+            limit = max(MAX_EXCLUDED // (len(self._silent) + 1), 1)
+            if len(self._exclusions) == limit:
+                reason = f"more than {limit} different tokens behind !, of a model with"
+                reason += f" {len(self._silent)} tokens that have no text"
+                raise BadGrammar(reason, position)
+            text = one_token(token_id, negated, self._silent)
+            self._exclusions[token_id] = self._extracted(text)
+        return self._exclusions[token_id]
 
     def _count(self, n_items: int) -> None:
         self._n_items += n_items

@@ -185,7 +185,7 @@ class Frozen(Described):
                 if isinstance(value, Iterable) and not isinstance(value, COLLECTIONS):
                     raise wrong(name, shown(value), "a plain value or a list")
                 if isinstance(value, int) and int.bit_length(value) > 64:
-                    raise wrong(name, shown(value), "a smaller number")
+                    raise wrong(name, shown(value), "a number of at most 64 bits")
         return values
 
     @model_validator(mode="after")

@@ -183,6 +183,9 @@ class Profile(Frozen):
             if not fields.keys() & {"path", "settings"}:
                 missing = "give a path, or settings, as `tune --out` writes them"
                 raise ConfigError(f"it has no options: {missing}")
+        except RecursionError:
+            reason = "it nests too deeply, a profile has 3 levels"
+            raise ConfigError(f"profile {str(file)!r}: {reason}") from None
         except (OSError, ValueError) as error:  # ConfigError is one
             raise ConfigError(f"profile {str(file)!r}: {error}") from error
         return loaded

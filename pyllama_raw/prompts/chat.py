@@ -37,6 +37,8 @@ from pyllama_raw.prompts.rendering.processes import (
 Span = tuple[int, int]
 
 _MARKER_FORM = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+# Characters by which spellings are looked for: a file may have 200,000 of them.
+N_FIRST = 4
 PIECE = 2**14  # characters: libllama takes quadratic time for many markers in a text
 
 
@@ -62,7 +64,8 @@ class Markers:
         # Other tags are markers if the template puts them together.
         self._spellings = self._certain.union(filter(_is_tag, special))
         self._lengths = sorted({len(text) for text in self._spellings}, reverse=True)
-        self._starts = re.compile(f"(?={_any_of(self._spellings)})")
+        firsts = {text[:N_FIRST] for text in self._spellings}
+        self._starts = re.compile(f"(?={_any_of(firsts)})")
 
     def parts(self, text: str, origins: str) -> Iterator[tuple[str, bool]]:
         """

@@ -439,6 +439,7 @@ def _inside(place: str, name: str, key: Any) -> str:
 
 Schema = Mapping[str, Any]
 
+MAX_VARIANTS = 1000  # of one schema; each argument of a call looks at all of them
 NAMES = {
     str: "string",
     bool: "boolean",
@@ -477,10 +478,9 @@ def types_of(schema: Schema, root: Schema) -> frozenset[str]:
     """The types that *schema* allows; none if it does not say."""
     types: set[str] = set()
     for part in variants(schema, root):
-        declaration = part.get("type", ())
-        types.update(
-            [declaration] if isinstance(declaration, str) else map(str, declaration)
-        )
+        declaration = part.get("type")
+        kinds = declaration if isinstance(declaration, list | tuple) else [declaration]
+        types.update(kind for kind in kinds if isinstance(kind, str))
         if "type" not in part:
             types.update(map(name_of, values_of(part)))
             types.update({"object"} if "properties" in part else set())
@@ -490,20 +490,32 @@ def types_of(schema: Schema, root: Schema) -> frozenset[str]:
 
 def values_of(schema: Schema) -> Sequence[Any]:
     """The values that *schema* names one by one; none if it names none."""
-    return schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    values = schema.get("enum")
+    if values and isinstance(values, list | tuple):  # a tool that is not strict may err
+        return values
+    return [schema["const"]] if "const" in schema else []
 
 
-def variants(schema: Any, root: Schema, depth: int = 8) -> list[Schema]:
-    """*schema* and all that it refers to or is composed of."""
-    if not isinstance(schema, Mapping) or not depth:
-        return []
-    parts = [schema.get("$ref") and referred(str(schema["$ref"]), root)]
-    for key in ("anyOf", "oneOf", "allOf"):
-        parts += schema[key] if isinstance(schema.get(key), list) else []
-    return [
-        schema,
-        *(variant for part in parts for variant in variants(part, root, depth - 1)),
-    ]
+def variants(schema: Any, root: Schema) -> list[Schema]:
+    """
+    *schema* and all that it refers to or is composed of, each once.
+
+    What refers to itself in several ways has no end otherwise.
+    """
+    parts: list[Schema] = []
+    ids: set[int] = set()  # all live in *schema* or *root*
+    waiting = [schema]
+    while waiting and len(ids) < MAX_VARIANTS:
+        part = waiting.pop()
+        if not isinstance(part, Mapping) or id(part) in ids:
+            continue
+        ids.add(id(part))
+        parts.append(part)
+        inside = [part.get("$ref") and referred(str(part["$ref"]), root)]
+        for key in ("anyOf", "oneOf", "allOf"):
+            inside += part[key] if isinstance(part.get(key), list) else []
+        waiting += reversed(inside)
+    return parts
 
 
 def referred(reference: str, root: Schema) -> Any:

@@ -221,7 +221,7 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class LoraScale(BaseModel):

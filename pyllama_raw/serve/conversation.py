@@ -17,6 +17,7 @@ Rules:
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from datetime import datetime
 from itertools import takewhile
 from typing import Annotated, Any, ClassVar, NamedTuple, Required, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from pyllama_raw import PyllamaError
@@ -43,6 +44,7 @@ NAMES = {  # of fields that all chats have, by what the engine calls them
     "template_kwargs": "chat_template_kwargs",
 }
 CHOICES = ("auto", "none", "required")  # of tools, beside a function
+HISTORY = ("assistant", "tool", "function")  # roles of what the user does not say
 MAX_MARKS = 4
 MAX_NAME = 80  # characters of what a stand-in names
 NAMED_BY = ("tool_name", "name", "title", "filename", "query", "url")  # of blocks
@@ -74,6 +76,34 @@ class ChatMessage(TypedDict, total=False):
 
     role: Required[str]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None
+
+
+def _readable(message: Any) -> Any:
+    """
+    *message* with the content of history as text, where it is no text and has no parts.
+
+    Agents send results of tools as the tools give them, and again with each request.
+    """
+    if not isinstance(message, dict) or message.get("role") not in HISTORY:
+        return message
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    if isinstance(content, list) and all(map(_is_part, content)):
+        parts = [part | {"text": ""} if _lacks_text(part) else part for part in content]
+        return {**message, "content": parts}
+    return {**message, "content": json.dumps(content, ensure_ascii=False)}
+
+
+def _is_part(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("type"), str)
+
+
+def _lacks_text(part: Mapping[str, Any]) -> bool:
+    return part["type"] == "text" and not isinstance(part.get("text"), str)
+
+
+SentMessage = Annotated[ChatMessage, BeforeValidator(_readable)]
 
 
 class ConversationBody(TextBody):
@@ -144,7 +174,13 @@ class ChatTurns:
         self._grow(self._open(origin), "content", text)
 
     def call(self, call_id: Any, name: Any, arguments: Any, origin: str) -> None:
-        """The assistant calls a tool."""
+        """The assistant calls a tool; a short text stands for a call of no tool."""
+        if not isinstance(name, str) or not name:
+            self.write(self.stand_in("call", {}), origin)
+            return
+        if not (arguments is None or isinstance(arguments, str | Mapping)):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        call_id = call_id if isinstance(call_id, str) else None
         call = tool_call(call_id, name, arguments)
         self._open(origin).setdefault("tool_calls", []).append(call)
 
@@ -237,8 +273,10 @@ def chat_request(
         content = message.get("content")
         is_new = i >= n_old and message["role"] == "user"
         for j, part in enumerate(content if isinstance(content, list) else ()):
+            place = chat.places.get((i, j), f"messages[{i}].content[{j}]")
+            if _lacks_text(part):
+                raise refused(f"{place}.text", "give text")
             if part["type"] != "text":
-                place = chat.places.get((i, j), f"messages[{i}].content[{j}]")
                 chat.media.append(ChatMedium(part, place, is_new))
 
     streams, origins = bool(body.stream), chat.origins
@@ -372,6 +410,10 @@ def tool_options(
         choice = allowed.get("mode", "auto")
         if not tools:
             raise refused("tool_choice", "none of tools is allowed")
+    # Some dialects have a word as an object, and one of their own for "required".
+    if isinstance(choice, Mapping) and choice.get("type") in (*CHOICES, "any"):
+        choice = choice["type"]
+    choice = "required" if choice == "any" else choice
     # A word, or the name of the function that must be called. The engine has one word for both.
     if choice is None or choice in CHOICES:
         word = str(choice or "auto")

@@ -16,6 +16,7 @@ A file says the same in TOML, in the names of the options:
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -25,13 +26,14 @@ from typing import Any, Self
 from pydantic import Field
 
 from pyllama_raw import EngineConfig
-from pyllama_raw.errors import ConfigError
-from pyllama_raw.options.frozen import Frozen
+from pyllama_raw.errors import ConfigError, shown
+from pyllama_raw.options.frozen import Frozen, places, suggestion
 from pyllama_raw.options.profile import Settings
 from pyllama_raw.serve.config import ListenConfig, ServeConfig
 
 OPTIONS = tuple(Settings.model_fields)  # parts of an EngineConfig
 LOGS = ("step_log", "request_log")
+MAX_DEPTH = 100  # of a file; its reader recurses
 
 
 class AdapterEntry(Frozen):
@@ -71,11 +73,12 @@ class Deployment(ListenConfig):
         shared = Settings(**{n: fields.pop(n) for n in OPTIONS if n in fields})
         entries = fields.pop("models", None) or {"default": {}}
         models, settings, adapters = {}, {}, {}
-        for name, fields_of_model in entries.items():
-            entry = dict(fields_of_model)
+        for name, fields_of_model in _table("models", entries).items():
+            entry = dict(_table(f"models.{name}", fields_of_model))
             models[name] = entry.pop("path", None)
             if files := entry.pop("adapters", ()):
                 adapters[name] = files
+            _check_parts(name, entry)
             settings[name] = shared.updated(entry).updated(flags or {})
         configs = {
             name: model_settings.updated(
@@ -84,6 +87,25 @@ class Deployment(ListenConfig):
             for name, model_settings in settings.items()
         }
         return cls(**fields, models=models, configs=configs, adapters=adapters)
+
+
+def _table(name: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        example = "such as [models.assistant] with a path"
+        raise ConfigError(f"{name}={shown(value)}: give a table, {example}")
+    return value
+
+
+def _check_parts(name: str, entry: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the *entry* of a model has more than a path and parts of options."""
+    for part, fields in entry.items():
+        if part not in OPTIONS:
+            allowed = f"path, or a table of options: {', '.join(OPTIONS)}"
+            hint = suggestion(part, places(EngineConfig)).replace(
+                "did you mean ", f"did you mean models.{name}."
+            )
+            raise ConfigError(f"models.{name}.{part}: give {allowed}{hint}")
+        _table(f"models.{name}.{part}", fields)
 
 
 def _own_logs(
@@ -104,7 +126,8 @@ def _own_logs(
         if file is None or len(users) < 2:
             continue
         path, part = Path(file), re.sub(r"[^\w.-]", "-", name)
-        if path.is_file() or not path.exists():  # a device takes the lines of all
+        is_there = os.path.exists(path)  # noqa: PTH110 - a text of any length
+        if not is_there or path.is_file():  # a device takes the lines of all
             logs[kind] = str(path.with_name(f"{path.stem}.{part}{path.suffix}"))
     return {"log": logs} if logs else {}
 
@@ -113,5 +136,8 @@ def read(file: str | Path) -> dict[str, Any]:
     """The fields of a file. Raises ConfigError if it cannot be read or is no TOML."""
     try:
         return tomllib.loads(Path(file).read_text("utf-8"))
+    except RecursionError:
+        reason = f"it nests too deeply, at most {MAX_DEPTH} levels are sure to be read"
+        raise ConfigError(f"config {str(file)!r}: {reason}: flatten it") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"config {str(file)!r}: {error}") from error

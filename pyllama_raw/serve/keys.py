@@ -3,8 +3,8 @@ Keys of clients, and how much each may ask for in a minute.
 
 They come from a file or the environment, never from a command line, which others see.
 
-A line is a key, or the name of its owner and the key; `#` begins a comment. In the
-environment commas stand between them. The key of the owner `admin` opens all, and alone opens
+A line is a key, or the name of its owner and the key; `#` at its beginning or behind a blank begins
+a comment. In the environment commas stand between them. The key of the owner `admin` opens all, and alone opens
 what changes the service. That of the owner `monitor` sees what the requests of all do; other keys
 see their own only.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
@@ -27,6 +28,7 @@ from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure
 
 VARIABLE = "PYLLAMA_RAW_API_KEYS"
+COMMENT = re.compile(r"(?:^|\s)#")  # a key may have a # in it
 ADMIN, MONITOR = "admin", "monitor"  # owners whose keys have a right
 
 
@@ -105,7 +107,7 @@ class Keys:
         n_before = len(self._owners)
         for number, line in enumerate(lines, 1):
             # A key alone is named by its line.
-            words = line.partition("#")[0].split()
+            words = COMMENT.split(line)[0].split()
             if len(words) > 2:
                 raise ConfigError(f"line {number} of {where} is no key, nor NAME KEY")
             if words:

@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -82,8 +83,8 @@ class MessageBlock(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
     type: Required[str]
-    text: str
-    cache_control: dict[str, Any] | None
+    text: str | None
+    cache_control: Any
 
 
 BlockList = Annotated[list[MessageBlock], Field(fail_fast=True)]
@@ -95,7 +96,7 @@ class MessageTurn(TypedDict):
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
     role: Literal["user", "assistant", "system"]
-    content: str | BlockList
+    content: str | BlockList | None
 
 
 class MessageToolChoice(TypedDict, total=False):
@@ -125,6 +126,8 @@ class MessagesBody(ConversationBody):
     """Whether the template lets the model think: "disabled", or any other type."""
     output_config: dict[str, Any] | None = None
     """The form of the text, and the effort that the template is told."""
+    output_format: dict[str, Any] | None = None
+    """The form of the text, as clients of a beta name it."""
 
 
 # -- meaning -----------------------------------------------------------------------------
@@ -163,6 +166,8 @@ def _read(
             _write(chat, blocks, place)
         else:
             is_new = i >= n_old and message["role"] == "user"
+            if is_new and message["content"] is None:
+                raise refused(f"{place}.content", "give text or a list of blocks")
             _say(chat, message["role"], blocks, place, is_new=is_new)
         chat.mark(blocks)
     chat.join()
@@ -191,7 +196,7 @@ def _read(
     sampling: dict[str, Any] = {}
     if body.stop_sequences:
         sampling["stop"] = tuple(body.stop_sequences)
-    form = (body.output_config or {}).get("format")
+    form = (body.output_config or {}).get("format") or body.output_format
     if form is not None:
         schema = form.get("schema") if isinstance(form, dict) else None
         if not isinstance(schema, dict):
@@ -212,8 +217,10 @@ def _read(
     )
 
 
-def _listed(content: str | BlockList) -> BlockList:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+def _listed(content: str | BlockList | None) -> BlockList:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return content or []
 
 
 def _say(
@@ -232,8 +239,10 @@ def _say(
 
 def _result(chat: ChatTurns, block: Any, place: str) -> None:
     content = block.get("content") or ""
-    if not isinstance(content, str | list):
-        raise refused(f"{place}.content", "give text or a list of blocks")
+    if isinstance(content, dict):  # a block alone
+        content = [content]
+    elif not isinstance(content, str | list):
+        content = json.dumps(content)
     parts = list(_parts(_listed(content), f"{place}.content", chat))
     # Templates have no other way to say that a tool failed.
     if block.get("is_error"):

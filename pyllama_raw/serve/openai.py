@@ -37,9 +37,9 @@ from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.conversation import (
     NAMES,
     OF_MESSAGES,
-    ChatMessage,
     ChatTurns,
     ConversationBody,
+    SentMessage,
     chat_request,
     chat_variables,
     finish_chat,
@@ -90,7 +90,7 @@ def routes(app: FastAPI, service: Service) -> None:
 class ChatBody(ConversationBody):
     """A chat that is to go on."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[SentMessage], Field(min_length=1, fail_fast=True)]
     """Messages; an answer that has begun may be the last one, and goes on."""
     max_completion_tokens: Limit | None = None
     """The newer name of max_tokens."""
@@ -381,7 +381,7 @@ class Chunks:
             "model": request.model.name,
         }
         options = body.stream_options
-        self._with_usage = options is not None and options.include_usage
+        self._with_usage = options is not None and bool(options.include_usage)
         self._before = b"data: %b" % to_json(self._head)[:-1] + b',"choices":[{"index":'
         self._after = b'}],"usage":null}\n\n' if self._with_usage else b"}]}\n\n"
 

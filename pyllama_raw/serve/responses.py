@@ -90,7 +90,7 @@ class InputItem(TypedDict, total=False):
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
-    type: str
+    type: str | None
     role: str
 
 
@@ -177,8 +177,12 @@ def _read(
     for tool in (*(body.tools or ()), *chat.tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind == "function":
-            strict = {"strict": True} if tool.get("strict") else {}
-            functions.append(function_tool(tool, tool.get("parameters"), **strict))
+            # Chats have its fields in an object, which some clients send here, too.
+            fields = (
+                tool["function"] if isinstance(tool.get("function"), dict) else tool
+            )
+            strict = {"strict": True} if fields.get("strict") else {}
+            functions.append(function_tool(fields, fields.get("parameters"), **strict))
         else:
             chat.stand_in(kind, tool)
     tools = tool_options(functions, body.tool_choice, body.parallel_tool_calls)
@@ -225,7 +229,7 @@ def _conversation_of(instructions: str | None, items: str | ItemList) -> ChatTur
     at_end = True
     new = set()
     for i in reversed(range(len(items))):
-        at_end = at_end and items[i].get("type", "message") in AT_END
+        at_end = at_end and (items[i].get("type") or "message") in AT_END
         at_end = at_end and items[i].get("role") != "assistant"
         if at_end and items[i].get("role") == "user":
             new.add(i)
@@ -243,7 +247,7 @@ def _conversation_of(instructions: str | None, items: str | ItemList) -> ChatTur
             if n_failed == len(items):
                 raise first from None
             # A short text stands for all else, said by the side that it is likely from.
-            kind, role = item.get("type", "message"), item.get("role")
+            kind, role = (item.get("type") or "message"), item.get("role")
             text = chat.stand_in(kind, item)
             if role == "assistant" or str(kind).endswith(("_call", "_tools")):
                 chat.write(text, place)
@@ -259,7 +263,7 @@ def _conversation_of(instructions: str | None, items: str | ItemList) -> ChatTur
 def _add(chat: ChatTurns, item: Any, place: str, *, is_new: bool) -> None:
     """One item; *is_new*: the user says it now. Raises Failure."""
     old = None if is_new else chat
-    match item.get("type", "message"):
+    match item.get("type") or "message":
         case "message":
             role, content = item.get("role"), item.get("content") or ""
             if not isinstance(role, str):

@@ -96,6 +96,8 @@ def routes(app: FastAPI, service: Service) -> None:
         for role, key in ROLES.items():
             token = metadata.get(f"tokenizer.ggml.{key}_token_id", "")
             ids = [int(token)] if token.isdecimal() else []
+            if not all(id_ < engine.info.vocab.n_tokens for id_ in ids):
+                ids = []  # some files have 4294967295 for none
             text = await engine.detokenize(ids, special=True)
             answer[f"{role}_token"] = text or None
         return JSON(answer)
@@ -114,6 +116,8 @@ async def _tokens(engine: AsyncEngine, body: TokenizeBody) -> list[int]:
     """Unless it is told, llama-server adds nothing to a text, and vLLM what begins prompts."""
     # A chat goes through the template, as one that is to be answered.
     if body.messages is not None:
+        if not body.messages:
+            raise refused("messages", "give at least one message")
         variables, asks = body.chat_template_kwargs, body.add_generation_prompt
         options: Any = {"template_kwargs": template_variables(variables, asks)}
         if body.tools:

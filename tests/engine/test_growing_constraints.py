@@ -15,6 +15,7 @@ from pyllama_raw.engine.rows import _error
 from pyllama_raw.engine.sampling import Grammars
 from pyllama_raw.errors import BadGrammar, BadSchema, ClosedError
 from pyllama_raw.native.model import Model
+from tests.native.support import run_python
 
 pytestmark = pytest.mark.native
 
@@ -164,6 +165,51 @@ def test_where_no_process_can_be_started_constraints_are_compiled(vocab, monkeyp
         checked_schema({"type": "no type, nor was it checked before"})
 
 
+def test_a_fork_has_processes_of_its_own():
+    """
+    Otherwise it would read answers that are for its parent, whose processes stay.
+    """
+    code = """
+import os
+from pyllama_raw.engine.guidance import byte_trials
+
+def pids():
+    byte_trials().n_bytes("regex", "a+")
+    return {process._popen.pid for process in byte_trials()._all}
+
+ours = pids()
+child = os.fork()
+if not child:
+    os._exit(len(ours & pids()))
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 0
+assert pids() == ours
+"""
+    process = run_python(code)
+
+    assert process.returncode == 0, process.stderr
+
+
+def test_a_program_that_embeds_python_is_not_started(monkeypatch, tmp_path, caplog):
+    """
+    Its executable is no Python. One that is named by the variable may lack what is needed; then
+    constraints are compiled without a trial, too.
+    """
+    app, marks = tmp_path / "app", tmp_path / "marks"
+    app.write_text(f"#!/bin/sh\necho started >> {marks}\nexit 3\n")
+    app.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(app))
+    trials = Trials(module.BYTES, [256])
+
+    assert trials.n_bytes("regex", "a+") is not None  # by the Python of the library
+    assert not marks.exists()
+    monkeypatch.setenv("PYLLAMA_RAW_PYTHON", str(app))
+    other = Trials(module.BYTES, [256])
+    assert [other.n_bytes("regex", text) for text in ("a+", "b+")] == [None, None]
+    assert marks.read_text() == "started\n"
+    assert "ended with 3: it needs cffi, llguidance" in caplog.text
+
+
 def test_compiled_constraints_are_counted_by_their_bytes(vocab, monkeypatch):
     """
     The oldest give way, and what is larger than all of them is not kept.
@@ -249,3 +295,25 @@ def test_a_constraint_that_cannot_be_followed_further_is_a_mistake_of_its_reques
 
     assert isinstance(error, BadSchema)
     assert error.name == "lark"
+
+
+DEEP = {
+    "at most 28 parentheses": (28, "lark", "start: ", "(", '"a"', ")"),
+    "or 14 grammars": (14, "lark", "start: ", "%lark {\nstart: ", '"a"', "\n}"),
+    "at most 126 levels": (126, "json_schema", "", '{"items":', "{}", "}"),
+}
+
+
+@pytest.mark.parametrize("limit", DEEP)
+def test_depths_that_a_refusal_names_are_those_that_are_read(limit):
+    """
+    One level more is refused with the limit, and with what to do.
+    """
+    n_most, kind, start, begin, inside, end = DEEP[limit]
+
+    def nested(n):
+        return start + begin * n + inside + end * n
+
+    assert module.byte_trials().n_bytes(kind, nested(n_most)) is not None
+    with pytest.raises(BadSchema, match=f"{limit}.*: flatten it"):
+        module.byte_trials().n_bytes(kind, nested(n_most + 1))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pyllama_raw.replies.parser import CallDelta, Content, Part, Reasoning, ReplyParser
+from pyllama_raw.replies.schemas import types_of, variants
 from pyllama_raw.replies.spec import ReplySpec, bundled
 from tests.replies.written import TOOLS, is_special, parsed
 
@@ -263,3 +264,29 @@ def test_a_tag_of_reasoning_in_prose_is_prose():
     Reasoning begins where an answer begins: a tag after text is text.
     """
     assert whole(HERMES, "the tag <think> is") == [Content("the tag <think> is")]
+
+
+def test_a_schema_that_refers_to_itself_in_many_ways_has_an_end():
+    """
+    Each part of a schema is looked at once, not by each of 40**4 ways to it.
+    """
+    refers = {"$ref": "#/$defs/n"}
+    root = {"$defs": {"n": {"anyOf": [refers] * 40 + [{"type": "integer"}]}}, **refers}
+
+    assert types_of(root, root) == {"integer"}
+    assert len(variants(root, root)) == 4
+
+
+@pytest.mark.parametrize("wrong", [{"type": 5}, {"type": [None, {}]}, {"enum": 5}])
+def test_a_schema_that_says_nothing_has_no_types(wrong):
+    """
+    A tool that is not strict may have any schema; its call is read.
+    """
+    schema = {"type": "object", "properties": {"a": wrong}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    text = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    parser = ReplyParser(bundled()["qwen3_coder"], tools=[tool], new_id=lambda: "1")
+
+    parts = [*parser.feed(text), *parser.finish()]
+
+    assert "".join(part.arguments for part in parts) == '{"a": 1}'

@@ -89,6 +89,20 @@ def test_another_root_can_be_named():
         check('start ::= "a"')
 
 
+def test_tokens_without_text_are_written_once_for_each_that_is_excluded():
+    """
+    What excludes a token excludes all that have no text: thousands in some vocabularies.
+    """
+    silent = range(1_000_000, 1_006_400)
+
+    text = to_lark("root ::= " + "!<[5]> " * 10_000, "root", int, silent)
+
+    assert len(text) < 150_000
+    names = "".join(f"!<[{i}]>" for i in range(100))
+    with pytest.raises(BadGrammar, match=r"more than 40 different .* 6400 tokens"):
+        to_lark(f"root ::= {names}", "root", int, silent)
+
+
 @given(st.text(alphabet='rot:=" \n()[]{}|*+?.<>!\\x0a19,-#^', max_size=60))
 @example("<[>")
 @example("<[12>")

@@ -38,3 +38,11 @@ def test_what_does_not_fit_a_base_is_refused():
 
     with pytest.raises(InvalidSampling, match="at most one of grammar, regex"):
         SamplingParams(regex="a").apply_to(base)
+
+
+def test_a_number_of_too_many_bits_is_told_how_many_there_may_be():
+    """
+    As any other mistake: the value, the limit and what to do.
+    """
+    with pytest.raises(InvalidSampling, match="give a number of at most 64 bits"):
+        SamplingParams(top_k=10**30)

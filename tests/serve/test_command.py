@@ -13,6 +13,7 @@ from pyllama_raw.cli.command import root_parser
 from pyllama_raw.cli.serve import deployment_of
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.profile import Profile
+from pyllama_raw.serve.deployment import Deployment, read
 from tests.serve.support import LIMIT_S
 from tests.tiny import tiny_model
 
@@ -107,6 +108,37 @@ def test_options_of_engines_are_those_of_the_other_commands(tmp_path):
     assert found.models == {"tuned": str(tmp_path / "tuned.gguf")}
     assert (config.context.n_ctx, config.context.n_batch) == (4096, 1024)
     assert config.fit_ctx == 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "models = 5",
+            "models=5: give a table, such as [models.assistant] with a path",
+        ),
+        ("models = [1]", "models=[1]: give a table"),
+        ("[models]\na = 5", "models.a=5: give a table"),
+        (
+            "[models.a]\nn_ctx = 5",
+            "models.a.n_ctx: give path, or a table of options: model, context, scheduler, "
+            "cache, embedding, media, log, engine; did you mean models.a.context.n_ctx?",
+        ),
+        ("[models.a]\ncontext = 5", "models.a.context=5: give a table"),
+        ("a = " + "[" * 5000, "it nests too deeply"),
+    ],
+)
+def test_a_mistake_in_a_file_has_its_place(text, message, tmp_path):
+    """
+    ConfigError, with what is allowed there.
+    """
+    file = tmp_path / "service.toml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError) as caught:
+        Deployment.of(read(file))
+
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import ServeConfig, make_app
-from pyllama_raw.serve.keys import ADMIN, VARIABLE, Bucket
+from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.keys import ADMIN, VARIABLE, Bucket, Keys
 from pyllama_raw.serve.service import retry_s
 from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting
@@ -141,6 +142,21 @@ async def test_a_file_without_a_key_is_refused(text, tmp_path):
     with pytest.raises(ConfigError, match="keys"):
         async with asking(api_keys_file=str(file)):
             pass
+
+
+async def test_a_key_may_have_the_sign_of_a_comment(tmp_path):
+    """
+    Only at the beginning of a line or behind a blank it begins one: no key is cut to a part.
+    """
+    file = tmp_path / "keys"
+    file.write_text("# clients\nbob part#whole # of Bob\n")
+    config = ServeConfig(api_keys_file=str(file))
+
+    keys = Keys(config)
+
+    assert keys.check({"x-api-key": "part#whole"}, None).name == "bob"
+    with pytest.raises(Failure):
+        keys.check({"x-api-key": "part"}, None)
 
 
 async def test_keys_do_not_share_a_cache(keys_file):

@@ -223,6 +223,84 @@ async def test_a_refusal_and_an_absent_input_are_understood(path, body):
     assert refused == []
 
 
+def turns(*history: dict[str, Any]) -> list[dict[str, Any]]:
+    return [USER, *history, USER]
+
+
+def assistant(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+FLAT_CALL = {"type": "function_call", "call_id": "1", "name": None, "arguments": [1]}
+NESTED_TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+TEXTLESS = {"type": "text", "text": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *(
+            ("/v1/chat/completions", {"messages": turns(message)})
+            for message in (
+                {"role": "tool", "content": {"ok": True}},
+                {"role": "tool", "content": [{"rows": 1}, "two"]},
+                {"role": "tool", "content": 5},
+                assistant([TEXTLESS]),
+            )
+        ),
+        *(
+            ("/v1/messages", {"messages": turns(assistant(content), *results)})
+            for content, *results in (
+                (None,),
+                ([TEXTLESS],),
+                ([{"type": "text", "text": "a", "cache_control": "ephemeral"}],),
+                ([{"type": "tool_use", "id": 5, "name": None, "input": {}}],),
+                ([{"type": "tool_use", "id": "1", "name": "f", "input": [1]}],),
+                (
+                    "a",
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "content": {"type": "text", "text": "a"}},
+                            {"type": "tool_result", "content": 5},
+                        ],
+                    },
+                ),
+            )
+        ),
+        ("/v1/responses", {"input": turns(FLAT_CALL, {"type": None, **USER})}),
+        ("/v1/responses", {"input": "a", "tools": [NESTED_TOOL]}),
+        *(
+            ("/v1/chat/completions", {"messages": [USER], "tools": [NESTED_TOOL], **fields})
+            for fields in (
+                {"tool_choice": {"type": "auto"}},
+                {"stream_options": {"include_usage": None}},
+            )
+        ),
+    ],
+)  # fmt: skip
+async def test_what_agents_write_loosely_is_understood(path, body):
+    """
+    Results of tools that are no text, calls and texts of nothing, and fields of neighbours.
+    """
+    length = "max_output_tokens" if "responses" in path else "max_tokens"
+
+    failures, _ = await statuses(path, [{**body, length: 2}])
+
+    assert failures == []
+
+
+async def test_a_new_text_without_a_text_has_its_place():
+    """
+    Not the error of the template, which has all messages in it.
+    """
+    body = {"messages": [USER, {"role": "user", "content": [TEXTLESS]}]}
+
+    (failure,), _ = await statuses("/v1/chat/completions", [body])
+
+    assert failure["error"]["message"] == "messages[1].content[0].text: give text"
+
+
 async def test_clients_of_functions_are_served():
     """
     As OpenAI's API had them before tools; a result that names none is told what to give.

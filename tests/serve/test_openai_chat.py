@@ -70,7 +70,7 @@ def said(content) -> dict[str, object]:
         ),
         (
             said({"role": "user", "content": [{"type": "text"}, PICTURE]}),
-            "messages[1].content[1]",
+            "messages[1].content[0].text",
         ),
         (
             said({"role": "user", "content": [{"type": "file"}]}),

@@ -106,15 +106,6 @@ async def test_a_response_that_was_cut_is_incomplete():
             "input[0].content[0]",
         ),
         ({"input": [{"content": "a"}]}, "input[0].role"),
-        (
-            {
-                "input": [
-                    {"role": "user", "content": "a"},
-                    {"type": "function_call", "call_id": "1", "arguments": "{}"},
-                ]
-            },
-            "input[1]",
-        ),
         ({"web_search_options": {}}, "web_search_options"),
     ],
 )

@@ -36,6 +36,7 @@ async def test_tokens_go_there_and_back(anyio_backend_name):
                     prompt = await post("/tokenize", prompt="a text")
                     text = await post("/detokenize", tokens=wanted)
                     nothing = await post("/tokenize")
+                    no_chat = await post("/tokenize", messages=[])
                     info = (await client.get("/tokenizer_info")).json()
 
     assert content == prompt
@@ -46,6 +47,7 @@ async def test_tokens_go_there_and_back(anyio_backend_name):
     assert content["max_model_len"] == engine.n_ctx_slot
     assert "a text" in text["content"]
     assert nothing["error"]["param"] == "content"
+    assert no_chat["error"]["message"] == "messages: give at least one message"
     assert info["eos_token"]
 
 
