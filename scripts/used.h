@@ -476,6 +476,7 @@ struct mtmd_helper_bitmap_wrapper {
 };
 ggml_abort_callback_t ggml_set_abort_callback(ggml_abort_callback_t callback);
 float ggml_fp16_to_fp32(ggml_fp16_t);
+const char * ggml_commit(void);
 int64_t ggml_nelements(const struct ggml_tensor * tensor);
 int64_t ggml_nrows(const struct ggml_tensor * tensor);
 size_t ggml_nbytes(const struct ggml_tensor * tensor);
@@ -524,6 +525,7 @@ size_t ggml_backend_reg_count(void);
 ggml_backend_reg_t ggml_backend_reg_by_name(const char * name);
 size_t ggml_backend_dev_count(void);
 ggml_backend_dev_t ggml_backend_dev_get(size_t index);
+ggml_backend_reg_t ggml_backend_load(const char * path);
 void ggml_backend_load_all(void);
 ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type(void);
 const char * llama_ftype_name(enum llama_ftype ftype);
