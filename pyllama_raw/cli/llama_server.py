@@ -79,11 +79,11 @@ def _served(parsed: Arguments) -> int:
 
 def _tell_system(*, is_verbose: bool) -> None:
     """Write what libllama says of itself, which some wait for, as they end the process then."""
-    from pyllama_raw.native import libllama, log
+    from pyllama_raw.native import libllama
 
     information = libllama.system_info()
     if is_verbose:
-        for line in log.drain():
+        for line in libllama.drain():
             sys.stderr.write(f"{line.text}\n")
     n_cpus = os.cpu_count() or 1
     text = f"system_info: n_threads = {n_cpus} / {n_cpus} | {information}"
