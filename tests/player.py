@@ -113,7 +113,7 @@ class Player:
         self.parts = parts
         # What is kept must not depend on how busy the machine was when copies were measured, or
         # is when they are made.
-        parts.scheduler._memory.captures.__init__(None, PrefillSpeed(), 0.0)
+        parts.scheduler._memory.captures.__init__(None, PrefillSpeed(), 1e9)
         self._driver = Driver(parts.scheduler, self, lambda: 0.0, self._take)
         self._routers = routers
         self._scores: dict[int, tuple[Work, Scores]] = {}  # by id of the work
