@@ -58,6 +58,8 @@ def _check_cpu() -> None:
     Refuse a library that this CPU cannot run, which would end the process, or that is built
     for another level of CPUs than PYLLAMA_RAW_CPU names. Raises LibraryNotBuilt.
     """
+    if not _has_extension(LIBRARIES.parents[1]):  # that it is absent is said below
+        return
     path = LIBRARIES / LEVEL_FILE
     level = path.read_text().strip() if path.is_file() else NATIVE
     if level == ANY:  # PYLLAMA_RAW_CPU names one of its variants
