@@ -297,10 +297,10 @@ int speed(size_t n_bytes) {
                 const double time = fastest([&] {
                     const Packed packed(level, values, n_values);
                     const woven::Multiplying scope(level);
-                    for (int first = 0; first < n_columns; first += 64) {
+                    for (int first = 0; first < n_columns; first += woven::kMostColumns) {
                         for (int g = 0; g < n_groups; ++g) {
                             level.tiles[index](bytes.data() + g * group, packed.columns, first,
-                                                 std::min(first + 64, n_columns), &out[16 * g], n_rows, 16);
+                                                 std::min(first + woven::kMostColumns, n_columns), &out[16 * g], n_rows, 16);
                         }
                     }
                 });

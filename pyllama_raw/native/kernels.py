@@ -45,7 +45,7 @@ def table() -> tuple[Kernel, ...]:
         if accelerators and not row.is_usable:  # see has_only_cpus() of table.h
             why_not = f"a device that is no CPU is there ({', '.join(accelerators)})"
         elif not row.is_usable:
-            why_not = "the CPU lacks these"
+            why_not = "this CPU is another one"
         # The row is one struct, which C fills anew each time.
         is_usable, is_woven = bool(row.is_usable), bool(row.is_woven)
         rows.append(Kernel(computes, needs, is_usable, is_woven, why_not))

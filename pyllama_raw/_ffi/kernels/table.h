@@ -17,6 +17,7 @@ namespace kernels {
 
 constexpr const char * kAvx512 = "AVX-512 F, BW, DQ, VL and VNNI";
 constexpr const char * kAvx2   = "AVX2, FMA and F16C";
+constexpr const char * kNoMore = "AVX2, FMA and F16C at most";
 
 enum Index {
     ATTENTION_AVX512, ATTENTION_AVX2, COLUMNS, F32, F16, GELU, NORM, HALVES,
@@ -33,8 +34,8 @@ constexpr Row kTable[WOVEN] = {  // of one kind the first usable row computes
     {"attention", kAvx512, has_avx512},
     {"attention", kAvx2, has_avx2},
     {"columns", "x86-64", ColumnProduct::is_usable},  // only if deterministic
-    {"f32", kAvx2, multiplies_floats},  // these five only where vectors are made of texts
-    {"f16", kAvx2, multiplies_floats},
+    {"f32", kNoMore, multiplies_floats},  // these five only where vectors are made of texts
+    {"f16", kNoMore, multiplies_floats},
     {"gelu", kAvx2, has_avx2},
     {"norm", kAvx2, has_avx2},
     {"halves", kAvx2, has_avx2},
@@ -47,7 +48,7 @@ inline Row row(int index) {
     }
     const woven::Level * level = woven::level();
     return {ggml_type_name(woven::kKinds[index - WOVEN].type),
-            level != nullptr ? level->needs : "AVX2, without AMX", WovenProduct::is_usable};
+            level != nullptr ? level->needs : "AVX2", WovenProduct::is_usable};
 }
 
 // No other device knows a custom operation.

@@ -9,7 +9,7 @@
 // sign. Where each half of a block has an integer scale, numbers are multiplied by it; what then
 // takes more than a byte becomes two: number * scale = 128 * high + low.
 
-constexpr int kAmxColumns = 16, kAmxMost = 64, kAmxBlocks = 8;
+constexpr int kAmxColumns = 16, kAmxBlocks = 8;
 
 // The shapes of a thread's tiles are state of the CPU. Others may want them otherwise, as libllama
 // does, which sets them once a thread. So they are put back.
@@ -143,7 +143,7 @@ PLR_AMX inline void amx_add(const AmxWeights<W> & weights, int n_blocks, const c
     }
 }
 
-// As tiles(), of up to kAmxMost columns.
+// As tiles().
 template <class W>
 PLR_AMX PLR_CALLED void amx_tiles(const uint8_t * rows, const Columns & columns, int first, int last,
                                   float * out, size_t stride, int n_rows) {
@@ -153,15 +153,15 @@ PLR_AMX PLR_CALLED void amx_tiles(const uint8_t * rows, const Columns & columns,
         return;
     }
     AmxWeights<W> weights;
-    Floats        acc[kAmxMost];
-    const char *  at[kAmxMost];
+    Floats        acc[kMostColumns];
+    const char *  at[kMostColumns];
     size_t        apart = Columns::bytes(n_all);
     for (int c = 0; c < n; ++c) {
         acc[c] = Floats{}, at[c] = columns.at(first + c);
         // Columns of an expert are anywhere, and are copied.
         apart = c > 0 && size_t(at[c] - at[c - 1]) != Columns::bytes(n_all) ? 0 : apart;
     }
-    alignas(64) int8_t copies[kAmxMost][kAmxBlocks * kBlock];
+    alignas(64) int8_t copies[kMostColumns][kAmxBlocks * kBlock];
     const size_t       q_at = 3 * sizeof(float) * n_all;
     for (int block = 0; block < n_all; block += kAmxBlocks) {
         const int n_blocks = std::min(kAmxBlocks, n_all - block);

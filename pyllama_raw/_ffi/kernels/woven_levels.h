@@ -24,6 +24,7 @@
 namespace woven {
 
 constexpr int kBlock = 32, kRows = 16, kGroups = 8, kPlane = 4 * kRows;
+constexpr int kMostColumns = 64;  // of a call of tiles, which stay in the cache of a core
 constexpr int kBehind = 15;  // columns of memory that a tile may read behind the last one
 
 // Columns, quantised to 8 bits by blocks: value = d * q.
@@ -62,7 +63,7 @@ enum class Minimum { NONE, OF_BLOCK, OF_HALVES };
 template <class...>
 struct Types {};
 
-// out[c * stride + r] of some of 16 woven rows and columns first to last.
+// out[c * stride + r] of some of 16 woven rows and columns first to last, kMostColumns at most.
 using Tiles = void (*)(const uint8_t * rows, const Columns &, int first, int last, float * out,
                        size_t stride, int n_rows);
 
@@ -377,7 +378,7 @@ constexpr Level kLevels[] = {
 };
 
 // The last one that this CPU has. Plain C++ is slower than libllama.
-inline const Level * measured_level() {
+inline const Level * best_level() {
     const Level * best = nullptr;
     for (const Level & one : kLevels) {
         best = &one != kLevels && one.is_usable() ? &one : best;
@@ -387,14 +388,14 @@ inline const Level * measured_level() {
 
 // The one that contexts take that are made now; nullptr: none.
 inline std::atomic<const Level *> & level() {
-    static std::atomic<const Level *> value{measured_level()};
+    static std::atomic<const Level *> value{best_level()};
     return value;
 }
 
 // Choose one by its name, or "auto". False: there is none here.
 inline bool choose_level(const char * name) {
     if (std::strcmp(name, "auto") == 0) {
-        level() = measured_level();
+        level() = best_level();
         return true;
     }
     for (const Level & one : kLevels) {

@@ -126,7 +126,6 @@ class WovenProduct {
     static constexpr int kKinds = int(woven::kKinds.size());
 
   private:
-    static constexpr int     kColumnsOnce = 64;       // columns that stay in the cache of a core
     static constexpr int     kChunks      = 8;        // large ones that each thread finds
     static constexpr size_t  kAhead       = 4096;     // that a tile may look at behind the end
     static constexpr int64_t kMaxValues   = 1 << 18;  // of a row
@@ -284,16 +283,16 @@ class WovenProduct {
         const size_t        stride = node.nb[1] / sizeof(float);
         const int64_t       n_each = node.src[1]->ne[1];  // experts may share one
         const int32_t       end    = begins()[matrix + 1];
-        for (int32_t i = begins()[matrix]; i < end; i += kColumnsOnce) {
-            const int            n  = std::min(kColumnsOnce, end - i);
+        for (int32_t i = begins()[matrix]; i < end; i += woven::kMostColumns) {
+            const int            n  = std::min(woven::kMostColumns, end - i);
             const int32_t *      to = order(node) + i;
-            int32_t              from[kColumnsOnce];
+            int32_t              from[woven::kMostColumns];
             for (int c = 0; c < n; ++c) {
                 from[c] = int32_t(to[c] / node.ne[1] * n_each + to[c] % node.ne[1] % n_each);
             }
             const woven::Columns columns{packed_.data(), int(rows.ne[0] / woven::kBlock), from};
             for (int row = first; row < last; row += woven::kRows) {
-                alignas(64) float out[kColumnsOnce * woven::kRows];
+                alignas(64) float out[woven::kMostColumns * woven::kRows];
                 const int         n_rows = std::min(woven::kRows, last - row);
                 level_->tiles[kind](memory + row / woven::kRows * group_bytes(rows), columns, 0, n, out,
                            woven::kRows, n_rows);
