@@ -354,6 +354,7 @@ class Preparation:
         compiled = await self._run(
             self._kind(prompt, params, options),
             partial(self._compiled, prompt, params, options, namespace),
+            options.get("client"),
         )
         tokens, spans = compiled.prompt.tokens, compiled.prompt.spans
         params, form, _, ends, n_relaxed = compiled.reply
@@ -419,10 +420,12 @@ class Preparation:
             return "text"
         return kind
 
-    async def _run(self, kind: Kind | None, function: Callable[[], T]) -> T:
+    async def _run(
+        self, kind: Kind | None, function: Callable[[], T], client: str | None = None
+    ) -> T:
         """Run *function* in workers of this *kind*, or here."""
         if kind is not None:
-            return await self._workers.run(kind, function)
+            return await self._workers.run(kind, function, client)
         await checkpoint()
         return function()
 
@@ -553,13 +556,13 @@ class Preparation:
     async def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
         """The text of *token_ids*. Raises InvalidRequest, ClosedError."""
         detokenize = partial(self._encoder.detokenize, token_ids, special)
-        with reading_prompt(token_ids):
+        with reading("token_ids", token_ids, "a list of token ids"):
             return await self._workers.run("text", detokenize)
 
     async def pieces(self, token_ids: Sequence[int], special: bool) -> list[bytes]:
         """The bytes of each of *token_ids*. Raises InvalidRequest, ClosedError."""
         pieces = partial(self._encoder.pieces, token_ids, special)
-        with reading_prompt(token_ids):
+        with reading("token_ids", token_ids, "a list of token ids"):
             return await self._workers.run("text", pieces)
 
 
