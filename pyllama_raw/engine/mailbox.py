@@ -353,16 +353,33 @@ class ErrandQueue:
         self._posted.append((client, errand))
         self._bell.put(True)
 
-    def get(self) -> Errand | None:
-        """Wait for the next errand; None: the calling thread is to end."""
+    def work(self, busy: set[Thread]) -> None:
+        """Run errands, until end(); the calling thread is in *busy* meanwhile."""
         while self._bell.get():
-            errand = self._next()
-            if errand is None:  # end() has answered it
+            errand: Errand | None = None
+            # The lock is not held while an errand runs; end() may take any of them meanwhile.
+            with self._lock:
+                # What was posted, by clients.
+                with suppress(IndexError):
+                    while True:
+                        sender, newcomer = self._posted.popleft()
+                        self._waiting.setdefault(sender, deque()).append(newcomer)
+                while self._waiting and errand is None:
+                    client, errands = self._waiting.popitem(last=False)
+                    with suppress(IndexError):
+                        errand = errands.popleft()
+                    # This client had its turn.
+                    if errands:
+                        self._waiting[client] = errands
+            if errand is None:
                 continue
+            busy.add(current_thread())
             if self._refusal is None:
-                return errand
-            errand.refuse(self._refusal)
-        return None
+                errand()
+            else:
+                errand.refuse(self._refusal)
+            del errand  # its error or its prompt would stay until the next one
+            busy.discard(current_thread())
 
     def end(self, n_threads: int, refusal: BaseException) -> None:
         """Answer what waits by *refusal*, and end that many threads."""
@@ -378,22 +395,6 @@ class ErrandQueue:
         for _ in range(n_threads):
             self._bell.put(False)
 
-    def _next(self) -> Errand | None:
-        with self._lock:
-            with suppress(IndexError):
-                while True:
-                    client, errand = self._posted.popleft()
-                    self._waiting.setdefault(client, deque()).append(errand)
-            while self._waiting:
-                client, errands = self._waiting.popitem(last=False)
-                with suppress(IndexError):  # end() may have taken them
-                    errand = errands.popleft()
-                    # This client had its turn.
-                    if errands:
-                        self._waiting[client] = errands
-                    return errand
-        return None
-
 
 class Workers:
     """Runs functions; any event loop may ask. close() ends the threads."""
@@ -405,8 +406,8 @@ class Workers:
         self._queues: dict[Kind, ErrandQueue] = {k: ErrandQueue() for k in N_THREADS}
         self._threads = [
             Thread(
-                target=_work,
-                args=(self._queues[kind], self._busy),
+                target=self._queues[kind].work,
+                args=(self._busy,),
                 name=f"pyllama-{kind}",
                 daemon=True,
             )
@@ -492,11 +493,3 @@ async def arrival_of(answer: Future[Any]) -> None:
 
     answer.add_done_callback(come)
     await stream.wait()
-
-
-def _work(queue: ErrandQueue, busy: set[Thread]) -> None:
-    while (job := queue.get()) is not None:
-        busy.add(current_thread())
-        job()
-        del job  # its error or its prompt would stay until the next one
-        busy.discard(current_thread())

@@ -84,7 +84,16 @@ class Admission:
             QueueFull: too much waits at present.
             InvalidRequest: there are more outputs than an idle engine takes.
         """
-        self._check_number(requests)
+        # All are outputs of one prompt, so the first one tells how many could ever wait.
+        n_prompt = requests[0].n_prompt
+        n_fitting = self.max_waiting_tokens // n_prompt
+        n_most = self.n_slots + min(self.max_waiting, n_fitting)
+        if len(requests) > n_most:
+            allowed = (
+                f"at most {n_most} outputs of a prompt of {n_prompt} tokens, or raise "
+            )
+            allowed += "max_waiting or max_waiting_tokens"
+            raise InvalidRequest("n", len(requests), allowed)
         # The first ones find slots free, so nothing of them counts in tokens.
         n_free = max(self.n_slots - self.n_open, 0)
         counts = [0] * len(requests)
@@ -109,19 +118,6 @@ class Admission:
         self.seat(ticket)
         self.n_open -= ticket.is_open
         ticket.is_open = False
-
-    def _check_number(self, requests: Items[Request]) -> None:
-        # All are outputs of one prompt, so the first one tells how many could ever wait.
-        n_prompt = requests[0].n_prompt
-        n_fitting = self.max_waiting_tokens // n_prompt
-        n_most = self.n_slots + min(self.max_waiting, n_fitting)
-        if len(requests) > n_most:
-            raise InvalidRequest(
-                "n",
-                len(requests),
-                f"at most {n_most} outputs of a prompt of {n_prompt} tokens, or raise "
-                "max_waiting or max_waiting_tokens",
-            )
 
     def _check_room(self, n_requests: int, n_tokens: int) -> None:
         n_waiting = self.n_open + n_requests - self.n_slots
