@@ -118,6 +118,13 @@ class LineEnd:
 # -- the request -------------------------------------------------------------------------
 
 
+class PromptText(NamedTuple):
+    """A prompt as the model gets it."""
+
+    text: str
+    n_tokens: int  # with the rows of images and sounds
+
+
 @dataclass(frozen=True, slots=True)
 class TextRequest:
     """A request of a client, in the words of the engine."""
@@ -149,11 +156,15 @@ class TextRequest:
                 if not self.goes_on_without(error):
                     raise
 
-    async def texts(self) -> list[str]:
+    async def texts(self) -> list[PromptText]:
         """The prompts as the model gets them, with the names of control tokens."""
-        engine, options = self.model.engine, self.of_chat
-        tokens = [await engine.tokenize(prompt, **options) for prompt in self.prompts]
-        return [await engine.detokenize(prompt, special=True) for prompt in tokens]
+        engine, texts = self.model.engine, []
+        for prompt in self.prompts:
+            tokens = await engine.tokenize(prompt, **self.of_chat)
+            # Rows of images and sounds are negative, and no text.
+            text = await engine.detokenize([t for t in tokens if t >= 0], special=True)
+            texts.append(PromptText(text, len(tokens)))
+        return texts
 
     @property
     def of_chat(self) -> Any:

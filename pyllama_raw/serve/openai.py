@@ -65,7 +65,7 @@ def routes(app: FastAPI, service: Service) -> None:
         """Go on with a chat."""
         request = await read_chat(body, service)
         tells = body.verbose or service.config.tells_prompts
-        prompt = (await request.texts())[0] if tells else None
+        prompt = (await request.texts())[0].text if tells else None
         codec = ChatCodec(request, body, prompt, service.config)
         return TextAnswer(service, request, codec)
 
