@@ -152,23 +152,23 @@ async def test_clients_take_turns(workers):
     """
     What one sends does not wait for all that another one sent before; each one's comes in order.
     """
-    begun, go_on, done = threading.Event(), threading.Event(), []
+    start, go_on, order = threading.Event(), threading.Event(), []
 
     def work():
-        begun.set()
+        start.set()
         assert go_on.wait(HANG_S)
 
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as group:
             group.start_soon(workers.run, "adapters", work)
-            await workers.run("text", partial(begun.wait, HANG_S))
+            await workers.run("text", partial(start.wait, HANG_S))
             for client, name in [("a", "a1"), ("a", "a2"), ("a", "a3"), (None, "b1")]:
-                note = partial(done.append, name)
+                note = partial(order.append, name)
                 group.start_soon(workers.run, "adapters", note, client)
                 await anyio.lowlevel.checkpoint()
             go_on.set()
 
-    assert done == ["a1", "b1", "a2", "a3"]
+    assert order == ["a1", "b1", "a2", "a3"]
 
 
 async def test_closing_ends_the_threads_and_waits_for_no_work():
