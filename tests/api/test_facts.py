@@ -164,7 +164,7 @@ async def test_only_token_ids_are_detokenized(ids):
     What no token has as its id is refused.
     """
     async with fake_engine() as engine:
-        with pytest.raises(InvalidRequest, match="^token_ids"):
+        with pytest.raises(InvalidRequest, match=r"^token_ids"):
             await engine.detokenize(ids)
 
 
