@@ -356,22 +356,8 @@ class ErrandQueue:
     def work(self, busy: set[Thread]) -> None:
         """Run errands, until end(); the calling thread is in *busy* meanwhile."""
         while self._bell.get():
-            errand: Errand | None = None
-            # The lock is not held while an errand runs; end() may take any of them meanwhile.
-            with self._lock:
-                # What was posted, by clients.
-                with suppress(IndexError):
-                    while True:
-                        sender, newcomer = self._posted.popleft()
-                        self._waiting.setdefault(sender, deque()).append(newcomer)
-                while self._waiting and errand is None:
-                    client, errands = self._waiting.popitem(last=False)
-                    with suppress(IndexError):
-                        errand = errands.popleft()
-                    # This client had its turn.
-                    if errands:
-                        self._waiting[client] = errands
-            if errand is None:
+            errand = self._next()
+            if errand is None:  # end() has answered it
                 continue
             busy.add(current_thread())
             if self._refusal is None:
@@ -394,6 +380,23 @@ class ErrandQueue:
                     errands.popleft().refuse(refusal)
         for _ in range(n_threads):
             self._bell.put(False)
+
+    def _next(self) -> Errand | None:
+        with self._lock:
+            # What was posted, by clients; end() may take any of it meanwhile.
+            with suppress(IndexError):
+                while True:
+                    client, errand = self._posted.popleft()
+                    self._waiting.setdefault(client, deque()).append(errand)
+            while self._waiting:
+                client, errands = self._waiting.popitem(last=False)
+                with suppress(IndexError):
+                    errand = errands.popleft()
+                    # This client had its turn.
+                    if errands:
+                        self._waiting[client] = errands
+                    return errand
+        return None
 
 
 class Workers:

@@ -115,9 +115,9 @@ async def test_a_chat_makes_one_trip_to_a_worker(monkeypatch, options, kind):
     kinds = []
     run = Workers.run
 
-    async def noting(self, kind, function):
+    async def noting(self, kind, *call):
         kinds.append(kind)
-        return await run(self, kind, function)
+        return await run(self, kind, *call)
 
     monkeypatch.setattr(Workers, "run", noting)
     fields = {name: options[name] for name in ("stop", "regex") if name in options}
