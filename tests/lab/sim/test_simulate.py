@@ -13,18 +13,19 @@ from pyllama_raw.core.request import Request
 from pyllama_raw.engine.logs import StepLog
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError, Unsupported
+from pyllama_raw.lab.arrivals import Answer
 from pyllama_raw.lab.sim import (
     CostModel,
     Lengths,
     Machine,
+    SimExecutor,
+    VirtualClock,
     Workload,
     fit,
     simulate,
     table,
     until_next,
 )
-from pyllama_raw.lab.sim.run import SimExecutor, VirtualClock
-from pyllama_raw.lab.sim.workload import Answer
 
 BUSY = Workload(n_requests=300, rate=20, burstiness=0.25, seed=3)
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)
