@@ -79,14 +79,14 @@ def _check_cpu() -> None:
     build = "`pip install .` in the source tree builds it anew"
     try:
         check_runs(level)
-        chosen = level_of_environment() if os.environ.get(VARIABLE) else level
+        wish = level_of_environment() if os.environ.get(VARIABLE) else level
     except CpuLevelError as error:
         raise LibraryNotBuilt(
             f"the native library is built for {level}. {error}"
         ) from None
-    if chosen != level:
+    if wish != level:
         raise LibraryNotBuilt(
-            f"the native library is built for {level}, and {VARIABLE}={chosen} says "
+            f"the native library is built for {level}, and {VARIABLE}={wish} says "
             f"otherwise: {build}, or unset {VARIABLE}"
         )
 
@@ -162,8 +162,8 @@ def _has_extension(package: Path) -> bool:
 
 
 def _version_in(entry: str) -> str:
-    found = distributions(name="pyllama_raw", path=[entry])
-    return "".join(f"of version {one.version} " for one in found)
+    copies = distributions(name="pyllama_raw", path=[entry])
+    return "".join(f"of version {copy.version} " for copy in copies)
 
 
 # -- variants of the CPU code ------------------------------------------------------

@@ -168,7 +168,7 @@ async def test_a_service_that_hangs_has_a_limit():
         with pytest.raises(RunnerTimeout) as caught:
             await answer_of(runner)
 
-        assert (caught.value.what, len(stub_of(runner).requests)) == (what, n_tries)
+        assert (caught.value.phase, len(stub_of(runner).requests)) == (what, n_tries)
 
 
 async def test_health_has_a_short_limit_of_its_own():

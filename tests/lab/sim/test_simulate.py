@@ -354,7 +354,7 @@ def test_lengths_have_their_mean(text):
             "Workload.deadline_s=3: give an instance of Lengths",
         ),
         (lambda: Lengths("5"), "Lengths.mean='5': give a valid number"),
-        (lambda: Lengths(5, most=4), "Lengths.mean=5: give at most 4"),
+        (lambda: Lengths(5, limit=4), "Lengths.mean=5: give at most 4"),
         (lambda: Machine(n_slots="2"), "Machine.n_slots='2': give a valid integer"),
         (lambda: Machine(n_ctx_slot=1), "Machine.n_ctx_slot=1: give at least 4"),
         (lambda: Machine(policy=None), "Machine.policy=None: give a valid string"),
