@@ -122,7 +122,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """One event loop; tests of what depends on loops import both from tests.loops."""
+    """One event loop; tests of what depends on loops import both from tests.support.loops."""
     return "asyncio"
 
 

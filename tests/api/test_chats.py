@@ -8,7 +8,7 @@ from pyllama_raw import SamplingParams
 from pyllama_raw.engine.mailbox import Workers
 from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
 from pyllama_raw.testing import fake_engine
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from pyllama_raw import Audio, Engine, Image, PyllamaError, SamplingParams
 from tests.api.media_engines import GREEDY, config, opened, picture
 from tests.media.files import wav_file
 from tests.native.test_projector import ultravox_of
-from tests.tiny import tiny_projector
+from tests.support.tiny import tiny_projector
 
 def told(engine, prompt, params=GREEDY):
     try:

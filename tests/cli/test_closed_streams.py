@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw.options import models
-from tests.limits import LIMIT_S
-from tests.tiny import tiny_model
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import tiny_model
 
 OUT = "error: stdout is closed: nothing can be written to it\n"
 IN = "error: stdin is closed: nothing can be read from it\n"

@@ -28,7 +28,6 @@ from pyllama_raw.runners.errors import (
     ServerError,
     UnexpectedAnswer,
 )
-from tests.loops import anyio_backend  # noqa: F401
 from tests.runners.stub import (
     DONE,
     answer_of,
@@ -41,6 +40,7 @@ from tests.runners.stub import (
     stream,
     stub_of,
 )
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

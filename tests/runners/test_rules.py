@@ -34,7 +34,7 @@ from pyllama_raw.runners.guards import (
     retried,
     timed,
 )
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.loops import anyio_backend  # noqa: F401
 
 BUSY = ServerError(503, "busy")
 EXAMPLES = [

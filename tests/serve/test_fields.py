@@ -22,10 +22,10 @@ from pyllama_raw.serve.responses import ResponsesBody
 from pyllama_raw.serve.tokens import DetokenizeBody, TokenizeBody
 from pyllama_raw.serve.vectors import EmbeddingBody, RerankBody
 from scripts.field_table import PAGE, ROWS, written
-from tests.last_digits import assert_near
 from tests.serve.support import chatting
 from tests.serve.test_gate import CHAT, PATH, asking, client_of
-from tests.tiny import tiny_model
+from tests.support.last_digits import assert_near
+from tests.support.tiny import tiny_model
 
 MESSAGES = [{"role": "user", "content": "a"}]
 SDK = (

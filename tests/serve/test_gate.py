@@ -15,8 +15,8 @@ from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.keys import ADMIN, VARIABLE, Bucket, Keys
 from pyllama_raw.serve.service import retry_s
-from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.llamacpp import NativeCompletionBody
 from pyllama_raw.serve.openai import ChatBody, CompletionBody
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
-from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import chatting
 from tests.serve.test_gate import CHAT, PATH, asking, client_of
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

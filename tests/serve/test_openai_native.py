@@ -8,7 +8,6 @@ import pytest
 
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, MediaConfig
 from pyllama_raw.serve import make_app
-from tests.last_digits import assert_near
 from tests.media.files import image_file, wav_file
 from tests.serve.clients import (
     chat_chunks,
@@ -19,7 +18,8 @@ from tests.serve.clients import (
     whole_chat,
 )
 from tests.serve.test_gate import client_of
-from tests.tiny import tiny_model, tiny_projector
+from tests.support.last_digits import assert_near
+from tests.support.tiny import tiny_model, tiny_projector
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 

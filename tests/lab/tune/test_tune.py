@@ -10,7 +10,7 @@ from pyllama_raw.cli import main
 from pyllama_raw.lab import tune as tuning
 from pyllama_raw.lab.tune import Knob, Work, find_settings
 from pyllama_raw.options.machine import OtherLoad
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 
