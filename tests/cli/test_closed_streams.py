@@ -29,6 +29,14 @@ COMMANDS = {
 }
 
 
+def each_night(*names: str) -> list[object]:
+    """All commands, of which others than *names* are tried by night, since each is a process."""
+    night = pytest.mark.nightly
+    return [
+        name if name in names else pytest.param(name, marks=night) for name in COMMANDS
+    ]
+
+
 def python(close: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Python, started by a shell that closes streams."""
     shell = ["/bin/sh", "-c", f'exec "$@" {close}', "sh", sys.executable]
@@ -51,7 +59,7 @@ def ended(name: str, close: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", each_night("info", "bench", "help"))
 def test_without_stdout_a_command_says_so(name):
     """
     In one line and with status 1, before it does anything.
