@@ -64,6 +64,7 @@ from pyllama_raw.replies.parser import (
     Content,
     Part,
     Reasoning,
+    ToolCall,
     calls_of,
     text_of,
 )
@@ -154,7 +155,7 @@ class Choice:
         """All of it; an output that was left has taken *elapsed_s*."""
         if self._result is not None:
             return self._result
-        finished, parts = self.finished, self._text.parts
+        finished, (text, reasoning, calls) = self.finished, self._text.whole()
         if finished is None:
             # Its reader has left it: more of it may come yet.
             reason: FinishReason | None = FinishReason.CANCELLED
@@ -174,7 +175,7 @@ class Choice:
             self._text.n_reasoning,
         )
         result = Result(
-            text=text_of(parts, Content),
+            text=text,
             token_ids=tuple(self._tokens),
             finish_reason=reason,
             usage=usage,
@@ -185,8 +186,8 @@ class Choice:
             prompt_logprobs=self._prompt_logprobs,
             sampler=sampler,
             finish_detail=detail,
-            reasoning=text_of(parts, Reasoning),
-            tool_calls=calls_of(parts),
+            reasoning=reasoning,
+            tool_calls=calls,
         )
         if finished is not None:
             self._result = result
@@ -251,10 +252,12 @@ class OutputText:
             self.n_reasoning += self._n_silent
         self._n_silent = 0
 
-    @property
-    def parts(self) -> Sequence[Part]:
-        """All of it so far."""
-        return [Content("".join(self._texts))] if self._texts else self._parts
+    def whole(self) -> tuple[str, str, tuple[ToolCall, ...]]:
+        """The content, the reasoning and the calls of all so far."""
+        if self._reader is None:
+            return "".join(self._texts), "", ()
+        parts = self._parts
+        return text_of(parts, Content), text_of(parts, Reasoning), calls_of(parts)
 
     def take_shown(self) -> tuple[str, tuple[Part, ...]]:
         """The content and the parts that were not shown before, neighbours of a kind as one."""

@@ -228,10 +228,10 @@ class Tiers:
         return failed
 
     def give_up(self, moves: Iterable[Move]) -> None:
-        """Wait for no file of *moves*, which perhaps were not done."""
+        """Wait for no save and no file of *moves*, which perhaps were not done."""
         for move in moves:
             if isinstance(move, Save):
-                self._by_name[move.tier].give_up(move.save_id)
+                self._by_name[move.tier].end_save(move.save_id, None)
             elif isinstance(move, Fetch):
                 self._fetched.append(Fetched(move.fetch_id, None, 0.0))
 
@@ -446,11 +446,6 @@ class Tier:
         """A step is over, and with it all saves to host memory."""
         for save_id in () if self.is_on_disk else tuple(self._saves):
             self.end_save(save_id, saved.get(save_id))
-
-    def give_up(self, save_id: int) -> None:
-        """Wait for no file of a save; a save to host memory ends with its step."""
-        if self.is_on_disk:
-            self.end_save(save_id, None)
 
     def deletions(self) -> list[Move]:
         """Moves that delete the states that left the index since the last call."""
