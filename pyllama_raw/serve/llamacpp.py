@@ -25,7 +25,14 @@ from pyllama_raw import AsyncEngine, Delta, FinishReason, Result, SamplingParams
 from pyllama_raw.errors import PromptTooLong
 from pyllama_raw.results import LengthLimit, Operation, StopString, TokenLogprobs
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.answer import STREAMED, LineLimits, TextAnswer, TextRequest
+from pyllama_raw.serve.answer import (
+    STREAMED,
+    LineLimits,
+    TextAnswer,
+    TextRequest,
+    event,
+    timings,
+)
 from pyllama_raw.serve.body import (
     NO_LIMIT,
     SAMPLED,
@@ -37,7 +44,6 @@ from pyllama_raw.serve.body import (
     adapted,
     checked_params,
 )
-from pyllama_raw.serve.codec import event, timings
 from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.service import ServedModel, Service
 
