@@ -20,7 +20,7 @@ from benchmarks.peers.openers import PEERS
 from benchmarks.peers.ours import toml
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
 from pyllama_raw.serve.deployment import Deployment, read
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 ROOT = Path(__file__).parents[1]
 EMBEDDER = "a model of vectors"

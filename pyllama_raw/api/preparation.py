@@ -64,6 +64,7 @@ from pyllama_raw.replies.parser import (
     Content,
     Part,
     Reasoning,
+    ToolCall,
     calls_of,
     text_of,
 )
@@ -154,7 +155,7 @@ class Choice:
         """All of it; an output that was left has taken *elapsed_s*."""
         if self._result is not None:
             return self._result
-        finished, parts = self.finished, self._text.parts
+        finished, (text, reasoning, calls) = self.finished, self._text.whole()
         if finished is None:
             # Its reader has left it: more of it may come yet.
             reason: FinishReason | None = FinishReason.CANCELLED
@@ -174,7 +175,7 @@ class Choice:
             self._text.n_reasoning,
         )
         result = Result(
-            text=text_of(parts, Content),
+            text=text,
             token_ids=tuple(self._tokens),
             finish_reason=reason,
             usage=usage,
@@ -185,8 +186,8 @@ class Choice:
             prompt_logprobs=self._prompt_logprobs,
             sampler=sampler,
             finish_detail=detail,
-            reasoning=text_of(parts, Reasoning),
-            tool_calls=calls_of(parts),
+            reasoning=reasoning,
+            tool_calls=calls,
         )
         if finished is not None:
             self._result = result
@@ -194,7 +195,10 @@ class Choice:
 
 
 class OutputText:
-    """The text of one output, as parts. A parser makes them if the output needs one."""
+    """
+    The text of one output, which is all content, or parts that a parser makes if the output
+    needs one.
+    """
 
     def __init__(self, request: Request, pieces: Sequence[bytes]) -> None:
         self._names, self._pieces = request.names, pieces
@@ -206,8 +210,9 @@ class OutputText:
             self._reader = ReplyReader(form, request.stop, request.stop_token_ids)
         else:
             self._detokenizer = Detokenizer(request.stop)
-        self.parts: list[Part] = []
-        self._n_shown = 0  # parts that deltas have shown
+        self._texts: list[str] = []  # without a parser
+        self._parts: list[Part] = []  # with one
+        self._n_shown = 0  # texts or parts that deltas have shown
         self._n_silent = 0  # tokens that made no part yet
         self.n_reasoning = 0  # tokens
 
@@ -221,7 +226,7 @@ class OutputText:
                 pairs = zip(pieces, tokens_shown, strict=True)
                 pieces = [piece or self._names.get(t, b"") for piece, t in pairs]
             if text := self._detokenizer.push(b"".join(pieces)):
-                self.parts.append(Content(text))
+                self._texts.append(text)
             return
         for token in tokens:
             piece = self._pieces[token] or self._names.get(token, b"")
@@ -229,31 +234,39 @@ class OutputText:
             self._add(self._reader.take(token, piece))
 
     def finish(self) -> bool:
-        """Take in what was held back; whether there are more parts now."""
-        n_before = len(self.parts)
-        if self._reader is not None:
-            self._add(self._reader.finish())
-        elif text := self._detokenizer.flush():
-            self.parts.append(Content(text))
-        return len(self.parts) > n_before
+        """Take in what was held back; whether there is more text now."""
+        if self._reader is None:
+            text = self._detokenizer.flush()
+            self._texts += [text] if text else []
+            return text != ""
+        n_before = len(self._parts)
+        self._add(self._reader.finish())
+        return len(self._parts) > n_before
 
     def _add(self, parts: Sequence[Part]) -> None:
         """A token that makes no part belongs to the part that comes next."""
         if not parts:
             return
-        self.parts += parts
+        self._parts += parts
         if isinstance(parts[0], Reasoning):
             self.n_reasoning += self._n_silent
         self._n_silent = 0
 
+    def whole(self) -> tuple[str, str, tuple[ToolCall, ...]]:
+        """The content, the reasoning and the calls of all so far."""
+        if self._reader is None:
+            return "".join(self._texts), "", ()
+        parts = self._parts
+        return text_of(parts, Content), text_of(parts, Reasoning), calls_of(parts)
+
     def take_shown(self) -> tuple[str, tuple[Part, ...]]:
         """The content and the parts that were not shown before, neighbours of a kind as one."""
-        new = self.parts[self._n_shown :]
-        self._n_shown = len(self.parts)
         if self._reader is None:
-            # All of it is content.
-            text = "".join(cast(Content, part).text for part in new)
-            return text, (Content(text),) if new and self._shows_parts else ()
+            text = "".join(self._texts[self._n_shown :])
+            self._n_shown = len(self._texts)
+            return text, (Content(text),) if text and self._shows_parts else ()
+        new = self._parts[self._n_shown :]
+        self._n_shown = len(self._parts)
         if len(new) > 1:
             new = list(merged(new))
         text = text_of(new, Content)

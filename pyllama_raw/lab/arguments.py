@@ -17,7 +17,7 @@ from pyllama_raw.cli.flags import (
 )
 from pyllama_raw.cli.options import MODEL_HELP, add_engine, add_model_argument
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.sim.workload import Lengths
+from pyllama_raw.lab.arrivals import Lengths
 from pyllama_raw.lab.workloads import WORKLOADS, Shape
 from pyllama_raw.native.model import FILE_TYPES
 from pyllama_raw.options.config import SchedulerConfig

@@ -31,6 +31,8 @@ from pyllama_raw.serve.answer import (
     PromptText,
     TextAnswer,
     TextRequest,
+    event,
+    timings,
 )
 from pyllama_raw.serve.body import (
     NO_LIMIT,
@@ -43,7 +45,6 @@ from pyllama_raw.serve.body import (
     adapted,
     checked_params,
 )
-from pyllama_raw.serve.codec import event, timings
 from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.media import raw_parts
 from pyllama_raw.serve.service import ServedModel, Service

@@ -30,9 +30,15 @@ from pyllama_raw import AsyncEngine, Delta, FinishReason, Prompt, Result
 from pyllama_raw.replies.parser import CallDelta, Content
 from pyllama_raw.results import Operation, TokenLogprobs
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.answer import STREAMED, TextAnswer, TextRequest
+from pyllama_raw.serve.answer import (
+    DONE,
+    STREAMED,
+    TextAnswer,
+    TextRequest,
+    event,
+    timings,
+)
 from pyllama_raw.serve.body import NO_LIMIT, Items, Limit, TextBody
-from pyllama_raw.serve.codec import DONE, event, timings
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.conversation import (
     NAMES,

@@ -17,7 +17,7 @@ from pyllama_raw.errors import ClosedError, EngineStopped, InvalidRequest
 from pyllama_raw.results import SpecialToken
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S, HeldSteps
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
 

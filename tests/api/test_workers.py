@@ -15,7 +15,7 @@ from pyllama_raw.engine.mailbox import N_THREADS, Workers, answer_of
 from pyllama_raw.errors import ClosedError, EngineStopped
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.loops import anyio_backend  # noqa: F401
 
 PARAMS = SamplingParams(max_tokens=2)
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -72,6 +72,7 @@ class Served:
         return self.stats.failed_steps, self.stats.rebuilds
 
 
+@pytest.mark.unwatched
 @LAYOUTS
 @STATUSES
 def test_a_decode_that_fails_once_loses_nothing(layout, status):
@@ -89,6 +90,7 @@ def test_a_decode_that_fails_once_loses_nothing(layout, status):
     assert {run.failures for run in served} == {(1, n_rebuilds)}
 
 
+@pytest.mark.unwatched
 @LAYOUTS
 @STATUSES
 def test_only_who_always_fails_ends(layout, status):

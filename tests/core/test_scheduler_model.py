@@ -480,6 +480,7 @@ SchedulerModel.TestCase.settings = settings(
     max_examples=int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "60")),
     stateful_step_count=40,
 )
+SchedulerModel.TestCase.pytestmark = [pytest.mark.unwatched]
 TestSchedulerModel = SchedulerModel.TestCase
 
 
@@ -552,6 +553,7 @@ def kind_of(move):
     return type(move).__name__
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("n", [16, pytest.param(96, marks=pytest.mark.nightly)])
 def test_long_histories_go_through_all_tiers(n):
     """

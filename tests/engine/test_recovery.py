@@ -15,8 +15,8 @@ from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import ContextFailed, DecodeFailed, InvalidBatch
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.options.config import ContextConfig, SchedulerConfig
-from tests.held import check_held
-from tests.tiny import tiny_model
+from tests.support.held import check_held
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

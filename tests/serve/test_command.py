@@ -15,7 +15,7 @@ from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.profile import Profile
 from pyllama_raw.serve.deployment import Deployment, read
 from tests.serve.support import LIMIT_S
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 FILE = """
 port = 8080

@@ -15,7 +15,6 @@ from pyllama_raw import (
     SamplingParams,
 )
 from pyllama_raw.serve import make_app
-from tests.last_digits import assert_near
 from tests.media.files import image_file, wav_file
 from tests.serve.clients import (
     chat_chunks,
@@ -26,7 +25,8 @@ from tests.serve.clients import (
     whole_chat,
 )
 from tests.serve.test_gate import client_of
-from tests.tiny import tiny_model, tiny_projector
+from tests.support.last_digits import assert_near
+from tests.support.tiny import tiny_model, tiny_projector
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 

@@ -7,7 +7,7 @@ import pytest
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import make_app
 from tests.serve.support import LIMIT_S, serving
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 CHAT = [{"role": "user", "content": "a text"}]
 

@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import NamedTuple, Self
 
 from pyllama_raw.core.memory.cache import PrefixCache, Reservation
@@ -70,8 +71,11 @@ class Tiers:
         self.host = host
         self.disk = disk
         self.captures = host.captures = disk.captures = captures
+        # What a step reports of a save is its id alone, so ids differ in all tiers.
+        host.save_ids = disk.save_ids = count(1)
         self.is_open = True  # False: nothing is saved or loaded any more
-        self._by_name = {tier.name: tier for tier in (host, disk)}
+        self._all = host, disk  # the nearest first
+        self._by_name = {tier.name: tier for tier in self._all}
         self._speeds = {
             name: CopySpeed(prefill, price.restore_s if price else 0.0)
             for name in self._by_name
@@ -119,7 +123,7 @@ class Tiers:
     def offers(self, sequence: Sequence, n_most: int) -> list[Offer]:
         """Offers for the first *n_most* tokens of *sequence*, of nearer tiers first."""
         offers = []
-        for tier in self._by_name.values() if self.is_open else ():
+        for tier in self._all if self.is_open else ():
             if not tier.cache.stores:
                 continue
             hit = tier.match(sequence, n_most)
@@ -157,10 +161,11 @@ class Tiers:
 
     def take_report(self, report: Written | Fetched) -> None:
         """A file was written or read, or could not be."""
-        if isinstance(report, Written):
-            self.disk.end_save(*report)
-        else:
+        if isinstance(report, Fetched):
             self._fetched.append(report)
+            return
+        for tier in self._all:
+            tier.end_save(*report)
 
     def take_fetched(self) -> list[tuple[int, Loading | None]]:
         """The fetches that have ended, by id; None: there is nothing to load."""
@@ -200,7 +205,7 @@ class Tiers:
 
     def deletions(self) -> list[Move]:
         """Moves that delete files of no use; host memory is free at once."""
-        return [*self.host.deletions(), *self.disk.deletions()]
+        return [move for tier in self._all for move in tier.deletions()]
 
     def settle(self, result: StepResult) -> list[int]:
         """Take in what a step has saved and loaded; the slots it could not fill."""
@@ -218,31 +223,35 @@ class Tiers:
                 self._by_name[restore.tier].cache.record(restore.hit, restore.n_live)
             self.let_go(restore, failed=is_lost)
         self._loading.clear()
-        self.host.end_saves(result.saved)
+        for tier in self._all:
+            tier.end_saves(result.saved)
         return failed
 
     def give_up(self, moves: Iterable[Move]) -> None:
-        """Wait for no file of *moves*, which perhaps were not done."""
+        """Wait for no save and no file of *moves*, which perhaps were not done."""
         for move in moves:
-            if isinstance(move, Save) and move.tier is CacheTier.DISK:
-                self.disk.end_save(move.save_id, None)
+            if isinstance(move, Save):
+                self._by_name[move.tier].end_save(move.save_id, None)
             elif isinstance(move, Fetch):
                 self._fetched.append(Fetched(move.fetch_id, None, 0.0))
 
     def clear(self, salt: str | None = None) -> int:
         """Forget what is kept of *salt*, None: all; the host bytes freed."""
-        self.disk.cache.clear(salt)
-        return self.host.cache.clear(salt)
+        # What a file takes is no memory.
+        freed = [(tier.cache.clear(salt), tier.is_on_disk) for tier in self._all]
+        return sum(n_bytes for n_bytes, is_on_disk in freed if not is_on_disk)
 
     def close(self) -> None:
         """Save and load nothing any more; what is in host memory is forgotten."""
         self.is_open = False
-        self.host.cache.clear()
+        for tier in self._all:
+            if not tier.is_on_disk:
+                tier.cache.clear()
 
     def check_integrity(self) -> None:
-        """The conservation laws of both."""
-        self.host.cache.check_integrity()
-        self.disk.cache.check_integrity()
+        """The conservation laws of each tier."""
+        for tier in self._all:
+            tier.cache.check_integrity()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +300,16 @@ class Tier:
             bound: no state of so many tokens is larger; its tokens are not counted.
             stored: what is there already, from the one used longest ago to the latest.
         """
-        # Captures of all tiers together take the time of one step; `Tiers` sets them.
+        # Captures of all tiers together take the time of one step, and no two saves have one id;
+        # `Tiers` sets both.
         self.captures = Captures(None, PrefillSpeed(), 0.0)
+        self.save_ids = count(1)
         self.name = name
         self.cache = cache
         self.is_on_disk = name is CacheTier.DISK
         assert not (self.is_on_disk and cache.kind.is_part)
         self.min_gain = MIN_GAIN if self.is_on_disk else 1
         self.bound = bound
-        self._n_saves = 0
         self._saves: dict[int, Saving] = {}
         self._superfluous: list[object] = []  # files that are not in the index
         for state in stored:
@@ -406,15 +416,15 @@ class Tier:
         if reservation is None:
             free()
             return []
-        self._n_saves += 1
-        self._saves[self._n_saves] = Saving(reservation, free, n_runs)
+        save_id = next(self.save_ids)
+        self._saves[save_id] = Saving(reservation, free, n_runs)
         key = None
         if self.is_on_disk:
             assert not isinstance(plan.namespace, Private)  # see _plan()
             spans_in_it = tuple(span for span in spans if span.start < plan.stop)
             key = FileKey(plan.namespace, plan.key, spans_in_it)
         start, stop = position(spans, plan.start), position(spans, plan.stop)
-        save = Save(self._n_saves, self.name, source, start, stop, n_bytes, key)
+        save = Save(save_id, self.name, source, start, stop, n_bytes, key)
         # What the state displaces goes first.
         return [*self.deletions(), save]
 

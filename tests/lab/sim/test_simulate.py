@@ -13,18 +13,19 @@ from pyllama_raw.core.request import Request
 from pyllama_raw.engine.logs import StepLog
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError, Unsupported
+from pyllama_raw.lab.arrivals import Answer
 from pyllama_raw.lab.sim import (
     CostModel,
     Lengths,
     Machine,
+    SimExecutor,
+    VirtualClock,
     Workload,
     fit,
     simulate,
     table,
     until_next,
 )
-from pyllama_raw.lab.sim.run import SimExecutor, VirtualClock
-from pyllama_raw.lab.sim.workload import Answer
 
 BUSY = Workload(n_requests=300, rate=20, burstiness=0.25, seed=3)
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)
@@ -353,7 +354,7 @@ def test_lengths_have_their_mean(text):
             "Workload.deadline_s=3: give an instance of Lengths",
         ),
         (lambda: Lengths("5"), "Lengths.mean='5': give a valid number"),
-        (lambda: Lengths(5, most=4), "Lengths.mean=5: give at most 4"),
+        (lambda: Lengths(5, limit=4), "Lengths.mean=5: give at most 4"),
         (lambda: Machine(n_slots="2"), "Machine.n_slots='2': give a valid integer"),
         (lambda: Machine(n_ctx_slot=1), "Machine.n_ctx_slot=1: give at least 4"),
         (lambda: Machine(policy=None), "Machine.policy=None: give a valid string"),

@@ -10,7 +10,6 @@ from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import new_bytes
 from pyllama_raw.native.model import Model
-from tests.last_digits import is_usable
 from tests.native.support import (
     EXACT,
     best_level,
@@ -19,7 +18,8 @@ from tests.native.support import (
     make_prompt,
     prefill,
 )
-from tests.tiny import tiny_model
+from tests.support.last_digits import is_usable
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

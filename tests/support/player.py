@@ -47,8 +47,8 @@ from pyllama_raw.options.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from tests.experts import Routers, Scores, listening
-from tests.held import check_held
+from tests.support.experts import Routers, Scores, listening
+from tests.support.held import check_held
 
 GREEDY = SamplingParams(temperature=0, seed=0, ignore_eos=True)
 

@@ -1,5 +1,10 @@
 """
-The engine of a simulation, and how a workload runs on it.
+Simulation: the scheduler that serves, on a machine that is a formula.
+
+    result = simulate(Workload(n_requests=10_000), Machine(policy="sjf"))
+
+Requests, budgets, cells, prefixes and policies are real; only the seconds of a step come
+from a cost model, and time is a number. A result depends on nothing but the arguments.
 
 The engine is a scheduler with options like a real one, and a formula for its steps. The cost of a
 step is a sum of what it does, with coefficients fitted to a step log. On the executor of a
@@ -48,8 +53,16 @@ from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.logs import Size, size_of
 from pyllama_raw.engine.watcher import PolicyLog, StepRecord, Watcher
 from pyllama_raw.errors import ConfigError, PolicyFailed, Unsupported, shown
+from pyllama_raw.lab.arrivals import (
+    END_TOKEN,
+    Answer,
+    Guessed,
+    Lengths,
+    Requests,
+    Trace,
+    Workload,
+)
 from pyllama_raw.lab.report import table as aligned
-from pyllama_raw.lab.sim.workload import END_TOKEN, Answer, Requests
 from pyllama_raw.options.frozen import (
     Checked,
     Count,
@@ -65,6 +78,22 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+
+__all__ = [
+    "CostModel",
+    "Figures",
+    "Fit",
+    "Guessed",
+    "Lengths",
+    "Machine",
+    "RouterName",
+    "Trace",
+    "Workload",
+    "fit",
+    "simulate",
+    "table",
+    "until_next",
+]
 
 HELD_OUT = 5  # every fifth step is not fitted to, but predicted
 TOKEN_BYTES = 1024  # of a snapshot: with so many it is easy to say what a cache holds
