@@ -56,8 +56,10 @@ def floats(tmp_path_factory) -> dict[str, Path]:
     """Models whose matrices are floats."""
     folder = tmp_path_factory.mktemp("floats")
     more = vocab.extended(N_VOCAB)
-    paths = {name: folder / f"{name}.gguf" for name in ("wide", "experts")}
+    paths = {name: folder / f"{name}.gguf" for name in ("wide", "tied", "experts")}
     write(Recipe("wide", "llama", WIDE, more=more), paths["wide"])
+    tied = Recipe("wide", "llama", WIDE, more=more, without=("output.weight",))
+    write(tied, paths["tied"])
     write(Recipe("wide", "llama", EXPERTS, more=more), paths["experts"])
     return paths
 
@@ -281,6 +283,29 @@ def test_contexts_of_a_model_share_woven_weights(model):
         c = last_logits(second, prompt)
 
     assert a.tobytes() == b.tobytes() == c.tobytes()
+
+
+@pytest.mark.parametrize("kind", WOVEN)
+def test_rows_of_tied_embeddings_are_those_of_the_file(kind, floats, tmp_path):
+    """
+    The first step looks them up in the file and weaves them as weights of the output. Later ones
+    unpack them, if their type has no minimum, and have the same bits.
+    """
+    has_minimum = kind in ("q4_1", "q5_1", "q2_k", "q4_k", "q5_k")
+    path = in_type(kind, floats["tied"], tmp_path / "tied.gguf")
+    with (
+        Model.load(path, use_extra_bufts=False) as one,
+        make_context(one, **PLAIN) as context,
+    ):
+        logits, counts = [], []
+        for _ in range(2):
+            context.clear()
+            logits.append(last_logits(context, prompt_of(one, 100)).tobytes())
+            counts.append(taken(context)[kind])
+
+    n_products = counts[0]  # of one graph, which may be used again
+    assert logits[0] == logits[1]
+    assert (counts[1] - n_products) % n_products == (0 if has_minimum else 1)
 
 
 def test_all_levels_of_instructions_give_the_same_bits(model):
