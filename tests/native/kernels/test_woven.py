@@ -243,6 +243,35 @@ def test_products_err_by_the_roundings_of_columns_only(kind, floats, tmp_path):
     assert np.quantile(np.concatenate(errors), 0.9) < 1e-4
 
 
+@pytest.mark.parametrize("kind", WOVEN)
+def test_products_are_near_those_of_the_plain_path(kind, floats, tmp_path):
+    """
+    As llama.cpp bounds its own kernels: the largest difference, and the mean of all. Both round
+    columns, libllama to steps of 32 or 256 values, ours to steps of 32.
+    """
+    zeros = ("attn_output", "ffn_down")  # logits are one product
+    path = in_type(kind, floats["wide"], tmp_path / "one.gguf", zeros)
+    data_type = GGMLQuantizationType[kind.upper()]
+    differences, sizes_of = [], []
+    with (
+        Model.load(path, use_extra_bufts=False) as one,
+        make_context(one, **PLAIN) as ours,
+        make_context(one, fast_kernels=False, **PLAIN) as plain,
+    ):
+        for n_columns in (1, 3, 5, 9, 33, 63):
+            prompt = prompt_of(one, n_columns, seed=n_columns)
+            woven, theirs = (last_logits(context, prompt) for context in (ours, plain))
+            ours.clear()
+            plain.clear()
+            differences.append(np.abs(woven - theirs))
+            sizes_of.append(np.square(theirs).mean())
+
+    size = np.sqrt(np.mean(sizes_of))
+    most, mean = (0.06, 0.01) if lib.ggml_blck_size(data_type) == 256 else (0.01, 0.002)
+    assert np.max(differences) < most * size
+    assert np.mean(differences) < mean * size
+
+
 def test_a_column_has_the_bits_of_it_alone(model):
     """
     Streams that are decoded together have the logits of each by itself.
@@ -356,6 +385,20 @@ def has_simde() -> bool:
 
 
 @pytest.mark.nightly
+def test_products_of_all_types_and_widths_are_exact_sums(tmp_path):
+    """
+    By each level of this CPU, of one to 64 columns and the largest numbers: in bits those of plain
+    C++, and within roundings of floats of sums in 64 bits.
+    """
+    program = compiled(tmp_path / "products")
+
+    lines = list(lines_of(program, "check"))
+
+    assert [line for line in lines if not line.endswith("same bits")] == []
+    assert {line.split()[0] for line in lines} == {*LEVELS, "rows"}
+
+
+@pytest.mark.nightly
 def test_levels_that_this_cpu_lacks_give_the_same_bits_where_they_are_emulated(
     tmp_path,
 ):
@@ -375,4 +418,5 @@ def test_levels_that_this_cpu_lacks_give_the_same_bits_where_they_are_emulated(
         "avx2",
         "avxvnni",
         "avx512vnni",
+        "rows",
     }
