@@ -360,11 +360,12 @@ class WovenProduct {
 
     // Rows first to last of *matrix*, times its columns.
     void multiply(ggml_tensor & node, const uint8_t * memory, int matrix, int first, int last) const {
-        const ggml_tensor & rows   = *node.src[0];
-        const int           kind   = kind_of(rows.type);
-        const size_t        stride = node.nb[1] / sizeof(float);
-        const int64_t       n_each = node.src[1]->ne[1];  // experts may share one
-        const int32_t       end    = begins()[matrix + 1];
+        const ggml_tensor & rows     = *node.src[0];
+        const woven::Tiles  tiles    = level_->tiles[kind_of(rows.type)];
+        const size_t        n_bytes  = group_bytes(rows), stride = node.nb[1] / sizeof(float);
+        const int64_t       n_each   = node.src[1]->ne[1];  // experts may share one
+        const int32_t       end      = begins()[matrix + 1];
+        const bool          in_order = node.src[2] == nullptr;  // results of a matrix
         for (int32_t i = begins()[matrix]; i < end; i += woven::kMostColumns) {
             const int            n  = std::min(woven::kMostColumns, end - i);
             const int32_t *      to = order(node) + i;
@@ -373,14 +374,19 @@ class WovenProduct {
                 from[c] = int32_t(to[c] / node.ne[1] * n_each + to[c] % node.ne[1] % n_each);
             }
             const woven::Columns columns{packed_.data(), int(rows.ne[0] / woven::kBlock), from};
+            auto * const         results = static_cast<float *>(node.data);
             for (int row = first; row < last; row += woven::kRows) {
                 alignas(64) float out[woven::kMostColumns * woven::kRows];
                 const int         n_rows = std::min(woven::kRows, last - row);
-                level_->tiles[kind](memory + row / woven::kRows * group_bytes(rows), columns, 0, n, out,
-                           woven::kRows, n_rows);
+                const uint8_t *   group  = memory + row / woven::kRows * n_bytes;
+                if (in_order) {
+                    tiles(group, columns, 0, n, results + to[0] * stride + row, stride, n_rows);
+                    continue;
+                }
+                tiles(group, columns, 0, n, out, woven::kRows, n_rows);
                 for (int c = 0; c < n; ++c) {
-                    std::memcpy(static_cast<float *>(node.data) + to[c] * stride + row,
-                                out + c * woven::kRows, n_rows * sizeof(float));
+                    std::memcpy(results + to[c] * stride + row, out + c * woven::kRows,
+                                n_rows * sizeof(float));
                 }
             }
         }
