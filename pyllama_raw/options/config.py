@@ -146,7 +146,7 @@ class ContextConfig(Frozen):
     op_offload: bool = True
     """Whether devices compute large products of weights that the host holds."""
     fast_kernels: bool = True
-    """Whether kernels of our own compute Q4_1, Q8_0 and attention where they can."""
+    """Whether kernels of our own compute products of quantised weights and attention where they can."""
     rope_scaling: RopeScaling = "model"
     """Scaling of positions beyond the training length; model is its own way."""
     rope_freq_base: Annotated[Finite, Field(ge=0)] = 0.0
