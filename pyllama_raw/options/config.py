@@ -183,8 +183,11 @@ class SchedulerConfig(Frozen):
     """Requests that run at the same time."""
     token_budget: Count | None = None
     """Tokens in one step. None: as many as target_step_s allows."""
-    target_step_s: Annotated[Finite, Field(gt=0)] = 0.1
-    """Seconds that a step may take while streams run."""
+    target_step_s: Annotated[Finite, Field(gt=0)] | None = None
+    """
+    Seconds that a step may take while streams run. None: 0.1, or up to four times as long where
+    shorter steps would cost prompts more than 3 % of their pace.
+    """
     prefill_quantum: Count = 256
     """Tokens of one prompt before the next prompt has its turn."""
     max_waiting: Annotated[int, Field(ge=0)] = 1024

@@ -65,6 +65,31 @@ class StepCost(NamedTuple):
             return 0.0
         return n_narrow + left_s / each_s if each_s else inf
 
+    def n_worth(self, n_decodes: int, worth_s: float, loss: float) -> float:
+        """
+        The least rows of a step whose prompts lose *loss* of their best pace; or infinite.
+
+        Args:
+            n_decodes: rows with logits in it, beside those of the prompts.
+            worth_s: the seconds that these rows are worth elsewhere.
+        """
+        if not self.wide_row_s:
+            return inf
+        # What the prompts pay besides their rows, on both sides of the knee.
+        extra_s = self.seconds(n_decodes, n_decodes) - worth_s
+        if not n_decodes:
+            extra_s = self.fixed_s
+        n_narrow = max(self.knee - n_decodes, 0)
+        wide_extra_s = extra_s + (self.row_s - self.wide_row_s) * n_narrow
+        # The best pace is that of an endless step, or that at the knee.
+        row_s = self.wide_row_s
+        if n_narrow:
+            row_s = min(row_s, max(extra_s / n_narrow, 0.0) + self.row_s)
+        row_s /= 1 - loss
+        if self.row_s < row_s and extra_s <= (row_s - self.row_s) * n_narrow:
+            return n_decodes + max(extra_s, 0.0) / (row_s - self.row_s)
+        return n_decodes + max(wide_extra_s, 0.0) / (row_s - self.wide_row_s)
+
 
 class _Bin:
     """The latest steps of about one size."""

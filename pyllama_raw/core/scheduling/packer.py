@@ -36,6 +36,7 @@ from typing import Literal
 
 from pyllama_raw.core import exact
 from pyllama_raw.core.request import Lot, border, span_at
+from pyllama_raw.core.scheduling.costs import CostHistory
 from pyllama_raw.core.scheduling.lots import (
     Groups,
     LotGroup,
@@ -46,8 +47,7 @@ from pyllama_raw.core.scheduling.lots import (
     n_least,
 )
 from pyllama_raw.core.scheduling.roster import Roster
-from pyllama_raw.core.sequence import Running
-from pyllama_raw.core.stats import PrefillSpeed
+from pyllama_raw.core.sequence import NO_LIMIT, Running
 from pyllama_raw.core.step import (
     Decode,
     Prefill,
@@ -59,11 +59,15 @@ from pyllama_raw.core.step import (
 
 MAX_WITHOUT = 8  # steps in a row in which streams leave prompts nothing
 FIRST_BUDGET = 64  # before anything was measured
+GOAL_S = 0.1  # of a step that streams wait for, unless the target is another
 IDLE_FACTOR = 4  # a step that stalls no stream may take longer
+STRETCH = 4  # times the goal, that a step may take to be worth it
+LOSS = 0.03  # of the throughput of prompts, that small steps may cost
 GRAIN = 16  # matrix kernels like multiples
 NO_CAPS: Mapping[int, int] = MappingProxyType({})
 
 BudgetMode = Literal["balanced", "latency_first", "throughput_first"]
+PrefillOrder = Literal["shortest", "turns"]
 
 new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a token
 
@@ -76,6 +80,7 @@ class Packer:
         roster: Roster,
         suspects: Suspects,
         budget: StepBudget,
+        order: PrefillOrder,
         quantum: int,
         mode: BudgetMode,
     ) -> None:
@@ -87,6 +92,7 @@ class Packer:
         self._slots = roster.slots
         self._suspects = suspects
         self._budget = budget
+        self._order: PrefillOrder = order
         self._quantum = quantum
         self._mode = mode
         self._n_without = 0  # steps in a row in which streams left prompts nothing
@@ -113,7 +119,7 @@ class Packer:
             if lot not in self._turns:
                 turns = self._turns.items()
                 self._turns = {key: turn for key, turn in turns if key in groups}
-                self._turns[lot] = PrefillTurns(self._quantum)
+                self._turns[lot] = PrefillTurns(self._order, self._quantum)
             if lot.is_whole:
                 # Rows that see each other are computed at once, whatever the budget.
                 prompt = self._turns[lot].pick(prompts)
@@ -204,11 +210,15 @@ class Packer:
     ) -> tuple[list[Running], int]:
         """The *decodes* that go on beside prompts, and the tokens of the prompts."""
         captures = self._memory.captures
+        n_ready = len(decodes)
         total = self._budget.limit(
-            streams=n_streams > 0, n_turns=n_turns, spent_s=captures.spent_s
+            n_ready,
+            n_streams,
+            len(self._slots.running),
+            n_turns=n_turns,
+            spent_s=captures.spent_s,
         )
         captures.reserve_slack()
-        n_ready = len(decodes)
         # Prompts that have had nothing for many steps get some, whatever the mode.
         mode = "balanced" if self._n_without >= MAX_WITHOUT else self._mode
         if mode != "throughput_first":  # no stream waits
@@ -315,41 +325,68 @@ def _prefill(running: Running, n_tokens: int) -> Work:
 
 
 class StepBudget:
-    """Token budget of the next step: a fixed number, or one learned from step times."""
+    """
+    Token budget of the next step: a fixed number, or one that follows what steps take here.
+
+    A step stalls each stream, so it is to take `target_s` at most. But its fixed time is paid by
+    the step, and few rows make poor products. With a target of None the goal is GOAL_S, and a step
+    is larger where that goal would cost more than LOSS of the throughput of prompts, up to
+    STRETCH times the goal, or times what the streams alone take.
+
+    The decodes of a step are worth their share of a decode of all that run, because there they
+    would end up. The more streams go on beside a prompt, the less a small step loses.
+    """
 
     def __init__(
         self,
         fixed: int | None,
-        target_s: float,
+        target_s: float | None,
         max_tokens: int,
-        speed: PrefillSpeed,
+        costs: CostHistory,
     ) -> None:
         self._fixed = fixed
         self._target_s = target_s
         self._max_tokens = max_tokens
-        self._speed = speed
+        self._costs = costs
 
-    def limit(self, *, streams: bool, n_turns: int = 1, spent_s: float = 0.0) -> int:
+    def limit(
+        self,
+        n_decodes: int,
+        n_streams: int,
+        n_running: int,
+        *,
+        n_turns: int = 1,
+        spent_s: float = 0.0,
+    ) -> int:
         """
         Tokens the next step may hold, 1 to max_tokens.
 
         Args:
-            streams: some are decoding.
+            n_decodes: streams that are to go on in it.
+            n_streams: streams that wait for it.
+            n_running: sequences that will decode side by side.
             n_turns: the steps from one token of a stream to the next, which share the
                 target.
             spent_s: what captures take of the step.
         """
         if self._fixed is not None:
             return min(self._fixed, self._max_tokens)
+        cost = self._costs.cost
+        if cost is None:
+            return min(FIRST_BUDGET, self._max_tokens)
         # What stalls nobody may take longer.
-        factor = 1 / n_turns if streams else IDLE_FACTOR
-        target = max(self._target_s * factor - spent_s, 0.0)
-        tokens_per_s = self._speed.tokens_per_s
-        if tokens_per_s is None:
-            n_tokens = FIRST_BUDGET
-        else:
-            n_tokens = int(tokens_per_s * target) // GRAIN * GRAIN
-        return max(min(n_tokens, self._max_tokens), min(GRAIN, self._max_tokens))
+        factor = 1 / n_turns if n_streams else IDLE_FACTOR
+        goal_s = (self._target_s or GOAL_S) * factor
+        n_rows = cost.n_rows(goal_s - spent_s, n_decodes)
+        if self._target_s is None:
+            alone_s = factor * cost.seconds(max(n_streams, 1), max(n_streams, 1))
+            most_s = STRETCH * max(goal_s, alone_s) - spent_s
+            worth_s = cost.seconds(n_running, n_running) * n_decodes / max(n_running, 1)
+            n_worth = cost.n_worth(n_decodes, worth_s, LOSS)
+            n_rows = max(n_rows, min(n_worth, cost.n_rows(most_s, n_decodes)))
+        # Half a row more or less is the rounding of the formula.
+        n_tokens = int(min(n_rows, self._max_tokens) + 0.5) // GRAIN * GRAIN
+        return max(n_tokens, min(GRAIN, self._max_tokens))
 
 
 def divide(mode: BudgetMode, n_streams: int, total: int) -> tuple[int, int]:
@@ -364,12 +401,20 @@ def divide(mode: BudgetMode, n_streams: int, total: int) -> tuple[int, int]:
 
 
 class PrefillTurns:
-    """Remembers whose turn it is between steps."""
+    """
+    Divides a step among prompts, and remembers between steps whose turn it is.
 
-    def __init__(self, quantum: int) -> None:
-        self._quantum = quantum
+    Args:
+        order: `shortest` looks at what prompts have left, `turns` at a quantum of each.
+        quantum: tokens of a turn.
+    """
+
+    def __init__(self, order: PrefillOrder, quantum: int) -> None:
+        self._order = order
+        self._quantum = quantum if order == "turns" else NO_LIMIT
         self._turn = 0  # slot that goes first
         self._last_turn = 0  # the one that went first the last time
+        self._passes: list[tuple[Running, int]] = []  # tokens that went before, last time
 
     def share(
         self,
@@ -420,6 +465,7 @@ class PrefillTurns:
                 ring.rotate(-1)
         if ring:
             self._turn = ring[0].slot
+        self._pass(prompts, shares)
         return shares
 
     def pick(self, prompts: Items[Running]) -> Running:
@@ -427,20 +473,38 @@ class PrefillTurns:
         self._last_turn = self._turn
         prompt = self._ring(prompts)[0]
         self._turn = prompt.slot + 1
+        self._pass(prompts, {prompt.slot: n_least(prompt)})
         return prompt
 
     def repeat(self) -> None:
         """Take back the last turn, because it was not computed."""
         self._turn = self._last_turn
+        for running, n_tokens in self._passes:
+            running.n_passed -= n_tokens
+        self._passes = []
+
+    def _pass(self, prompts: Items[Running], shares: Mapping[int, int]) -> None:
+        """Note how many tokens of others each of *prompts* has let go before its own."""
+        total = sum(shares.values())
+        self._passes = [(r, total - shares.get(r.slot, 0)) for r in prompts]
+        for running, n_tokens in self._passes:
+            running.n_passed += n_tokens
 
     def _ring(self, prompts: Items[Running]) -> deque[Running]:
         """*prompts* from the one on whose turn it is."""
+        if self._order == "shortest":
+            return deque(sorted(prompts, key=_urgency))
         ring = deque(prompts)
         for _ in range(len(ring)):
             if ring[0].slot >= self._turn:
                 break
             ring.rotate(-1)
         return ring
+
+
+def _urgency(running: Running) -> tuple[int, tuple[int, int]]:
+    """The tokens left, less those that have passed; then priority and arrival."""
+    return running.n_behind - running.n_passed, running.sequence.rank
 
 
 def n_ready(running: Running) -> int:

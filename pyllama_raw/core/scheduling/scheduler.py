@@ -33,8 +33,15 @@ from pyllama_raw.core.policy_runner import (
     pass_on_interrupts,
 )
 from pyllama_raw.core.request import SOURCES, Event, FinishReason, Request
+from pyllama_raw.core.scheduling.costs import CostHistory
 from pyllama_raw.core.scheduling.lots import Suspects
-from pyllama_raw.core.scheduling.packer import BudgetMode, Packer, StepBudget
+from pyllama_raw.core.scheduling.packer import (
+    GOAL_S,
+    BudgetMode,
+    Packer,
+    PrefillOrder,
+    StepBudget,
+)
 from pyllama_raw.core.scheduling.results import Failures, Outputs
 from pyllama_raw.core.scheduling.roster import Note, Roster
 from pyllama_raw.core.scheduling.texts import SourceSteps, Texts
@@ -56,7 +63,8 @@ class Scheduler:
         pieces: Items[bytes],
         *,
         token_budget: int | None = None,
-        target_step_s: float = 0.1,
+        target_step_s: float | None = None,
+        prefill_order: PrefillOrder = "shortest",
         prefill_quantum: int = 256,
         max_overtakes: int = 16,
         preempt: Literal["memory", "priority"] = "memory",
@@ -86,6 +94,7 @@ class Scheduler:
         self._max_overtakes = max_overtakes
         self._for_priority = preempt == "priority"
         self._speed = PrefillSpeed()
+        self._costs = CostHistory()
         self._memory = Memory(
             limits,
             cache=cache,
@@ -93,7 +102,7 @@ class Scheduler:
             prefill=self._speed,
             cost=snapshot_cost,
             interval=snapshot_interval_tokens,
-            target_step_s=target_step_s,
+            target_step_s=target_step_s or GOAL_S,
         )
         self._slots = self._memory.slots
         self._policy = None
@@ -105,15 +114,22 @@ class Scheduler:
             self._roster, limits, pieces, n_keep if shifts else None
         )
         self._suspects = Suspects()
-        budget = StepBudget(token_budget, target_step_s, limits.n_batch, self._speed)
+        budget = StepBudget(token_budget, target_step_s, limits.n_batch, self._costs)
         self._packer = Packer(
-            self._roster, self._suspects, budget, prefill_quantum, budget_mode
+            self._roster,
+            self._suspects,
+            budget,
+            prefill_order,
+            prefill_quantum,
+            budget_mode,
         )
         self._failures = Failures(self._roster, self._packer, self._suspects)
         self._sources = SourceSteps(self._roster) if limits.n_source else None
         self._started = 0.0  # when the last plan was made
         texts = limits if texts is None else texts
-        self._texts = Texts(self._roster, texts, token_budget, target_step_s)
+        self._texts = Texts(
+            self._roster, texts, token_budget, target_step_s or GOAL_S
+        )
         self._texts_are_next = False  # texts and sequences take turns, a step each
 
     # -- requests ---------------------------------------------------------------
@@ -370,6 +386,10 @@ class Scheduler:
             self._suspects.clear(self._roster.alive, self._slots.running)
         # A step with prompts says how fast they are, one without what a decode takes.
         computed_s = now - self._started - result.moves_s
+        # A step that was begun ahead has taken what its decode took, too.
+        step_s = max(computed_s, result.decode_s + result.sample_s)
+        n_rows, n_outputs = plan.n_tokens, sum([work.samples for work in plan.works])
+        self._costs.observe(n_rows, n_outputs, step_s)
         if n_tokens > len(plan.works):
             self._speed.observe(n_tokens, computed_s)
         elif not plan.moves:
