@@ -230,7 +230,6 @@ class Running:
         "leader",
         "max_rows",
         "n_computed",
-        "n_passed",
         "points",
         "request",
         "sequence",
@@ -249,7 +248,6 @@ class Running:
         # Whether decodes see its source, if it has one.
         self.is_read = self.request.source is None
         self.deficit = 0  # prefill tokens left of this turn
-        self.n_passed = 0  # tokens of other prompts that were computed before its own
         self.fetch_id: int | None = None  # a file that is read for it right now
         self.leader: Running | None = None  # computes its prefix right now
         self.fork_at = 0  # tokens to take over from the leader

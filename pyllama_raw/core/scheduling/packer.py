@@ -62,7 +62,8 @@ FIRST_BUDGET = 64  # before anything was measured
 GOAL_S = 0.1  # of a step that streams wait for, unless the target is another
 IDLE_FACTOR = 4  # a step that stalls no stream may take longer
 STRETCH = 4  # times the goal, that a step may take to be worth it
-LOSS = 0.03  # of the throughput of prompts, that small steps may cost
+LOSS = 0.02  # of the pace of prompts, that small steps may cost; rounding costs some more
+PATIENCE = 4  # steps of shorter prompts for one of the prompt that came first
 GRAIN = 16  # matrix kernels like multiples
 NO_CAPS: Mapping[int, int] = MappingProxyType({})
 
@@ -414,7 +415,8 @@ class PrefillTurns:
         self._quantum = quantum if order == "turns" else NO_LIMIT
         self._turn = 0  # slot that goes first
         self._last_turn = 0  # the one that went first the last time
-        self._passes: list[tuple[Running, int]] = []  # tokens that went before, last time
+        self._n_passed = 0  # tokens by which others passed the first one
+        self._last_passed = 0  # those before the last time
 
     def share(
         self,
@@ -435,8 +437,7 @@ class PrefillTurns:
         Returns:
             Tokens by slot; they sum up to the budget unless no prompt can take more.
         """
-        self._last_turn = self._turn
-        ring = self._ring(prompts)
+        ring = self._ring(prompts, budget)
         shares: dict[int, int] = {}
         while ring and budget > 0:
             running = ring[0]
@@ -465,35 +466,34 @@ class PrefillTurns:
                 ring.rotate(-1)
         if ring:
             self._turn = ring[0].slot
-        self._pass(prompts, shares)
+        first = min(prompts, key=_by_rank)
+        self._n_passed += sum(shares.values()) - shares.get(first.slot, 0)
         return shares
 
     def pick(self, prompts: Items[Running]) -> Running:
         """The prompt whose turn it is, where a turn is one work."""
-        self._last_turn = self._turn
-        prompt = self._ring(prompts)[0]
+        prompt = self._ring(prompts, n_least(prompts[0]))[0]
         self._turn = prompt.slot + 1
-        self._pass(prompts, {prompt.slot: n_least(prompt)})
+        self._n_passed += n_least(prompt)
         return prompt
 
     def repeat(self) -> None:
         """Take back the last turn, because it was not computed."""
-        self._turn = self._last_turn
-        for running, n_tokens in self._passes:
-            running.n_passed -= n_tokens
-        self._passes = []
+        self._turn, self._n_passed = self._last_turn, self._last_passed
 
-    def _pass(self, prompts: Items[Running], shares: Mapping[int, int]) -> None:
-        """Note how many tokens of others each of *prompts* has let go before its own."""
-        total = sum(shares.values())
-        self._passes = [(r, total - shares.get(r.slot, 0)) for r in prompts]
-        for running, n_tokens in self._passes:
-            running.n_passed += n_tokens
-
-    def _ring(self, prompts: Items[Running]) -> deque[Running]:
-        """*prompts* from the one on whose turn it is."""
+    def _ring(self, prompts: Items[Running], budget: int) -> deque[Running]:
+        """*prompts* in the order in which they have tokens of this step."""
+        self._last_turn, self._last_passed = self._turn, self._n_passed
         if self._order == "shortest":
-            return deque(sorted(prompts, key=_urgency))
+            ring = deque(sorted(prompts, key=_by_length))
+            # The one that came first has waited for enough others: this step is its own.
+            if self._n_passed >= PATIENCE * budget:
+                self._n_passed = 0
+                first = min(prompts, key=_by_rank)
+                ring.remove(first)
+                ring.appendleft(first)
+            return ring
+        # From the one on whose turn it is.
         ring = deque(prompts)
         for _ in range(len(ring)):
             if ring[0].slot >= self._turn:
@@ -502,9 +502,12 @@ class PrefillTurns:
         return ring
 
 
-def _urgency(running: Running) -> tuple[int, tuple[int, int]]:
-    """The tokens left, less those that have passed; then priority and arrival."""
-    return running.n_behind - running.n_passed, running.sequence.rank
+def _by_length(running: Running) -> tuple[int, tuple[int, int]]:
+    return running.n_behind, running.sequence.rank
+
+
+def _by_rank(running: Running) -> tuple[int, int]:
+    return running.sequence.rank
 
 
 def n_ready(running: Running) -> int:
