@@ -22,6 +22,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from pyllama_raw.core.request import FinishReason
+from pyllama_raw.core.scheduling.costs import StepCost
 
 
 @dataclass(slots=True)
@@ -107,6 +108,8 @@ class SchedulerStats:
     """Tokens that went through a successful decode."""
     output_tokens: int
     """Tokens of all outputs."""
+    step_cost: StepCost | None = None
+    """What a step takes, as learned from the steps; None before the first one."""
 
 
 @dataclass(frozen=True, slots=True)

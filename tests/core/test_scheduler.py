@@ -85,7 +85,9 @@ def test_prompts_take_turns_of_one_quantum():
     """
     A long prompt gives way after its quantum; the turn goes on where it ended.
     """
-    scheduler = make_scheduler(n_slots=3, token_budget=4, prefill_quantum=6)
+    scheduler = make_scheduler(
+        n_slots=3, token_budget=4, prefill_order="turns", prefill_quantum=6
+    )
     for request_id in range(3):
         scheduler.add(make_request(request_id, n_prompt=12, max_tokens=1), 0.0)
 
@@ -385,7 +387,7 @@ def test_rows_of_images_leave_streams_half_of_the_target():
         sizes.append(plan.n_tokens)
         scheduler.apply(plan, answer(plan), now + plan.n_tokens / 512)
 
-    assert sizes == [1, 64, 1, 128, 1, 128]
+    assert sizes == [1, 128, 1, 128, 1, 128]
 
 
 def test_split_memory_counts_no_cells():

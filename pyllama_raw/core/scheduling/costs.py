@@ -17,8 +17,8 @@ Equal histories give equal formulas. Memory is that of all bins, however many st
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 RING = 15  # steps that a bin remembers
 EAGER = 16  # so many steps are each learned from at once
@@ -30,7 +30,8 @@ RIDGE = 1e-6  # pulls towards no cost; the cost of a row is pulled least of all
 LEAST_S = 1e-9  # a fit never says that a step takes nothing
 
 
-class StepCost(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StepCost:
     """Seconds of a step as a formula of its rows."""
 
     fixed_s: float

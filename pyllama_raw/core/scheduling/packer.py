@@ -29,7 +29,7 @@ Source: Shreedhar and Varghese, Efficient Fair Queuing using Deficit Round Robin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from types import MappingProxyType
 from typing import Literal
@@ -62,7 +62,9 @@ FIRST_BUDGET = 64  # before anything was measured
 GOAL_S = 0.1  # of a step that streams wait for, unless the target is another
 IDLE_FACTOR = 4  # a step that stalls no stream may take longer
 STRETCH = 4  # times the goal, that a step may take to be worth it
-LOSS = 0.02  # of the pace of prompts, that small steps may cost; rounding costs some more
+LOSS = (
+    0.02  # of the pace of prompts, that small steps may cost; rounding costs some more
+)
 PATIENCE = 4  # steps of shorter prompts for one of the prompt that came first
 GRAIN = 16  # matrix kernels like multiples
 NO_CAPS: Mapping[int, int] = MappingProxyType({})
@@ -81,8 +83,7 @@ class Packer:
         roster: Roster,
         suspects: Suspects,
         budget: StepBudget,
-        order: PrefillOrder,
-        quantum: int,
+        make_turns: Callable[[], PrefillTurns],
         mode: BudgetMode,
     ) -> None:
         self.prefill_cap: int | None = None  # after a step that found no space
@@ -93,8 +94,7 @@ class Packer:
         self._slots = roster.slots
         self._suspects = suspects
         self._budget = budget
-        self._order: PrefillOrder = order
-        self._quantum = quantum
+        self._make_turns = make_turns
         self._mode = mode
         self._n_without = 0  # steps in a row in which streams left prompts nothing
         self._next_stream = 0  # slot of the stream that has waited longest for its turn
@@ -120,7 +120,7 @@ class Packer:
             if lot not in self._turns:
                 turns = self._turns.items()
                 self._turns = {key: turn for key, turn in turns if key in groups}
-                self._turns[lot] = PrefillTurns(self._order, self._quantum)
+                self._turns[lot] = self._make_turns()
             if lot.is_whole:
                 # Rows that see each other are computed at once, whatever the budget.
                 prompt = self._turns[lot].pick(prompts)
@@ -385,8 +385,8 @@ class StepBudget:
             worth_s = cost.seconds(n_running, n_running) * n_decodes / max(n_running, 1)
             n_worth = cost.n_worth(n_decodes, worth_s, LOSS)
             n_rows = max(n_rows, min(n_worth, cost.n_rows(most_s, n_decodes)))
-        # Half a row more or less is the rounding of the formula.
-        n_tokens = int(min(n_rows, self._max_tokens) + 0.5) // GRAIN * GRAIN
+        # A hundredth of a row is the rounding of the fit.
+        n_tokens = int(min(n_rows, self._max_tokens) + 0.01) // GRAIN * GRAIN
         return max(n_tokens, min(GRAIN, self._max_tokens))
 
 

@@ -32,6 +32,7 @@ from pyllama_raw.core.request import (
     Request,
     are_valid,
 )
+from pyllama_raw.core.scheduling.costs import StepCost
 from pyllama_raw.core.sequence import Running, Sequence, TextSequence
 from pyllama_raw.core.stats import Counters, SchedulerStats
 from pyllama_raw.errors import (
@@ -336,7 +337,7 @@ class Roster:
         for sequence in list(self.alive.values()):
             self.finish(sequence, error, now)
 
-    def stats(self) -> SchedulerStats:
+    def stats(self, step_cost: StepCost | None = None) -> SchedulerStats:
         """The state of this moment and all totals."""
         limits = self.slots.limits
         host, disk = self.memory.ledgers
@@ -354,6 +355,7 @@ class Roster:
             kv_bytes_used=self.slots.cells.n_used * self.memory.cell_bytes,
             cache_bytes=host.n_used_bytes,
             disk_bytes=disk.n_used_bytes,
+            step_cost=step_cost,
             policy_faults=0 if self.policy is None else self.policy.n_faults,
             **asdict(self.counters),
         )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from functools import partial
 from itertools import islice
 from typing import Literal
 
@@ -40,6 +41,7 @@ from pyllama_raw.core.scheduling.packer import (
     BudgetMode,
     Packer,
     PrefillOrder,
+    PrefillTurns,
     StepBudget,
 )
 from pyllama_raw.core.scheduling.results import Failures, Outputs
@@ -115,21 +117,15 @@ class Scheduler:
         )
         self._suspects = Suspects()
         budget = StepBudget(token_budget, target_step_s, limits.n_batch, self._costs)
+        make_turns = partial(PrefillTurns, prefill_order, prefill_quantum)
         self._packer = Packer(
-            self._roster,
-            self._suspects,
-            budget,
-            prefill_order,
-            prefill_quantum,
-            budget_mode,
+            self._roster, self._suspects, budget, make_turns, budget_mode
         )
         self._failures = Failures(self._roster, self._packer, self._suspects)
         self._sources = SourceSteps(self._roster) if limits.n_source else None
         self._started = 0.0  # when the last plan was made
         texts = limits if texts is None else texts
-        self._texts = Texts(
-            self._roster, texts, token_budget, target_step_s or GOAL_S
-        )
+        self._texts = Texts(self._roster, texts, token_budget, target_step_s or GOAL_S)
         self._texts_are_next = False  # texts and sequences take turns, a step each
 
     # -- requests ---------------------------------------------------------------
@@ -200,7 +196,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
-        return self._roster.stats()
+        return self._roster.stats(self._costs.cost)
 
     def slots(self) -> tuple[SlotStats, ...]:
         """The slots that run a request, by number."""
