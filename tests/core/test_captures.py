@@ -5,13 +5,13 @@ import pytest
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost
+from pyllama_raw.core.scheduling.costs import CostHistory
 from pyllama_raw.core.stats import (
     MIN_PART,
     SHARE,
     SLACK,
     Captures,
     CopyPrice,
-    PrefillSpeed,
 )
 from pyllama_raw.core.step import Load, Save, Saved
 from tests.core.support import answer, finished, make_request, make_scheduler
@@ -24,8 +24,8 @@ TARGET_S = 0.1
 
 
 def make_captures(price, tokens_per_s=30_000.0):
-    prefill = PrefillSpeed()
-    prefill.observe(round(tokens_per_s), 1.0)
+    prefill = CostHistory()
+    prefill.observe(round(tokens_per_s), 0, 1.0)
     captures = Captures(price, prefill, TARGET_S)
     captures.begin(others_wait=True)
     return captures

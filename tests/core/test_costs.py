@@ -157,5 +157,5 @@ def test_memory_has_a_bound():
     """
     costs = history(CPU.seconds, n_steps=3000)
 
-    assert max(len(steps_of.steps) for steps_of in costs._bins.values()) == RING
+    assert max(len(steps) for steps in costs._bins.values()) == RING
     assert len(costs._bins) <= 2 * 2 * 32

@@ -27,8 +27,9 @@ from pyllama_raw.core.memory.placement import Offer, Restore
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import CapturePlan, Hit, SnapshotKind
 from pyllama_raw.core.request import CacheTier, Namespace, Private, Spans, position
+from pyllama_raw.core.scheduling.costs import CostHistory
 from pyllama_raw.core.sequence import Running, Sequence
-from pyllama_raw.core.stats import Captures, CopyPrice, CopySpeed, PrefillSpeed
+from pyllama_raw.core.stats import Captures, CopyPrice, CopySpeed
 from pyllama_raw.core.step import (
     Delete,
     Fetch,
@@ -63,7 +64,7 @@ class Tiers:
         self,
         host: Tier,
         disk: Tier,
-        prefill: PrefillSpeed,
+        prefill: CostHistory,
         captures: Captures,
         price: CopyPrice | None,
     ) -> None:
@@ -292,7 +293,7 @@ class Tier:
             stored: what is there already, from the one used longest ago to the latest.
         """
         # Captures of all tiers together take the time of one step; `Tiers` sets them.
-        self.captures = Captures(None, PrefillSpeed(), 0.0)
+        self.captures = Captures(None, CostHistory(), 0.0)
         self.name = name
         self.cache = cache
         self.is_on_disk = name is CacheTier.DISK

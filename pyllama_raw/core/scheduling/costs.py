@@ -16,6 +16,7 @@ Equal histories give equal formulas. Memory is that of all bins, however many st
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import inf
@@ -26,7 +27,10 @@ REFIT = 32  # steps between two fits afterwards
 FADE = 256  # steps after which a bin without new ones counts half
 KNEES = (0, 8, 16, 32, 64, 128)  # rows; 0: none
 MIN_GAIN = 0.5  # of the error, that a knee may leave
+MIN_POINTS = 6  # bins without which there is no knee
 RIDGE = 1e-6  # pulls towards no cost; the cost of a row is pulled least of all
+MIN_OBSERVED = 16  # rows of a step that says how fast prompts are
+SMOOTHING = 0.25  # weight of the newest one
 LEAST_S = 1e-9  # a fit never says that a step takes nothing
 
 
@@ -92,67 +96,60 @@ class StepCost:
         return n_decodes + max(wide_extra_s, 0.0) / (row_s - self.wide_row_s)
 
 
-class _Bin:
-    """The latest steps of about one size."""
-
-    __slots__ = ("latest", "steps")
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[float, int, int, float]] = []  # seconds a row, then all
-        self.latest = 0  # the number of the newest step
+# Steps of about one size: seconds a row, rows, rows with logits, seconds.
+Bin = deque[tuple[float, int, int, float]]
 
 
 class CostHistory:
     """
-    Learns a StepCost from steps as they come.
+    Learns a StepCost from steps as they come, and the speed of prompts.
 
     Attributes:
         cost: the formula; None before the first step.
+        tokens_per_s: of steps with prompts, on average; None before the first one.
     """
 
     def __init__(self) -> None:
         self.cost: StepCost | None = None
-        self._bins: dict[tuple[int, bool], _Bin] = {}
+        self.tokens_per_s: float | None = None
+        self._bins: dict[tuple[int, bool], Bin] = {}
+        self._latest: dict[tuple[int, bool], int] = {}  # the newest step of each
         self._n_steps = 0
 
     def observe(self, n_rows: int, n_outputs: int, seconds: float) -> None:
         """Learn from a step of *n_rows*, of which *n_outputs* had logits."""
         if n_rows < 1 or seconds < LEAST_S:
             return
+        # Small steps are bound by memory, not by tokens.
+        if n_rows >= MIN_OBSERVED and n_outputs < n_rows:
+            speed, mean = n_rows / seconds, self.tokens_per_s
+            change = SMOOTHING * (speed - mean) if mean is not None else 0.0
+            self.tokens_per_s = speed if mean is None else mean + change
         self._n_steps += 1
         # Two bins an octave: one step is at most half as large again as another of its bin.
         n_bits = n_rows.bit_length()
         size = 2 * n_bits + (n_rows >> max(n_bits - 2, 0) & 1)
         key = (size, n_outputs < n_rows)
-        steps_of = self._bins.get(key)
-        if steps_of is None:
-            steps_of = self._bins[key] = _Bin()
-        steps_of.latest = self._n_steps
-        steps_of.steps.append((seconds / n_rows, n_rows, n_outputs, seconds))
-        del steps_of.steps[:-RING]
-        if self._n_steps <= EAGER or self._n_steps % REFIT == 0:
-            self.cost = self._fit()
-
-    def _fit(self) -> StepCost:
-        """The formula that fits best."""
+        steps = self._bins.setdefault(key, deque(maxlen=RING))
+        steps.append((seconds / n_rows, n_rows, n_outputs, seconds))
+        self._latest[key] = self._n_steps
+        if self._n_steps > EAGER and self._n_steps % REFIT:
+            return
         points = []
-        for steps_of in self._bins.values():
-            steps = sorted(steps_of.steps)
-            _, n_rows, n_outputs, seconds = steps[(len(steps) - 1) // 2]
-            age = self._n_steps - steps_of.latest
-            weight = len(steps) / (1 + age / FADE) / (seconds * seconds)
-            points.append((n_rows, n_outputs, seconds, weight))
-        best, least = None, 0.0
+        for key, steps in self._bins.items():
+            middle = sorted(steps)[(len(steps) - 1) // 2]
+            age = self._n_steps - self._latest[key]
+            weight = len(steps) / (1 + age / FADE) / (middle[3] * middle[3])
+            points.append((*middle[1:], weight))
+        error = inf
         for knee in KNEES:
-            sizes = {n_rows > knee for n_rows, *_ in points}
+            n_below = sum([n_rows <= knee for n_rows, *_ in points])
             # A knee needs steps on both sides, and more of them than it has freedom.
-            if knee and (len(sizes) < 2 or len(points) < len(KNEES)):
+            if knee and (n_below in (0, len(points)) or len(points) < MIN_POINTS):
                 continue
-            cost, error = _least_squares(points, knee)
-            if best is None or error < least * MIN_GAIN:
-                best, least = cost, error
-        assert best is not None
-        return best
+            cost, remainder = _least_squares(points, knee)
+            if not knee or remainder < error * MIN_GAIN:
+                self.cost, error = cost, remainder
 
 
 def _least_squares(
@@ -162,43 +159,36 @@ def _least_squares(
     # Sums of products of the features 1, narrow rows, outputs, wide rows, and of the seconds.
     sums = [[0.0] * 5 for _ in range(5)]
     for n_rows, n_outputs, seconds, weight in points:
-        n_narrow = min(n_rows, knee) if knee else n_rows
+        n_narrow = min(n_rows, knee or n_rows)
         features = (1.0, n_narrow, n_outputs, n_rows - n_narrow, seconds)
         for line, feature in zip(sums, features, strict=True):
-            factor = weight * feature
-            for j, other in enumerate(features):
-                line[j] += factor * other
-    used = [0, 1, 2, 3] if knee else [0, 1, 2]
+            line[:] = [
+                total + weight * feature * other
+                for total, other in zip(line, features, strict=True)
+            ]
+    # Each cost is pulled to zero by what it could explain, so units do not matter.
+    matrix = [line.copy() for line in sums]
+    for i, ridge in enumerate((RIDGE, RIDGE**2, RIDGE, RIDGE)):
+        matrix[i][i] += ridge * sums[i][i] or 1.0
+    used = [0, 1, 2, 3]
     while True:
-        matrix = [[*(sums[i][j] for j in used), sums[i][4]] for i in used]
-        # Each cost is pulled to zero by what it could explain, so units do not matter.
-        for place, index in enumerate(used):
-            ridge = RIDGE if index != 1 else RIDGE**2
-            matrix[place][place] += ridge * sums[index][index] or 1.0
-        values = dict.fromkeys(range(4), 0.0)
-        values.update(zip(used, _solve(matrix), strict=True))
-        lowest = min(used, key=lambda i: values[i] * sums[i][i] ** 0.5)
+        # Every line loses its part of all other unknowns.
+        lines = {i: [*matrix[i]] for i in used}
+        for i, pivot in lines.items():
+            for j in used:
+                factor = lines[j][i] / pivot[i] if j != i else 0.0
+                lines[j] = [
+                    x - factor * y for x, y in zip(lines[j], pivot, strict=True)
+                ]
+        values = {i: lines[i][4] / lines[i][i] if i in lines else 0.0 for i in range(4)}
+        _, lowest = min((values[i] * sums[i][i] ** 0.5, i) for i in used)
         if values[lowest] >= 0:
             break
         used.remove(lowest)
     # The squares of what is left, by the sums alone.
     error = sums[4][4]
     for i in used:
-        error -= values[i] * (
-            2 * sums[i][4] - sum(values[j] * sums[i][j] for j in used)
-        )
+        explained = sum([values[j] * sums[i][j] for j in used])
+        error -= values[i] * (2 * sums[i][4] - explained)
     wide_s = values[3] if knee else values[1]
     return StepCost(values[0], values[1], values[2], knee, wide_s), max(error, 0.0)
-
-
-def _solve(matrix: list[list[float]]) -> list[float]:
-    """The solution of a positive definite system, whose right side is the last column."""
-    for i, pivot in enumerate(matrix):
-        # Every other line loses its part of this unknown.
-        for line in matrix:
-            if line is not pivot:
-                factor = line[i] / pivot[i]
-                line[i:] = [
-                    x - factor * y for x, y in zip(line[i:], pivot[i:], strict=True)
-                ]
-    return [line[-1] / line[i] for i, line in enumerate(matrix)]

@@ -253,7 +253,8 @@ class Packer:
             prompts, caps = policy.quotas(prompts, all_may_wait=goes_on)
         # Scored prompts need a row for each token: those that streams leave.
         n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
-        share_rows(n_rows, prompts, single=lot.is_single)
+        if any(running.request.scores_prompt for running in prompts):
+            share_rows(n_rows, prompts, single=lot.is_single)
         # As many as there are, as fit the batch, and as have cells beside streams.
         n_left = min(n_tokens, sum(running.n_behind for running in prompts))
         if self.prefill_cap is not None:
@@ -314,9 +315,9 @@ def _prefill(running: Running, n_tokens: int) -> Work:
     end = start + n_tokens
     chunk, samples = tokens[start:end], end == len(tokens)
     pos = sequence.position(start)
-    span = span_at(running.request.spans, start)
-    if span is not None:
-        n_before = start - running.request.spans[span].start
+    spans = running.request.spans
+    if spans and (span := span_at(spans, start)) is not None:
+        n_before = start - spans[span].start
         return PrefillSpan(request_id, slot, pos, chunk, span, n_before)
     # Tokens that were scored before are computed again without.
     if sequence.is_scoring and start == len(sequence.prompt_logprobs):
@@ -437,7 +438,8 @@ class PrefillTurns:
         Returns:
             Tokens by slot; they sum up to the budget unless no prompt can take more.
         """
-        ring = self._ring(prompts, budget)
+        *_, first = min([(r.sequence.rank, r.slot, r) for r in prompts])
+        ring = self._ring(prompts, first, budget)
         shares: dict[int, int] = {}
         while ring and budget > 0:
             running = ring[0]
@@ -466,30 +468,34 @@ class PrefillTurns:
                 ring.rotate(-1)
         if ring:
             self._turn = ring[0].slot
-        first = min(prompts, key=_by_rank)
         self._n_passed += sum(shares.values()) - shares.get(first.slot, 0)
         return shares
 
     def pick(self, prompts: Items[Running]) -> Running:
         """The prompt whose turn it is, where a turn is one work."""
-        prompt = self._ring(prompts, n_least(prompts[0]))[0]
+        *_, first = min([(r.sequence.rank, r.slot, r) for r in prompts])
+        prompt = self._ring(prompts, first, n_least(first))[0]
         self._turn = prompt.slot + 1
-        self._n_passed += n_least(prompt)
+        self._n_passed += n_least(prompt) if prompt is not first else 0
         return prompt
 
     def repeat(self) -> None:
         """Take back the last turn, because it was not computed."""
         self._turn, self._n_passed = self._last_turn, self._last_passed
 
-    def _ring(self, prompts: Items[Running], budget: int) -> deque[Running]:
+    def _ring(
+        self, prompts: Items[Running], first: Running, budget: int
+    ) -> deque[Running]:
         """*prompts* in the order in which they have tokens of this step."""
         self._last_turn, self._last_passed = self._turn, self._n_passed
         if self._order == "shortest":
-            ring = deque(sorted(prompts, key=_by_length))
+            lengths = sorted(
+                [(r.n_behind, r.sequence.rank, r.slot, r) for r in prompts]
+            )
+            ring = deque([running for *_, running in lengths])
             # The one that came first has waited for enough others: this step is its own.
             if self._n_passed >= PATIENCE * budget:
                 self._n_passed = 0
-                first = min(prompts, key=_by_rank)
                 ring.remove(first)
                 ring.appendleft(first)
             return ring
@@ -500,14 +506,6 @@ class PrefillTurns:
                 break
             ring.rotate(-1)
         return ring
-
-
-def _by_length(running: Running) -> tuple[int, tuple[int, int]]:
-    return running.n_behind, running.sequence.rank
-
-
-def _by_rank(running: Running) -> tuple[int, int]:
-    return running.sequence.rank
 
 
 def n_ready(running: Running) -> int:
@@ -523,8 +521,8 @@ def n_ready(running: Running) -> int:
     if running.points:
         n_ready = running.points[0] - n_computed
     # Tokens and rows share no decode.
-    end = border(running.request.spans, n_computed)
-    if end is not None:
+    spans = running.request.spans
+    if spans and (end := border(spans, n_computed)) is not None:
         n_ready = min(n_ready, end - n_computed)
     # What was scored already needs no rows, and the others one each.
     if sequence.is_scoring:

@@ -48,8 +48,15 @@ from pyllama_raw.core.scheduling.results import Failures, Outputs
 from pyllama_raw.core.scheduling.roster import Note, Roster
 from pyllama_raw.core.scheduling.texts import SourceSteps, Texts
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.stats import Occupancy, PrefillSpeed, SchedulerStats, SlotStats
-from pyllama_raw.core.step import DecodeStatus, Fetched, StepPlan, StepResult, Written
+from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
+from pyllama_raw.core.step import (
+    Computed,
+    DecodeStatus,
+    Fetched,
+    StepPlan,
+    StepResult,
+    Written,
+)
 from pyllama_raw.errors import PyllamaError
 
 NO_COST = SnapshotCost()
@@ -95,13 +102,12 @@ class Scheduler:
         """
         self._max_overtakes = max_overtakes
         self._for_priority = preempt == "priority"
-        self._speed = PrefillSpeed()
         self._costs = CostHistory()
         self._memory = Memory(
             limits,
             cache=cache,
             disk=disk,
-            prefill=self._speed,
+            prefill=self._costs,
             cost=snapshot_cost,
             interval=snapshot_interval_tokens,
             target_step_s=target_step_s or GOAL_S,
@@ -384,10 +390,8 @@ class Scheduler:
         computed_s = now - self._started - result.moves_s
         # A step that was begun ahead has taken what its decode took, too.
         step_s = max(computed_s, result.decode_s + result.sample_s)
-        n_rows, n_outputs = plan.n_tokens, sum([work.samples for work in plan.works])
-        self._costs.observe(n_rows, n_outputs, step_s)
-        if n_tokens > len(plan.works):
-            self._speed.observe(n_tokens, computed_s)
-        elif not plan.moves:
+        n_outputs = sum([type(output) is not Computed for output in result.outputs])
+        self._costs.observe(n_tokens, n_outputs, step_s)
+        if n_tokens == len(plan.works) and not plan.moves:
             self._memory.captures.observe_decode(computed_s)
         return self.take_events()
