@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from pyllama_raw import EngineConfig, SamplingParams
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.request import CacheTier, Finished, Request
-from pyllama_raw.core.scheduling.costs import CostHistory
 from pyllama_raw.core.step import (
     Copy,
     DecodeStatus,

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import NamedTuple
 
+from pyllama_raw.core.costs import SMOOTHING, CostHistory, StepCost
 from pyllama_raw.core.request import FinishReason
-from pyllama_raw.core.scheduling.costs import SMOOTHING, CostHistory, StepCost
 
 
 @dataclass(slots=True)

@@ -2,10 +2,10 @@
 
 import pytest
 
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost
-from pyllama_raw.core.scheduling.costs import CostHistory
 from pyllama_raw.core.stats import (
     MIN_PART,
     SHARE,
@@ -283,7 +283,7 @@ def test_a_restore_that_is_dearer_than_computing_is_not_taken():
     scheduler = make_scheduler(
         1, 400, 400, cache=cache, unified=True, snapshot_cost=SnapshotCost(0, 1, SLOW)
     )
-    scheduler._speed.observe(30_000, 1.0)
+    scheduler._costs.observe(30_000, 0, 1.0)
     scheduler.add(request, 0.0)
     events = []
     while plan := scheduler.schedule(1.0):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.core.scheduling.costs import RING, CostHistory, StepCost
+from pyllama_raw.core.costs import RING, CostHistory, StepCost
 
 SIZES = (1, 2, 4, 6, 8, 16, 24, 32, 48, 64, 100, 128, 200, 256, 512)
 

@@ -78,6 +78,18 @@ def test_no_micro_batch_is_a_single_token_of_a_prompt(sizes, n_decodes, n_ubatch
     assert n_tokens <= n_ubatch or n_tokens % n_ubatch != 1 or max(sizes) <= 3
 
 
+def test_after_the_last_slot_the_first_has_its_turn():
+    """
+    Turns go by slot, and none follows the last one.
+    """
+    turns = PrefillTurns("turns", quantum=4)
+    prompts = [make_running(slot, 10) for slot in range(2)]
+
+    heads = [turns.pick(prompts).slot for _ in range(3)]
+
+    assert heads == [0, 1, 0]
+
+
 def test_the_shortest_prompt_goes_first():
     """
     A step has all of it before another prompt has a token; of equal ones the first that came.

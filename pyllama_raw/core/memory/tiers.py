@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Self
 
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.memory.cache import PrefixCache, Reservation
 from pyllama_raw.core.memory.placement import Offer, Restore
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import CapturePlan, Hit, SnapshotKind
 from pyllama_raw.core.request import CacheTier, Namespace, Private, Spans, position
-from pyllama_raw.core.scheduling.costs import CostHistory
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.stats import Captures, CopyPrice, CopySpeed
 from pyllama_raw.core.step import (

@@ -35,8 +35,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from pyllama_raw.core import exact
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.request import Lot, border, span_at
-from pyllama_raw.core.scheduling.costs import CostHistory
 from pyllama_raw.core.scheduling.lots import (
     Groups,
     LotGroup,
@@ -253,7 +253,7 @@ class Packer:
             prompts, caps = policy.quotas(prompts, all_may_wait=goes_on)
         # Scored prompts need a row for each token: those that streams leave.
         n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
-        if any(running.request.scores_prompt for running in prompts):
+        if any(running.sequence.is_scoring for running in prompts):
             share_rows(n_rows, prompts, single=lot.is_single)
         # As many as there are, as fit the batch, and as have cells beside streams.
         n_left = min(n_tokens, sum(running.n_behind for running in prompts))
@@ -535,13 +535,12 @@ def n_ready(running: Running) -> int:
 
 def share_rows(n_rows: int, prompts: Items[Running], *, single: bool = False) -> None:
     """
-    Divide *n_rows* output rows among *prompts*: one for each that is not scored.
+    Divide *n_rows* output rows among *prompts*, of which some are scored: one for each other.
 
     Where only one of them gets into the step, it has all.
     """
     scoring = [running for running in prompts if running.sequence.is_scoring]
-    if scoring:
-        n_free = n_rows - (len(prompts) - len(scoring))
-        n_each = n_rows if single else n_free // len(scoring)
-        for running in scoring:
-            running.max_rows = max(n_each, 1)
+    n_free = n_rows - (len(prompts) - len(scoring))
+    n_each = n_rows if single else n_free // len(scoring)
+    for running in scoring:
+        running.max_rows = max(n_each, 1)

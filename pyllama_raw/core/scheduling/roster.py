@@ -22,6 +22,7 @@ from heapq import heappop, heappush
 from math import isnan
 from typing import Literal
 
+from pyllama_raw.core.costs import StepCost
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.policy_runner import PolicyRunner, Victim, WaitingQueue, choose
 from pyllama_raw.core.request import (
@@ -32,7 +33,6 @@ from pyllama_raw.core.request import (
     Request,
     are_valid,
 )
-from pyllama_raw.core.scheduling.costs import StepCost
 from pyllama_raw.core.sequence import Running, Sequence, TextSequence
 from pyllama_raw.core.stats import Counters, SchedulerStats
 from pyllama_raw.errors import (

@@ -22,6 +22,7 @@ from functools import partial
 from itertools import islice
 from typing import Literal
 
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.slots import ContextLimits, growth
@@ -34,7 +35,6 @@ from pyllama_raw.core.policy_runner import (
     pass_on_interrupts,
 )
 from pyllama_raw.core.request import SOURCES, Event, FinishReason, Request
-from pyllama_raw.core.scheduling.costs import CostHistory
 from pyllama_raw.core.scheduling.lots import Suspects
 from pyllama_raw.core.scheduling.packer import (
     GOAL_S,
