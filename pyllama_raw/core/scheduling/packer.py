@@ -13,14 +13,15 @@ The packer chooses what the next step computes.
    | latency_first | all | what is left, if there is any |
    | throughput_first | at most a quarter | the others |
 
-3. The budget is the latency knob: a step stalls each stream as long as it takes, so it
-   has what the machine computes in `target_s`. The speed is learned from the steps
-   themselves.
-4. Prompts share the step by deficit round-robin. The prompt whose turn it is takes
-   tokens until its quantum is spent or it is done, then the next one's turn comes. A
-   turn outlives the step: what is left of a quantum is the sequence's `deficit`. So a
-   short prompt waits for at most one quantum of each other prompt, however long those
-   are, and few prompts share a step, which keeps chunks large.
+3. The budget is the latency knob: a step stalls each stream as long as it takes. What it
+   takes is learned from the steps themselves; `StepBudget` says how long it may take.
+4. The prompt with the fewest tokens left has the step first, so few prompts share a step,
+   and most have their first token soon. One step in five begins with the prompt that came
+   first, so each goes on, and a short one waits for one such step at a time.
+   In the order `turns` prompts share the step by deficit round-robin instead. The prompt
+   whose turn it is takes tokens until its quantum is spent or it is done, then the next
+   one's turn comes. A turn outlives the step: what is left of a quantum is the sequence's
+   `deficit`. So a short prompt waits for at most one quantum of each other prompt.
 5. When cells are short, the sequence of the worst rank gives up its own.
 
 Source: Shreedhar and Varghese, Efficient Fair Queuing using Deficit Round Robin, 1995.

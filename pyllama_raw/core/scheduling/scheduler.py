@@ -386,7 +386,6 @@ class Scheduler:
         n_tokens = self._outputs.take(plan.works, result.outputs, now)
         if self._suspects.all:
             self._suspects.clear(self._roster.alive, self._slots.running)
-        # A step with prompts says how fast they are, one without what a decode takes.
         computed_s = now - self._started - result.moves_s
         # A step that was begun ahead has taken what its decode took, too.
         step_s = max(computed_s, result.decode_s + result.sample_s)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 from pydantic import Field
 
 from pyllama_raw.api.results import percentile
+from pyllama_raw.core.costs import StepCost
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
@@ -91,6 +92,13 @@ class CostModel(Checked):
             + self.saved_token * size[3]
             + self.loaded_token * size[4]
         )
+
+    @classmethod
+    def of(cls, cost: StepCost) -> CostModel:
+        """What an engine has learned, as `stats().step_cost` shows it; steps beyond its knee."""
+        bend_s = (cost.row_s - cost.wide_row_s) * cost.knee
+        token_s = cost.wide_row_s
+        return cls(max(cost.fixed_s + bend_s, 0.0), token_s, token_s + cost.output_s)
 
     def save(self, path: Path) -> None:
         """Write it as a JSON object."""
