@@ -106,11 +106,13 @@ class CostHistory:
 
     Attributes:
         cost: the formula; None before the first step.
+        largest: the most rows that a step had; beyond them the formula is a guess.
         tokens_per_s: of steps with prompts, on average; None before the first one.
     """
 
     def __init__(self) -> None:
         self.cost: StepCost | None = None
+        self.largest = 0
         self.tokens_per_s: float | None = None
         self._bins: dict[tuple[int, bool], Bin] = {}
         self._latest: dict[tuple[int, bool], int] = {}  # the newest step of each
@@ -125,6 +127,7 @@ class CostHistory:
             speed, mean = n_rows / seconds, self.tokens_per_s
             change = SMOOTHING * (speed - mean) if mean is not None else 0.0
             self.tokens_per_s = speed if mean is None else mean + change
+        self.largest = max(self.largest, n_rows)
         self._n_steps += 1
         # Two bins an octave: one step is at most half as large again as another of its bin.
         n_bits = n_rows.bit_length()

@@ -427,7 +427,7 @@ def test_rows_of_images_leave_streams_half_of_the_target():
         sizes.append(plan.n_tokens)
         scheduler.apply(plan, answer(plan), now + plan.n_tokens / 512)
 
-    assert sizes == [1, 128, 1, 128, 1, 128]
+    assert sizes == [1, 64, 1, 128, 1, 128]
 
 
 def test_split_memory_counts_no_cells():

@@ -3,7 +3,14 @@
 import pytest
 
 from pyllama_raw.core.costs import CostHistory, StepCost
-from pyllama_raw.core.scheduling.packer import GOAL_S, GRAIN, LOSS, STRETCH, StepBudget
+from pyllama_raw.core.scheduling.packer import (
+    GOAL_S,
+    GRAIN,
+    IDLE_STRETCH,
+    LOSS,
+    STRETCH,
+    StepBudget,
+)
 
 N_SLOTS = 8
 SMALL = StepCost(0.015, 0.0009, 0.0003, 0, 0.0009)  # much of a step is its fixed time
@@ -15,7 +22,7 @@ MACHINES = [SMALL, SLOW, KNEE, FLAT]
 
 def budget(cost, target_s=None, max_tokens=2048) -> StepBudget:
     costs = CostHistory()
-    costs.cost = cost
+    costs.cost, costs.largest = cost, max_tokens
     return StepBudget(None, target_s, max_tokens, costs)
 
 
@@ -42,7 +49,8 @@ def test_a_step_loses_little_or_is_as_long_as_it_may_be(cost, n_streams):
 
     factor = 1 if n_streams else 4
     alone_s = cost.seconds(max(n_streams, 1), max(n_streams, 1))
-    most_s = STRETCH * factor * max(GOAL_S, alone_s)
+    stretch = STRETCH if n_streams else IDLE_STRETCH
+    most_s = stretch * factor * max(GOAL_S, alone_s)
     n_goal = cost.n_rows(factor * GOAL_S, n_streams)
     # A grain more or less decides nothing.
     n_next = n_tokens + GRAIN
@@ -107,6 +115,18 @@ def test_captures_take_their_part_of_a_step():
 
     assert steps.limit(1, 1, 2, spent_s=0.05) < steps.limit(1, 1, 2)
     assert steps.limit(1, 1, 2, spent_s=1.0) == GRAIN
+
+
+def test_steps_grow_step_by_step():
+    """
+    What small steps say of large ones is a guess, and a wrong one would stall all streams.
+    """
+    steps, sizes = budget(StepCost(0.01, 0.0, 0.0, 0, 0.0)), []
+    for largest in (8, 64, 256, 1024):
+        steps._costs.largest = largest
+        sizes.append(steps.limit(1, 1, 2))
+
+    assert sizes == [64, 256, 1024, 2048]
 
 
 def test_nothing_is_known_before_the_first_step():

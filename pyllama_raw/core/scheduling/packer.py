@@ -63,6 +63,10 @@ FIRST_BUDGET = 64  # before anything was measured
 GOAL_S = 0.1  # of a step that streams wait for, unless the target is another
 IDLE_FACTOR = 4  # a step that stalls no stream may take longer
 STRETCH = 4  # times the goal, that a step may take to be worth it
+IDLE_STRETCH = (
+    2  # likewise of a step that stalls no stream, whose goal is longer already
+)
+GROWTH = 4  # times the rows of the largest step that was seen
 LOSS = (
     0.02  # of the pace of prompts, that small steps may cost; rounding costs some more
 )
@@ -334,7 +338,8 @@ class StepBudget:
     A step stalls each stream, so it is to take `target_s` at most. But its fixed time is paid by
     the step, and few rows make poor products. With a target of None the goal is GOAL_S, and a step
     is larger where that goal would cost more than LOSS of the throughput of prompts, up to
-    STRETCH times the goal, or times what the streams alone take.
+    STRETCH times the goal, or times what the streams alone take. Without streams the goal is
+    IDLE_FACTOR times as long, because only who comes meanwhile waits.
 
     The decodes of a step are worth their share of a decode of all that run, because there they
     would end up. The more streams go on beside a prompt, the less a small step loses.
@@ -383,10 +388,13 @@ class StepBudget:
         n_rows = cost.n_rows(goal_s - spent_s, n_decodes)
         if self._target_s is None:
             alone_s = factor * cost.seconds(max(n_streams, 1), max(n_streams, 1))
-            most_s = STRETCH * max(goal_s, alone_s) - spent_s
+            stretch = STRETCH if n_streams else IDLE_STRETCH
+            most_s = stretch * max(goal_s, alone_s) - spent_s
             worth_s = cost.seconds(n_running, n_running) * n_decodes / max(n_running, 1)
             n_worth = cost.n_worth(n_decodes, worth_s, LOSS)
             n_rows = max(n_rows, min(n_worth, cost.n_rows(most_s, n_decodes)))
+        # Steps grow step by step, because a formula of small ones is a guess of large ones.
+        n_rows = min(n_rows, max(GROWTH * self._costs.largest, FIRST_BUDGET))
         # A hundredth of a row is the rounding of the fit.
         n_tokens = int(min(n_rows, self._max_tokens) + 0.01) // GRAIN * GRAIN
         return max(n_tokens, min(GRAIN, self._max_tokens))

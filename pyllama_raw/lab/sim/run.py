@@ -95,7 +95,7 @@ class CostModel(Checked):
 
     @classmethod
     def of(cls, cost: StepCost) -> CostModel:
-        """What an engine has learned, as `stats().step_cost` shows it; steps beyond its knee."""
+        """Make one of what an engine has learned, `stats().step_cost`, beyond the knee."""
         bend_s = (cost.row_s - cost.wide_row_s) * cost.knee
         token_s = cost.wide_row_s
         return cls(max(cost.fixed_s + bend_s, 0.0), token_s, token_s + cost.output_s)
