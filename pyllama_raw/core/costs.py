@@ -82,8 +82,6 @@ class StepCost:
             return inf
         # What the prompts pay besides their rows, on both sides of the knee.
         extra_s = self.seconds(n_decodes, n_decodes) - worth_s
-        if not n_decodes:
-            extra_s = self.fixed_s
         n_narrow = max(self.knee - n_decodes, 0)
         wide_extra_s = extra_s + (self.row_s - self.wide_row_s) * n_narrow
         # The best pace is that of an endless step, or that at the knee.

@@ -151,6 +151,23 @@ def test_no_history_gives_what_is_no_formula(steps):
         assert 0 <= costs.cost.n_rows(1.0) <= inf
 
 
+SECONDS = st.floats(0, 10, allow_subnormal=False)
+
+
+@given(
+    st.builds(
+        StepCost, SECONDS, SECONDS, SECONDS, st.sampled_from([0, 8, 64]), SECONDS
+    ),
+    st.integers(0, 300),
+    SECONDS,
+)
+def test_rows_that_are_worth_a_step_are_a_number(cost, n_decodes, worth_s):
+    """
+    Whatever a formula says, also what no machine does.
+    """
+    assert cost.n_worth(n_decodes, worth_s, 0.02) >= n_decodes
+
+
 def test_memory_has_a_bound():
     """
     However many steps there were, a bin has the latest ones.
