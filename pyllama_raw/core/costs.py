@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from math import inf
 
 RING = 15  # steps that a bin remembers
-EAGER = 16  # so many steps are each learned from at once
-REFIT = 32  # steps between two fits afterwards
+NEWS = 8  # an eighth more steps make another fit, because early ones say most
+MAX_NEWS = 32  # steps, at most, between two fits
 FADE = 256  # steps after which a bin without new ones counts half
 KNEES = (0, 8, 16, 32, 64, 128)  # rows; 0: none
 MIN_GAIN = 0.5  # of the error, that a knee may leave
@@ -115,6 +115,7 @@ class CostHistory:
         self._bins: dict[tuple[int, bool], Bin] = {}
         self._latest: dict[tuple[int, bool], int] = {}  # the newest step of each
         self._n_steps = 0
+        self._next_fit = 0  # the step that is to be learned from
 
     def observe(self, n_rows: int, n_outputs: int, seconds: float) -> None:
         """Learn from a step of *n_rows*, of which *n_outputs* had logits."""
@@ -134,8 +135,9 @@ class CostHistory:
         steps = self._bins.setdefault(key, deque(maxlen=RING))
         steps.append((seconds / n_rows, n_rows, n_outputs, seconds))
         self._latest[key] = self._n_steps
-        if self._n_steps > EAGER and self._n_steps % REFIT:
+        if self._n_steps < self._next_fit:
             return
+        self._next_fit = self._n_steps + min(self._n_steps // NEWS + 1, MAX_NEWS)
         points = []
         for key, steps in self._bins.items():
             middle = sorted(steps)[(len(steps) - 1) // 2]
