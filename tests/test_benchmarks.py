@@ -239,6 +239,8 @@ def by_night(script: str, *arguments: str) -> object:
     [
         ("soak.py", ["--requests", "100", "--long", "40"]),
         ("interference.py", ["--no-peers"]),
+        by_night("step_times.py"),
+        by_night("step_simulated.py"),
         ("offline.py", ["--no-peers", "--slots", "2"]),
         (
             "over_http.py",

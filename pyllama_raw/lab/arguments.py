@@ -191,7 +191,7 @@ def add_simulate(parser: ArgumentParser) -> None:
     add(group, "--max-tokens", count, "N", text)
     add(group, "--seed", whole_number, "N", "of all that is drawn", default=0)
     group = parser.add_argument_group("machine")
-    add_fields(group, SchedulerConfig, (*OF_SCHEDULER, "budget_mode"))
+    add_fields(group, SchedulerConfig, (*OF_SCHEDULER, "budget_mode", "prefill_order"))
     add(group, "--cells", count, "N", "KV cells of all slots together")
     add(
         group,

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 from pydantic import Field
 
 from pyllama_raw.api.results import percentile
+from pyllama_raw.core.costs import StepCost
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
@@ -35,7 +36,7 @@ from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.policies import PolicyAnswerError
 from pyllama_raw.core.policy_runner import PolicyFault, pass_on_interrupts
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
-from pyllama_raw.core.scheduling.packer import BudgetMode
+from pyllama_raw.core.scheduling.packer import BudgetMode, PrefillOrder
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import (
@@ -120,6 +121,13 @@ class CostModel(Checked):
             + self.saved_token * size[3]
             + self.loaded_token * size[4]
         )
+
+    @classmethod
+    def of(cls, cost: StepCost) -> CostModel:
+        """Make one of what an engine has learned, `stats().step_cost`, beyond the knee."""
+        bend_s = (cost.row_s - cost.wide_row_s) * cost.knee
+        token_s = cost.wide_row_s
+        return cls(max(cost.fixed_s + bend_s, 0.0), token_s, token_s + cost.output_s)
 
     def save(self, path: Path) -> None:
         """Write it as a JSON object."""
@@ -317,12 +325,13 @@ class Machine(Checked):
 
     policy: str = "fcfs"
     budget_mode: BudgetMode = "balanced"
+    prefill_order: PrefillOrder = "shortest"
     n_slots: Count = 8
     n_ctx_slot: Room = 2048
     n_batch: Count = 2048
     n_cells: Room | None = None  # None: n_ctx_slot for each slot
     token_budget: Count | None = None
-    target_step_s: Positive = 0.1
+    target_step_s: Positive | None = None
     max_overtakes: Whole = 16
     cached_tokens: Whole = 0  # snapshots in host memory hold at most so many
     cost: CostModel = NO_COST_MODEL
@@ -354,6 +363,7 @@ class Machine(Checked):
             max_overtakes=self.max_overtakes,
             policy=make_policy(self.policy),
             budget_mode=self.budget_mode,
+            prefill_order=self.prefill_order,
             cache=cache,
             snapshot_cost=SnapshotCost(0, TOKEN_BYTES),
             report=report,

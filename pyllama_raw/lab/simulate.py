@@ -129,7 +129,9 @@ def _fit(options: Namespace) -> int:
 
 
 def _machine(options: Namespace) -> Machine:
-    options_of_scheduler = given(options, (*OF_SCHEDULER, "budget_mode"))
+    options_of_scheduler = given(
+        options, (*OF_SCHEDULER, "budget_mode", "prefill_order")
+    )
     cost = CostModel() if options.cost is None else CostModel.load(options.cost)
     return Machine(
         n_cells=options.cells,

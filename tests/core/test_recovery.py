@@ -256,7 +256,10 @@ def test_a_culprit_does_not_clear_who_failed_alone():
     One failure alone is remembered while another request turns out to be a culprit.
     """
     scheduler = make_scheduler(
-        unified=False, deterministic=True, kind=SnapshotKind.STATE
+        unified=False,
+        deterministic=True,
+        kind=SnapshotKind.STATE,
+        prefill_order="turns",
     )
     for request_id in range(2):
         scheduler.add(make_request(request_id, n_prompt=4, max_tokens=9), 0.0)

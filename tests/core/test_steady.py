@@ -23,7 +23,8 @@ def test_prompts_are_steady_when_all_have_ended():
     """
     requests = make_request(0, n_prompt=10), make_request(1, n_prompt=2)
 
-    found = hints(make_scheduler(token_budget=4), *requests, n_steps=3)
+    scheduler = make_scheduler(token_budget=4, prefill_order="turns")
+    found = hints(scheduler, *requests, n_steps=3)
 
     assert found == [(False, 4), (False, 4), (True, 4)]
 

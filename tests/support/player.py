@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from pyllama_raw import EngineConfig, SamplingParams
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.request import CacheTier, Finished, Request
-from pyllama_raw.core.stats import PrefillSpeed
 from pyllama_raw.core.step import (
     Copy,
     DecodeStatus,
@@ -113,7 +113,7 @@ class Player:
         self.parts = parts
         # What is kept must not depend on how busy the machine was when copies were measured, or
         # is when they are made.
-        parts.scheduler._memory.captures.__init__(None, PrefillSpeed(), 1e9)
+        parts.scheduler._memory.captures.__init__(None, CostHistory(), 1e9)
         self._driver = Driver(parts.scheduler, self, lambda: 0.0, self._take)
         self._routers = routers
         self._scores: dict[int, tuple[Work, Scores]] = {}  # by id of the work

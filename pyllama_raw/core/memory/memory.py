@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.placement import (
@@ -52,7 +53,7 @@ from pyllama_raw.core.memory.snapshots import (
 from pyllama_raw.core.memory.tiers import Loading, SnapshotCost, Tier, Tiers
 from pyllama_raw.core.request import CacheTier, Namespace, Private, border, is_of
 from pyllama_raw.core.sequence import Running, Sequence
-from pyllama_raw.core.stats import Captures, PrefillSpeed
+from pyllama_raw.core.stats import Captures
 from pyllama_raw.core.step import Delete, Move, StepResult
 
 MIN_WAIT = 16  # tokens that waiting for a leader must save
@@ -77,7 +78,7 @@ class Memory:
         *,
         cache: PrefixCache | None,
         disk: Tier | None,
-        prefill: PrefillSpeed,
+        prefill: CostHistory,
         cost: SnapshotCost,
         interval: int,
         target_step_s: float,

@@ -23,13 +23,14 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple, Self
 
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.memory.cache import PrefixCache, Reservation
 from pyllama_raw.core.memory.placement import Offer, Restore
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import CapturePlan, Hit, SnapshotKind
 from pyllama_raw.core.request import CacheTier, Namespace, Private, Spans, position
 from pyllama_raw.core.sequence import Running, Sequence
-from pyllama_raw.core.stats import Captures, CopyPrice, CopySpeed, PrefillSpeed
+from pyllama_raw.core.stats import Captures, CopyPrice, CopySpeed
 from pyllama_raw.core.step import (
     Delete,
     Fetch,
@@ -64,7 +65,7 @@ class Tiers:
         self,
         host: Tier,
         disk: Tier,
-        prefill: PrefillSpeed,
+        prefill: CostHistory,
         captures: Captures,
         price: CopyPrice | None,
     ) -> None:
@@ -302,7 +303,7 @@ class Tier:
         """
         # Captures of all tiers together take the time of one step, and no two saves have one id;
         # `Tiers` sets both.
-        self.captures = Captures(None, PrefillSpeed(), 0.0)
+        self.captures = Captures(None, CostHistory(), 0.0)
         self.save_ids = count(1)
         self.name = name
         self.cache = cache

@@ -22,6 +22,7 @@ from heapq import heappop, heappush
 from math import isnan
 from typing import Literal
 
+from pyllama_raw.core.costs import StepCost
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.policy_runner import PolicyRunner, Victim, WaitingQueue, choose
 from pyllama_raw.core.request import (
@@ -332,7 +333,7 @@ class Roster:
         for sequence in list(self.alive.values()):
             self.finish(sequence, error, now)
 
-    def stats(self) -> SchedulerStats:
+    def stats(self, step_cost: StepCost | None = None) -> SchedulerStats:
         """The state of this moment and all totals."""
         limits = self.slots.limits
         host, disk = self.memory.ledgers
@@ -350,6 +351,7 @@ class Roster:
             kv_bytes_used=self.slots.cells.n_used * self.memory.cell_bytes,
             cache_bytes=host.n_used_bytes,
             disk_bytes=disk.n_used_bytes,
+            step_cost=step_cost,
             policy_faults=0 if self.policy is None else self.policy.n_faults,
             **asdict(self.counters),
         )
