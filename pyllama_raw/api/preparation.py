@@ -33,6 +33,7 @@ from pyllama_raw.core.request import (
     Namespace,
     Private,
     Request,
+    Scoring,
     TokenLogprobs,
 )
 from pyllama_raw.core.text import NO_STOPS, Detokenizer, StopStrings
@@ -495,7 +496,7 @@ class Preparation:
                 request,
                 request_id=request_id,
                 sampling=sampling,
-                scores_prompt=sampling.prompt_logprobs is not None,
+                scoring=_scoring(sampling),
             )
             yield Choice(index, forked, seed, self._parts.vocab.pieces, names)
 
@@ -595,6 +596,11 @@ def _takes_long(params: SamplingParams) -> bool:
         or n_tokens > MANY_TOKENS
         or sum(map(len, params.stop)) > LONG_STOP
     )
+
+
+def _scoring(params: SamplingParams) -> Scoring | None:
+    n_top = params.prompt_logprobs
+    return None if n_top is None else Scoring(n_top=n_top)
 
 
 def _needs_names(params: SamplingParams) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from pyllama_raw import CacheConfig
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.request import Request, TokenLogprobs
+from pyllama_raw.core.request import Request, Scoring, TokenLogprobs
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import (
     DecodeStatus,
@@ -33,12 +33,14 @@ def make(n_outputs=8, n_slots=2, n_ctx_slot=64, n_cells=None, **options) -> Sche
 
 
 def scored(request_id=0, n_prompt=20, **fields) -> Request:
-    return make_request(request_id, n_prompt, scores_prompt=True, **fields)
+    return make_request(request_id, n_prompt, scoring=Scoring(), **fields)
 
 
 def n_rows(plan: StepPlan) -> int:
     return sum(
-        len(work.tokens) if isinstance(work, ScoredPrefill) else work.samples
+        len(work.tokens) - work.n_plain
+        if isinstance(work, ScoredPrefill)
+        else work.samples
         for work in plan.works
     )
 
@@ -86,7 +88,7 @@ def test_scored_prompts_leave_rows_to_the_others():
 
 def test_nothing_is_scored_that_was_not_asked_for():
     """
-    Without scores_prompt no chunk has targets and no end has log-probabilities.
+    Without scoring no chunk has targets and no end has log-probabilities.
     """
     scheduler = make()
     scheduler.add(make_request(n_prompt=20), 0.0)

@@ -39,8 +39,9 @@ from pyllama_raw.core.memory.placement import (
     TakeOver,
     fill,
     find_sources,
-    n_reusable,
+    n_restorable,
     place,
+    take_scores,
 )
 from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots, contents_of
 from pyllama_raw.core.memory.snapshots import (
@@ -120,21 +121,20 @@ class Memory:
             self.tiers.hold(start)
         idle = self.slots.all[slot]
         assert isinstance(idle, Idle)
-        self._cut(idle, start.n_tokens if isinstance(start, TakeOver) else 0)
+        n_tokens = start.n_tokens if isinstance(start, TakeOver) else 0
+        take_scores(idle, sequence, n_tokens)
+        self._cut(idle, n_tokens)
         self._start(self.slots.seat(sequence, slot), start)
 
     def _survey(self, sequence: Sequence) -> tuple[Question, list[Source], list[Offer]]:
         """The question that placement answers, and what slots and tiers have."""
-        n_most, can_cut = n_reusable(sequence), self.slots.limits.kind.can_cut
+        can_cut = self.slots.limits.kind.can_cut
+        n_most = n_restorable(sequence)
         question = Question(n_most, can_cut, self.min_wait, self.tiers.disk.min_gain)
-        if not self._may_reuse(sequence):
+        if not self.reuses:
             return question, [], []
         offers = self._offers(sequence, n_most)
         return question, find_sources(self.slots, sequence), offers
-
-    def _may_reuse(self, sequence: Sequence) -> bool:
-        # Tokens that are not computed could not be scored.
-        return self.reuses and not sequence.is_scoring
 
     def _offers(self, sequence: Sequence, n_most: int) -> list[Offer]:
         """What the tiers have of *sequence*, as far as there are cells for it."""
@@ -194,6 +194,7 @@ class Memory:
                 self._load(running, Loading(start), start.hit.n_tokens)
             case CopyOf(slot, n_tokens):
                 # Another slot has it, too. In unified memory both have the same cells.
+                take_scores(self.slots.all[slot], running.sequence, n_tokens)
                 self.slots.copy(slot, running, n_tokens)
                 self._begin(running)
             case _:
@@ -204,8 +205,9 @@ class Memory:
         """*running* computes from here on; nothing was restored of it."""
         running.note_cached(CacheTier.LIVE)
         sequence = running.sequence
-        if self._may_reuse(sequence):
-            hit = self.tiers.host.match(sequence, n_reusable(sequence))
+        if self.reuses:
+            n_most = n_restorable(sequence)
+            hit = self.tiers.host.match(sequence, n_most)
             # A longer snapshot was not taken, so it is no hit.
             if hit.n_tokens > running.n_computed:
                 hit = replace(hit, n_tokens=0, spans=())
@@ -507,11 +509,11 @@ class Memory:
         Args:
             prefixes: of this moment; many sequences can be asked about with them.
         """
-        if not self._may_reuse(sequence):
+        if not self.reuses:
             return 0
-        n_most = n_reusable(sequence)
+        n_most = n_restorable(sequence)
         counts = [offer.hit.n_tokens for offer in self._offers(sequence, n_most)]
-        if self.slots.limits.kind.can_cut:
+        if self.slots.limits.kind.can_cut and not sequence.is_scoring:
             counts.append(prefixes.n_longest(sequence, n_most))
         else:
             sources = find_sources(self.slots, sequence)

@@ -7,6 +7,10 @@ further than its tier asks for; else they are computed.
 
 `find_sources()` looks at all slots for what `place()` and `fill()` decide on. Only
 slots of the same namespace count, and none whose tokens a context shift changed.
+
+Log-probabilities of a prompt are read from rows, so a sequence that is scored may take
+over tokens as far as it needs no rows of them: those before its first score, and those
+whose successors the slot has scored, because scores go along with the tokens.
 """
 
 from __future__ import annotations
@@ -162,6 +166,11 @@ def n_reusable(sequence: Sequence) -> int:
     return sequence.whole(max(sequence.n_in_chunks - N_FRESH, 0))
 
 
+def n_restorable(sequence: Sequence) -> int:
+    """Likewise, of what has no scores, such as a state."""
+    return min(n_reusable(sequence), sequence.n_unscored)
+
+
 def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
     """The slots that have something of *sequence*, or will."""
     key = sequence.tokens[: n_reusable(sequence)].tobytes()
@@ -198,7 +207,8 @@ def _source(
     n_same = min(n_common(tokens, key), n_shareable)
     if n_same == 0:
         return None
-    n_now = sequence.whole(min(n_same, n_held))
+    n_least, n_most = n_scored_by(place, sequence, n_same)
+    n_now = sequence.whole(min(n_least, n_held))
     # Memory that cannot be cut is of use as a whole only.
     if not limits.kind.can_cut and (n_now < n_held or limits.n_movable(n_now) < n_now):
         n_now = 0
@@ -210,8 +220,38 @@ def _source(
     while leads and ahead is not None:
         leads, ahead = ahead.sequence is not sequence, ahead.leader
     if leads:
-        n_later = max(n_now, sequence.whole(_n_later(place, n_same, limits)))
+        n_later = max(n_now, sequence.whole(_n_later(place, n_most, limits)))
     return Source(place.slot, n_now, n_later) if n_later else None
+
+
+def n_scored_by(
+    place: Idle | Running, sequence: Sequence, n_same: int
+) -> tuple[int, int]:
+    """
+    How many of *n_same* common tokens *sequence* may have: by now, and in the end.
+
+    Fewer if it needs rows of them, because *place* has no scores of what follows.
+    """
+    wanted, scoring = sequence.request.scoring, place.scoring
+    n_own = min(sequence.n_unscored, n_same)
+    if wanted is None or n_own == n_same:
+        return n_same, n_same
+    # Other scores are of no use: they begin too late, or list more or less.
+    n_after = n_own + 1
+    if scoring is None or scoring.n_top != wanted.n_top or scoring.first > n_after:
+        return n_own, n_own
+    # What follows the last common token differs, so its row is needed in any case.
+    n_now = min(scoring.first - 1 + len(place.scores), n_same - 1)
+    n_later = n_now if isinstance(place, Idle) else n_same - 1
+    return max(n_own, n_now), max(n_own, n_later)
+
+
+def take_scores(place: Idle | Running, sequence: Sequence, n_tokens: int) -> None:
+    """Give *sequence*, which has the first *n_tokens* of *place*, the scores that it has of them."""
+    scoring, n_own = place.scoring, sequence.n_unscored
+    if n_own < n_tokens and scoring is not None:
+        first = n_own + 1 - scoring.first
+        sequence.prompt_logprobs += place.scores[first : n_tokens + 1 - scoring.first]
 
 
 def _n_later(leader: Running, n_same: int, limits: ContextLimits) -> int:
