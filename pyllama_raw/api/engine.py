@@ -27,6 +27,8 @@ from pyllama_raw.options.arguments import (
     checked_salt,
     checked_serving,
     checked_text,
+    checked_texts,
+    checked_texts_or_ids,
     checked_wait,
     checked_word,
     scoring,
@@ -38,7 +40,8 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.embedding import Embedder, TextPooling, VectorProgress
     from pyllama_raw.api.events import Events
     from pyllama_raw.api.generation import Generation
-    from pyllama_raw.api.results import Ranked, Result, Score
+    from pyllama_raw.api.labels import Measure
+    from pyllama_raw.api.results import LabelScore, Likelihood, Ranked, Result, Score
     from pyllama_raw.api.vectors import Vectors
     from pyllama_raw.core.memory.cache import CacheStats
     from pyllama_raw.core.stats import SlotStats
@@ -291,6 +294,82 @@ class AsyncEngine(Facts):
         """
         async with self.generate(prompt, scoring(n_top), **options) as generation:
             return await generation.score()
+
+    async def score_many(
+        self,
+        prompt: Prompt,
+        continuations: Iterable[str | Sequence[int]],
+        n_top: int = 0,
+        **options: Unpack[RequestOptions],
+    ) -> list[Likelihood]:
+        """
+        Tell how likely the model finds each of *continuations* after *prompt*, in their order.
+
+        The prompt is computed once, and taken from the cache like any other. A text goes on as
+        one text, so `"Paris"` and `" Paris"` are different answers. Token ids, and texts behind
+        a chat, are taken as they are.
+
+        Each continuation is a request, and all enter together. Leaving ends all of them.
+
+        Args:
+            n_top: most likely tokens listed at each place, 0 to 20.
+
+        Raises, besides those of generate():
+            InvalidRequest: there is no continuation, one is empty, or there are more than slots
+                and queue hold together.
+            TextTooLong: the prompt and a continuation do not fit a slot.
+            DeadlineExceeded: *deadline_s* was over before every token had its score.
+        """
+        name = "continuations"
+        texts = checked_texts_or_ids(continuations, name)
+        return await self._likelihoods(prompt, name, texts, scoring(n_top), options)
+
+    async def classify(
+        self,
+        text: Prompt,
+        labels: Iterable[str],
+        measure: Measure = "total",
+        **options: Unpack[RequestOptions],
+    ) -> list[LabelScore]:
+        """
+        *labels* by how likely the model finds each as the continuation of *text*, the best first.
+
+        Args:
+            text: ends where the label is to come, such as "Sentiment:" before " good"; or a
+                chat that asks for it.
+            measure: what is compared: the probability of the whole label ("total"), or of a
+                token or byte of it, so that long labels are not behind.
+
+        Raises:
+            As score_many().
+        """
+        from pyllama_raw.api.labels import MEASURES, label_scores
+
+        texts = checked_texts(labels, "labels")
+        allowed = f"one of {', '.join(MEASURES)}"
+        word = checked_word("measure", measure, MEASURES, allowed)
+        likelihoods = await self._likelihoods(
+            text, "labels", texts, scoring(0), options
+        )
+        return label_scores(texts, likelihoods, word)
+
+    async def _likelihoods(
+        self,
+        prompt: Prompt,
+        name: str,
+        texts: Sequence[str | Sequence[int]],
+        params: SamplingParams,
+        options: RequestOptions,
+    ) -> list[Likelihood]:
+        """Of *texts*, which the argument *name* has, behind *prompt*."""
+        from pyllama_raw.api.generation import Generation
+        from pyllama_raw.api.preparation import Continuations
+
+        checked, continuations = checked_options(options), Continuations(name, texts)
+        async with Generation(
+            self._sessions, prompt, params, checked, continuations
+        ) as generation:
+            return await generation.likelihoods()
 
     async def embed(
         self,
