@@ -249,7 +249,8 @@ def n_scored_by(
 def take_scores(place: Idle | Running, sequence: Sequence, n_tokens: int) -> None:
     """Give *sequence*, which has the first *n_tokens* of *place*, the scores that it has of them."""
     scoring, n_own = place.scoring, sequence.n_unscored
-    if n_own < n_tokens and scoring is not None:
+    if n_own < n_tokens:
+        assert scoring is not None, "see n_scored_by()"
         first = n_own + 1 - scoring.first
         sequence.prompt_logprobs += place.scores[first : n_tokens + 1 - scoring.first]
 
