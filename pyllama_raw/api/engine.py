@@ -14,6 +14,7 @@ from pyllama_raw.api.model import EngineOpening, Model, Opener, Progress, load, 
 from pyllama_raw.engine.mailbox import check_may_wait
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.options.arguments import (
+    LateModule,
     check_opening,
     check_progress,
     checked_adapter,
@@ -37,10 +38,12 @@ from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
+    from pyllama_raw.api import continuations as branches
+    from pyllama_raw.api import generation as generations
+    from pyllama_raw.api.continuations import Measure
     from pyllama_raw.api.embedding import Embedder, TextPooling, VectorProgress
     from pyllama_raw.api.events import Events
     from pyllama_raw.api.generation import Generation
-    from pyllama_raw.api.labels import Measure
     from pyllama_raw.api.results import LabelScore, Likelihood, Ranked, Result, Score
     from pyllama_raw.api.vectors import Vectors
     from pyllama_raw.core.memory.cache import CacheStats
@@ -54,6 +57,10 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
         TextOptions,
     )
     from pyllama_raw.options.sampling import SamplingParams
+
+else:
+    branches = LateModule("pyllama_raw.api.continuations")
+    generations = LateModule("pyllama_raw.api.generation")
 
 T = TypeVar("T")
 
@@ -166,10 +173,8 @@ class AsyncEngine(Facts):
             WaitedTooLong: no slot was free within *max_wait_s*.
             NativeError, EngineFault, EngineStalled, EngineStopped.
         """
-        from pyllama_raw.api.generation import Generation
-
-        checked = checked_options(options)
-        return Generation(self._sessions, prompt, checked_params(params), checked)
+        checked, checked_sampling = checked_options(options), checked_params(params)
+        return generations.Generation(self._sessions, prompt, checked_sampling, checked)
 
     async def complete(
         self,
@@ -343,15 +348,14 @@ class AsyncEngine(Facts):
         Raises:
             As score_many().
         """
-        from pyllama_raw.api.labels import MEASURES, label_scores
-
         texts = checked_texts(labels, "labels")
-        allowed = f"one of {', '.join(MEASURES)}"
-        word = checked_word("measure", measure, MEASURES, allowed)
+        measures = branches.MEASURES
+        allowed = f"one of {', '.join(measures)}"
+        word = checked_word("measure", measure, measures, allowed)
         likelihoods = await self._likelihoods(
             text, "labels", texts, scoring(0), options
         )
-        return label_scores(texts, likelihoods, word)
+        return branches.label_scores(texts, likelihoods, word)
 
     async def _likelihoods(
         self,
@@ -361,14 +365,12 @@ class AsyncEngine(Facts):
         params: SamplingParams,
         options: RequestOptions,
     ) -> list[Likelihood]:
-        """Of *texts*, which the argument *name* has, behind *prompt*."""
-        from pyllama_raw.api.generation import Generation
-        from pyllama_raw.api.preparation import Continuations
-
-        checked, continuations = checked_options(options), Continuations(name, texts)
-        async with Generation(
-            self._sessions, prompt, params, checked, continuations
-        ) as generation:
+        """The likelihood of each of *texts*, which the argument *name* has, behind *prompt*."""
+        checked = checked_options(options)
+        ends = generations.Generation(
+            self._sessions, prompt, params, checked, branches.Continuations(name, texts)
+        )
+        async with ends as generation:
             return await generation.likelihoods()
 
     async def embed(

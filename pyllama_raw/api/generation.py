@@ -23,7 +23,7 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from pyllama_raw.api.batches import whole
 from pyllama_raw.api.model import Owner
-from pyllama_raw.api.preparation import Choice, Continuations
+from pyllama_raw.api.preparation import Choice
 from pyllama_raw.api.results import Delta, Likelihood, Result, Score, Timings, Usage
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.engine.info import Operation
@@ -31,6 +31,7 @@ from pyllama_raw.engine.mailbox import Refused, Stream
 from pyllama_raw.errors import DeadlineExceeded, InvalidRequest, PyllamaError, WrongUse
 
 if TYPE_CHECKING:
+    from pyllama_raw.api.continuations import Continuations
     from pyllama_raw.api.session import Sessions
     from pyllama_raw.options.requests import RequestOptions
     from pyllama_raw.options.sampling import SamplingParams
@@ -273,7 +274,7 @@ class Generation(Owner):
                     self._prompt, self._params, self._options, began
                 )
                 if self._continuations is not None:
-                    choices = await session.preparation.branches(
+                    choices = await session.branches.prepare(
                         self._prompt, choices[0], self._continuations
                     )
                 if self._left:

@@ -27,7 +27,6 @@ from pydantic import BaseModel
 
 from pyllama_raw.api.results import Delta, Result, Timings, Usage, timings_of
 from pyllama_raw.core import request as core
-from pyllama_raw.core.memory.snapshots import n_common
 from pyllama_raw.core.request import (
     Finished,
     FinishReason,
@@ -45,7 +44,6 @@ from pyllama_raw.errors import (
     InvalidSampling,
     PromptTooLong,
     PyllamaError,
-    TextTooLong,
     Unsupported,
     reading,
 )
@@ -109,6 +107,10 @@ class Choice:
         self._n_shown = 0  # tokens that deltas have shown
         self._is_fresh = False
         self._result: Result | None = None  # once it has ended
+
+    def branch(self, index: int, request: Request) -> Choice:
+        """Another output of the same prompt, and more of it perhaps."""
+        return Choice(index, request, self._seed, self._pieces, self._names)
 
     @property
     def ended(self) -> bool:
@@ -291,13 +293,6 @@ READS_PROMPTS = (
     "the model reads prompts with an encoder, and predicts none of their tokens"
 )
 LONG_STOP = 256  # characters of stop strings, likewise
-
-
-class Continuations(NamedTuple):
-    """Texts, or token ids, that are to be scored behind one prompt; the argument has this name."""
-
-    name: str
-    texts: Sequence[str | Sequence[int]]
 
 
 class Compiled(NamedTuple):
@@ -501,97 +496,14 @@ class Preparation:
                 changes["prompt_logprobs"] = None
             # Not the copy of SamplingParams, which would check once more what was checked.
             sampling = BaseModel.model_copy(params, update=changes)
+            n_top = sampling.prompt_logprobs
             forked = replace(
                 request,
                 request_id=request_id,
                 sampling=sampling,
-                scoring=_scoring(sampling),
+                scoring=Scoring(n_top=n_top) if n_top is not None else None,
             )
             yield Choice(index, forked, seed, self._parts.vocab.pieces, names)
-
-    async def branches(
-        self,
-        prompt: Prompt,
-        choice: Choice,
-        continuations: Continuations,
-    ) -> tuple[Choice, ...]:
-        """
-        A choice for each of *continuations*, that scores it behind the prompt of *choice*.
-
-        Their requests share the prompt as all requests do: the first one computes it.
-
-        Raises:
-            InvalidRequest: a continuation has no token of its own, or there are too many.
-            TextTooLong, ClosedError.
-        """
-        request, n_branches = choice.request, len(continuations.texts)
-        params = request.sampling
-        assert isinstance(params, SamplingParams)
-        read = partial(self._continued, prompt, request.tokens, continuations)
-        prompts = await self._workers.run("text", read)
-        # All of them wait at once, so there are no more than the queue of an idle engine has.
-        admission, longest = self._parts.admission, max(map(len, prompts))
-        n_fitting = min(admission.max_waiting, admission.max_waiting_tokens // longest)
-        if n_branches > admission.n_slots + n_fitting:
-            allowed = (
-                f"at most {admission.n_slots + n_fitting} behind a prompt of "
-                f"{len(request.tokens)} tokens, or raise max_waiting or max_waiting_tokens"
-            )
-            raise InvalidRequest(continuations.name, n_branches, allowed)
-        choices = []
-        for index, tokens in enumerate(prompts):
-            first = n_common(request.tokens.tobytes(), tokens.tobytes())
-            branch = replace(
-                request,
-                request_id=request.request_id if not index else next(self._request_ids),
-                tokens=tokens,
-                scoring=Scoring(first, params.prompt_logprobs or 0),
-                # Memory that cannot be cut has the prompt for the others if it stands there.
-                cache_points=(*request.cache_points, first - 1),
-            )
-            names = self._control_names or NO_NAMES
-            choices.append(Choice(index, branch, 0, self._parts.vocab.pieces, names))
-        return tuple(choices)
-
-    def _continued(
-        self,
-        prompt: Prompt,
-        tokens: array[int],
-        continuations: Continuations,
-    ) -> list[array[int]]:
-        """
-        Tokens of *prompt* with each of *continuations*. Thread: a worker.
-
-        A text goes on as one text, because that is how models see texts. The tokens of a chat,
-        and ids, stay as they are.
-        """
-        encoder, name = self._encoder, continuations.name
-
-        def alone(text: str) -> array[int]:
-            return encoder.encode_text(text, adds=False, parses=False)
-
-        def joined(text: str) -> array[int]:
-            assert isinstance(prompt, str)
-            together = encoder.encode_text(prompt + text, adds=True, parses=True)
-            # Nothing comes before the first token, so that one must be of the prompt.
-            is_apart = together[:1] != tokens[:1]
-            return tokens + alone(text) if is_apart else together
-
-        n_most = self._parts.scheduler.limits.n_ctx_slot - 1
-        prompts: list[array[int]] = []
-        for index, text in enumerate(continuations.texts):
-            joins = isinstance(prompt, str) and isinstance(text, str)
-            encode = joined if joins else alone
-            (of_text,) = encoder.encode_texts([text], index, name, encode)
-            together = of_text if joins else tokens + of_text
-            where, n_tokens = f"{name}[{index}]", len(together)
-            if n_tokens > n_most:
-                advice = "shorten it or the prompt, or raise n_ctx"
-                raise TextTooLong(where, n_tokens, n_most, advice)
-            if together == tokens[:n_tokens]:
-                raise InvalidRequest(where, text, "a text with a token of its own")
-            prompts.append(together)
-        return prompts
 
     async def encode(
         self, prompt: Prompt, options: ChatOptions | None = None
@@ -689,11 +601,6 @@ def _takes_long(params: SamplingParams) -> bool:
         or n_tokens > MANY_TOKENS
         or sum(map(len, params.stop)) > LONG_STOP
     )
-
-
-def _scoring(params: SamplingParams) -> Scoring | None:
-    n_top = params.prompt_logprobs
-    return None if n_top is None else Scoring(n_top=n_top)
 
 
 def _needs_names(params: SamplingParams) -> bool:

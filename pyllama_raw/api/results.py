@@ -190,7 +190,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """How likely a model finds one continuation of a prompt."""
+    """The likelihood of one continuation of a prompt."""
 
     token_ids: tuple[int, ...]
     """
@@ -239,7 +239,7 @@ class LabelScore:
     probability: float
     """Its part of the probability of all labels, which sum up to 1."""
     likelihood: Likelihood = field(repr=False)
-    """What the model says of its tokens."""
+    """The label as a continuation of the text."""
 
 
 @dataclass(frozen=True, slots=True)

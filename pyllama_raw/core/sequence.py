@@ -274,12 +274,12 @@ class Running:
 
     @property
     def scoring(self) -> Scoring | None:
-        """Which of its tokens have scores; None: none of them."""
+        """The tokens of it that have scores; None: none of them."""
         return self.request.scoring
 
     @property
     def scores(self) -> Items[TokenLogprobs]:
-        """Those that there are by now."""
+        """Scores that there are by now."""
         return self.sequence.prompt_logprobs
 
     @property

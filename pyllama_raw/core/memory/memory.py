@@ -39,7 +39,7 @@ from pyllama_raw.core.memory.placement import (
     TakeOver,
     fill,
     find_sources,
-    n_restorable,
+    n_reusable,
     place,
     take_scores,
 )
@@ -122,14 +122,15 @@ class Memory:
         idle = self.slots.all[slot]
         assert isinstance(idle, Idle)
         n_tokens = start.n_tokens if isinstance(start, TakeOver) else 0
-        take_scores(idle, sequence, n_tokens)
+        if sequence.request.scoring is not None:
+            take_scores(idle, sequence, n_tokens)
         self._cut(idle, n_tokens)
         self._start(self.slots.seat(sequence, slot), start)
 
     def _survey(self, sequence: Sequence) -> tuple[Question, list[Source], list[Offer]]:
         """The question that placement answers, and what slots and tiers have."""
         can_cut = self.slots.limits.kind.can_cut
-        n_most = n_restorable(sequence)
+        n_most = n_reusable(sequence)
         question = Question(n_most, can_cut, self.min_wait, self.tiers.disk.min_gain)
         if not self.reuses:
             return question, [], []
@@ -194,7 +195,8 @@ class Memory:
                 self._load(running, Loading(start), start.hit.n_tokens)
             case CopyOf(slot, n_tokens):
                 # Another slot has it, too. In unified memory both have the same cells.
-                take_scores(self.slots.all[slot], running.sequence, n_tokens)
+                if running.request.scoring is not None:
+                    take_scores(self.slots.all[slot], running.sequence, n_tokens)
                 self.slots.copy(slot, running, n_tokens)
                 self._begin(running)
             case _:
@@ -206,7 +208,7 @@ class Memory:
         running.note_cached(CacheTier.LIVE)
         sequence = running.sequence
         if self.reuses:
-            n_most = n_restorable(sequence)
+            n_most = n_reusable(sequence)
             hit = self.tiers.host.match(sequence, n_most)
             # A longer snapshot was not taken, so it is no hit.
             if hit.n_tokens > running.n_computed:
@@ -511,7 +513,7 @@ class Memory:
         """
         if not self.reuses:
             return 0
-        n_most = n_restorable(sequence)
+        n_most = n_reusable(sequence)
         counts = [offer.hit.n_tokens for offer in self._offers(sequence, n_most)]
         if self.slots.limits.kind.can_cut and not sequence.is_scoring:
             counts.append(prefixes.n_longest(sequence, n_most))

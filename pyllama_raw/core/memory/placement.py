@@ -162,18 +162,27 @@ def _nearest(sources: Items[Source]) -> Source | None:
 
 
 def n_reusable(sequence: Sequence) -> int:
-    """Tokens of *sequence* that may be taken over; those after are computed."""
+    """
+    Tokens of *sequence* that may be taken over; those after are computed.
+
+    Of slots that have scores it may have more: see n_scored_by().
+    """
+    if sequence.is_scoring:
+        return min(_n_shareable(sequence), sequence.n_unscored)
     return sequence.whole(max(sequence.n_in_chunks - N_FRESH, 0))
 
 
-def n_restorable(sequence: Sequence) -> int:
-    """Likewise, of what has no scores, such as a state."""
-    return min(n_reusable(sequence), sequence.n_unscored)
+def _n_shareable(sequence: Sequence) -> int:
+    """Likewise, whether it needs scores of them or not; such a prompt has no spans."""
+    return max(sequence.n_in_chunks - N_FRESH, 0)
 
 
 def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
     """The slots that have something of *sequence*, or will."""
-    key = sequence.tokens[: n_reusable(sequence)].tobytes()
+    n_most = n_reusable(sequence)
+    if sequence.request.scoring is not None:
+        n_most = _n_shareable(sequence)
+    key = sequence.tokens[:n_most].tobytes()
     first, first_token = key[:TOKEN_BYTES], sequence.tokens[0]
     sources = []
     for place in slots.all if key else ():
@@ -207,7 +216,9 @@ def _source(
     n_same = min(n_common(tokens, key), n_shareable)
     if n_same == 0:
         return None
-    n_least, n_most = n_scored_by(place, sequence, n_same)
+    n_least = n_most = n_same
+    if sequence.request.scoring is not None:
+        n_least, n_most = n_scored_by(place, sequence, n_same)
     n_now = sequence.whole(min(n_least, n_held))
     # Memory that cannot be cut is of use as a whole only.
     if not limits.kind.can_cut and (n_now < n_held or limits.n_movable(n_now) < n_now):
@@ -232,13 +243,13 @@ def n_scored_by(
 
     Fewer if it needs rows of them, because *place* has no scores of what follows.
     """
-    wanted, scoring = sequence.request.scoring, place.scoring
+    own, scoring = sequence.request.scoring, place.scoring
     n_own = min(sequence.n_unscored, n_same)
-    if wanted is None or n_own == n_same:
+    if own is None or n_own == n_same:
         return n_same, n_same
     # Other scores are of no use: they begin too late, or list more or less.
     n_after = n_own + 1
-    if scoring is None or scoring.n_top != wanted.n_top or scoring.first > n_after:
+    if scoring is None or scoring.n_top != own.n_top or scoring.first > n_after:
         return n_own, n_own
     # What follows the last common token differs, so its row is needed in any case.
     n_now = min(scoring.first - 1 + len(place.scores), n_same - 1)

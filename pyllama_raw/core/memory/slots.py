@@ -270,8 +270,8 @@ class Slots:
             is_usable,
             running.request.spans,
             running.request.n_prompt,
-            running.scoring,
-            running.scores,
+            running.request.scoring,
+            sequence.prompt_logprobs,
         )
         self.all[idle.slot] = idle
         self._list_running()

@@ -308,8 +308,7 @@ def _prefill(running: Running, n_tokens: int) -> Work:
         n_before = start - running.request.spans[span].start
         return PrefillSpan(request_id, slot, pos, chunk, span, n_before)
     # Tokens whose successors have a score, or need none, are computed without rows.
-    n_plain = sequence.n_unscored - start
-    if sequence.is_scoring and n_plain < n_tokens:
+    if sequence.is_scoring and (n_plain := sequence.n_unscored - start) < n_tokens:
         targets = tokens[start + n_plain + 1 : end + 1]
         return ScoredPrefill(request_id, slot, pos, chunk, samples, targets, n_plain)
     return Prefill(request_id, slot, pos, chunk, samples)
