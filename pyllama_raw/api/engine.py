@@ -286,8 +286,9 @@ class AsyncEngine(Facts):
         """
         Tell how likely the model finds each token of *prompt* after those before it.
 
-        Nothing is taken from the cache: every token is computed. One step computes at
-        most ContextConfig.n_outputs_max of them.
+        Scores are kept with the tokens of slots, and taken over with them; all other tokens are
+        computed, ContextConfig.n_outputs_max of them a step at most. score_many() is for many
+        texts that begin alike.
 
         Args:
             n_top: most likely tokens listed at each place, 0 to 20.
@@ -345,8 +346,8 @@ class AsyncEngine(Facts):
             measure: what is compared: the probability of the whole label ("total"), or of a
                 token or byte of it, so that long labels are not behind.
 
-        Raises:
-            As score_many().
+        Raises, as score_many():
+            InvalidRequest, TextTooLong, DeadlineExceeded.
         """
         texts = checked_texts(labels, "labels")
         measures = branches.MEASURES

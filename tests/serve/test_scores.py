@@ -173,7 +173,7 @@ async def test_tokens_of_scores_count_for_a_key_and_keys_share_nothing(monkeypat
     """
     With a salt for each key, the scores of one caller are no hit of another one.
     """
-    monkeypatch.setenv("PYLLAMA_RAW_API_KEYS", "one sk-1 two sk-2")
+    monkeypatch.setenv("PYLLAMA_RAW_API_KEYS", "one sk-1, two sk-2")
     body = {"prompt": PROMPT, "continuations": ENDS[:1]}
     async with served(ServeConfig(salt_by_key=True)) as (_, client):
         cached = []
