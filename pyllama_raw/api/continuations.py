@@ -133,7 +133,7 @@ class Branches:
 
 
 def label_scores(
-    labels: Sequence[str], likelihoods: Sequence[Likelihood], measure: Measure
+    labels: Sequence[str], likelihoods: Sequence[Likelihood], measure: str
 ) -> list[LabelScore]:
     """*labels* by the softmax of the *measure* of their *likelihoods*, the likeliest first."""
     values = [getattr(likelihood, measure) for likelihood in likelihoods]
