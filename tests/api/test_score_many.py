@@ -167,15 +167,15 @@ async def test_leaving_ends_all_of_them():
     """
     A caller that is cancelled leaves nothing behind that runs or waits.
     """
-    held = HeldSteps()
-    executor = FakeExecutor(fake_limits(), on_step=held)
+    steps = HeldSteps()
+    executor = FakeExecutor(fake_limits(), on_step=steps)
     async with caching_engine(executor) as engine:
         async with anyio.create_task_group() as group:
             group.start_soon(engine.score_many, PROMPT, ["a"] * 12)
             with anyio.fail_after(HANG_S):
-                await anyio.to_thread.run_sync(held.wait_for_one)
+                await anyio.to_thread.run_sync(steps.wait_for_one)
             group.cancel_scope.cancel()
-        held.allow(100)
+        steps.allow(100)
         with anyio.fail_after(HANG_S):
             await engine.complete("b", SamplingParams(max_tokens=1))
         stats = engine.stats()

@@ -103,7 +103,7 @@ async def test_a_text_goes_on_as_one_text(model_path):
     """
     async with AsyncEngine.open(model_path, config()) as engine:
         (likelihood,) = await engine.score_many("The capital of France is ", ["Paris"])
-        whole = await engine.score("The capital of France is Paris")
+        score = await engine.score("The capital of France is Paris")
 
-    assert likelihood.token_ids == whole.token_ids[-1:]
-    assert likelihood.total == pytest.approx(whole.logprobs[-1].logprob, abs=2e-3)
+    assert likelihood.token_ids == score.token_ids[-1:]
+    assert likelihood.total == pytest.approx(score.logprobs[-1].logprob, abs=2e-3)

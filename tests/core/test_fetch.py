@@ -334,7 +334,7 @@ def test_a_file_is_read_while_its_request_waits_for_a_slot(kind):
     """
     It is in host memory when a slot is free, and loaded at once.
     """
-    engine, asked = make_full(kind=kind)
+    engine, waiting = make_full(kind=kind)
 
     plans = [engine.step() for _ in range(3)]
     finish(engine)
@@ -348,7 +348,7 @@ def test_a_file_is_read_while_its_request_waits_for_a_slot(kind):
     assert [move for move in moves if type(move) is Fetch] == engine.of(Fetch)
     assert len(engine.of(Fetch)) == 1
     assert len(loads) == 1
-    assert (engine.ends[asked].n_cached, engine.ends[asked].cache_tier) == (
+    assert (engine.ends[waiting].n_cached, engine.ends[waiting].cache_tier) == (
         len(LONG),
         CacheTier.DISK,
     )
@@ -359,7 +359,7 @@ def test_who_gets_a_slot_before_its_file_is_read_waits_for_it_there():
     """
     The file is read once.
     """
-    engine, asked = make_full()
+    engine, waiting = make_full()
     engine.step()
     engine.scheduler.cancel(0, 0.0)
     engine.step()
@@ -367,7 +367,7 @@ def test_who_gets_a_slot_before_its_file_is_read_waits_for_it_there():
     engine.run()
 
     assert len(engine.of(Fetch)) == 1
-    assert engine.ends[asked].n_cached == len(LONG)
+    assert engine.ends[waiting].n_cached == len(LONG)
     assert engine.cache.n_lent_bytes == engine.cache.disk.n_pinned == 0
 
 
@@ -376,14 +376,14 @@ def test_who_leaves_the_queue_leaves_nothing_in_host_memory(is_read):
     """
     Whether its file was read by then, or is read later.
     """
-    engine, asked = make_full()
+    engine, waiting = make_full()
     engine.step()
     if is_read:
         finish(engine)
         engine.step()
 
     lent = engine.cache.n_lent_bytes
-    engine.scheduler.cancel(asked, 0.0)
+    engine.scheduler.cancel(waiting, 0.0)
     if not is_read:
         finish(engine)
     engine.step()
@@ -396,13 +396,13 @@ def test_a_read_ahead_that_fails_is_a_miss():
     """
     The request is computed when it has a slot.
     """
-    engine, asked = make_full()
+    engine, waiting = make_full()
     engine.step()
     finish(engine, fails=True)
     engine.step()
     engine.run()
 
-    assert engine.ends[asked].n_cached == 0
+    assert engine.ends[waiting].n_cached == 0
     assert engine.cache.n_lent_bytes == engine.cache.disk.n_pinned == 0
 
 
@@ -411,7 +411,7 @@ def test_who_comes_first_has_what_was_read_for_another_one(salt):
     """
     A more urgent request with the same beginning takes it, if it may share it.
     """
-    engine, asked = make_full()
+    engine, waiting = make_full()
     engine.step()
     finish(engine)
     engine.step()
@@ -419,7 +419,7 @@ def test_who_comes_first_has_what_was_read_for_another_one(salt):
     engine.scheduler.cancel(0, 0.0)
     engine.run()
 
-    cached = [engine.ends[i].n_cached for i in (urgent, asked)]
+    cached = [engine.ends[i].n_cached for i in (urgent, waiting)]
     assert cached == ([len(LONG)] * 2 if salt is None else [0, len(LONG)])
     assert engine.cache.disk.n_pinned == 0
 
@@ -428,7 +428,7 @@ def test_a_prompt_that_parts_earlier_does_not_get_the_file_of_another_one():
     """
     It is computed, and the file waits for the one that it was read for.
     """
-    engine, asked = make_full()
+    engine, waiting = make_full()
     engine.step()
     finish(engine)
     engine.step()
@@ -439,7 +439,7 @@ def test_a_prompt_that_parts_earlier_does_not_get_the_file_of_another_one():
     engine.run()
 
     assert lent > 0
-    assert engine.ends[asked].n_cached == len(LONG)
+    assert engine.ends[waiting].n_cached == len(LONG)
     assert engine.ends[urgent].n_output == 2
     assert engine.cache.disk.n_pinned == 0
 
@@ -448,14 +448,14 @@ def test_what_is_forgotten_is_not_loaded_though_it_was_read():
     """
     clear_cache() between the read and the slot: the prompt is computed.
     """
-    engine, asked = make_full()
+    engine, waiting = make_full()
     engine.step()
     finish(engine)
     engine.step()
     engine.scheduler.clear_cache()
     engine.run()
 
-    assert engine.ends[asked].n_cached == 0
+    assert engine.ends[waiting].n_cached == 0
     assert engine.cache.disk.n_pinned == 0
 
 
@@ -466,7 +466,7 @@ def test_a_slot_that_has_as_much_by_then_is_taken_instead():
     engine = make_engine(n_slots=2)
     engine.add([*LONG, 1, 2], 20, namespace="other")
     engine.step()
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
     engine.step()
     finish(engine)
     engine.step()
@@ -475,7 +475,7 @@ def test_a_slot_that_has_as_much_by_then_is_taken_instead():
     engine.run()
 
     assert engine.ends[twin].cache_tier is CacheTier.DISK
-    assert engine.ends[asked].n_cached == len(LONG)
+    assert engine.ends[waiting].n_cached == len(LONG)
     assert engine.cache.disk.n_pinned == 0
 
 
@@ -484,14 +484,14 @@ def test_nothing_is_read_ahead_where_those_that_run_may_need_the_memory():
     Host memory has room for one such file, and not for two.
     """
     file = FakeFile(0, tuple(enumerate(LONG)))
-    engine, asked = make_full(max_bytes=file.n_bytes * 3 // 2)
+    engine, waiting = make_full(max_bytes=file.n_bytes * 3 // 2)
 
     engine.step()
     ahead = engine.of(Fetch)
-    while not engine.ends.get(asked):
+    while not engine.ends.get(waiting):
         engine.step()
         while engine.memory.reading:
             finish(engine)
 
     assert ahead == []
-    assert engine.ends[asked].reason is FinishReason.LENGTH
+    assert engine.ends[waiting].reason is FinishReason.LENGTH

@@ -18,8 +18,7 @@ Rules:
    namespace of its own.
 6. Memory that cannot be cut is captured on the way, at points of a prompt where its
    chunks end.
-7. While no slot is free, the file that the next sequence will need is read ahead: one
-   file at a time, and only if the host memory that it takes leaves as much to others.
+7. While no slot is free, the file that the next sequence will need is read ahead.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from dataclasses import dataclass, replace
 from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.placement import (
-    Cold,
     CopyOf,
     Follow,
     Offer,
@@ -44,8 +42,8 @@ from pyllama_raw.core.memory.placement import (
     find_sources,
     n_reusable,
     place,
-    take_scores,
 )
+from pyllama_raw.core.memory.scores import take_scores
 from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots, contents_of
 from pyllama_raw.core.memory.snapshots import (
     Hit,
@@ -53,7 +51,14 @@ from pyllama_raw.core.memory.snapshots import (
     snapshot_points,
     spaced,
 )
-from pyllama_raw.core.memory.tiers import Loading, SnapshotCost, Tier, Tiers
+from pyllama_raw.core.memory.tiers import (
+    EarlyFile,
+    Loading,
+    ReadAhead,
+    SnapshotCost,
+    Tier,
+    Tiers,
+)
 from pyllama_raw.core.request import CacheTier, Namespace, Private, border, is_of
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.stats import Captures, PrefillSpeed
@@ -70,16 +75,6 @@ class Swap:
     namespace: Namespace
     n_tokens: int
     hit: Hit | None = None  # held; None: not saved yet
-
-
-@dataclass(slots=True, eq=False)
-class ReadAhead:
-    """A file, which is held, that is read for a sequence without a slot."""
-
-    sequence: Sequence
-    restore: Restore
-    fetch_id: int
-    loading: Loading | None = None  # None: it is not read yet
 
 
 class Memory:
@@ -120,9 +115,7 @@ class Memory:
         # By fetch_id: sequences that wait for a file, and files that were read.
         self._fetchers: dict[int, Running] = {}
         self._loads: dict[int, Loading] = {}
-        self.has_files = disk.cache.stores
-        self._ahead: ReadAhead | None = None
-        self._last_asked: Sequence | None = None  # whether a file is to be read for it
+        self.ahead = ReadAhead(self.tiers)
 
     # -- a sequence comes ------------------------------------------------------------
 
@@ -132,11 +125,13 @@ class Memory:
         slot, start = place(*self._survey(sequence), free)
         if (swap := self._swap_of(sequence, start)) is not None:
             slot, start = free[0], swap
-        ahead = None
-        if self._ahead is not None and (ahead := self._take_ahead(sequence, start)):
-            slot, start = free[0], ahead.restore
+        file: EarlyFile | None = None
+        if self.ahead.file is not None:
+            file = self.ahead.take(sequence, start, self.slots.n_not_running)
+        if file is not None:
+            slot, start = free[0], file.restore
         # Hold it first, because what is saved of the slot might evict it.
-        if isinstance(start, Restore) and ahead is None:
+        elif isinstance(start, Restore):
             self.tiers.hold(start)
         idle = self.slots.all[slot]
         assert isinstance(idle, Idle)
@@ -145,65 +140,20 @@ class Memory:
             take_scores(idle, sequence, n_tokens)
         self._cut(idle, n_tokens)
         running = self.slots.seat(sequence, slot)
-        if ahead is None:
+        if file is None:
             self._start(running, start)
             return
-        # Its file is on its way, or there: then catch_up() loads it.
-        self._fetchers[ahead.fetch_id] = running
-        running.fetch_id = ahead.fetch_id
-        if ahead.loading is not None:
-            self._loads[ahead.fetch_id] = ahead.loading
+        # It is on its way, or there: then catch_up() loads it.
+        self._fetchers[file.fetch_id] = running
+        running.fetch_id = file.fetch_id
+        if file.loading is not None:
+            self._loads[file.fetch_id] = file.loading
 
     def prefetch(self, sequence: Sequence) -> None:
         """Have the file read that *sequence*, the next to get a slot, will need."""
-        if self._ahead is not None or sequence is self._last_asked:
-            return
-        self._last_asked = sequence
-        start = fill(*self._survey(sequence))
-        if not isinstance(start, Restore) or not start.tier.is_file:
-            return
-        # Those that run may need a file as large.
-        if not self.cache.can_lend(2 * start.hit.n_bytes):
-            return
-        self.tiers.hold(start)
-        fetch = self.tiers.fetch(start)
-        self.slots.add([fetch])
-        self._ahead = ReadAhead(sequence, start, fetch.fetch_id)
-
-    def _take_ahead(self, sequence: Sequence, start: Placement) -> ReadAhead | None:
-        """What was read ahead, if *sequence* begins with it and has nothing better."""
-        ahead = self._ahead
-        assert ahead is not None
-        hit, other = ahead.restore.hit, ahead.sequence
-        is_own = sequence.request.namespace == other.request.namespace
-        n_tokens = hit.n_tokens
-        if sequence is not other and (
-            not is_own
-            or n_tokens > n_reusable(sequence)
-            or sequence.tokens[:n_tokens] != other.tokens[:n_tokens]
-        ):
-            return None
-        is_cleared = hit.entries[0].node is None
-        # Something else may have come up since, such as a slot that has as much.
-        if isinstance(start, Restore):
-            n_other = 0 if start.hit.entries == hit.entries else start.hit.n_tokens
-        else:
-            n_other = 0 if isinstance(start, Cold) else start.n_tokens
-        is_worth = n_tokens >= n_other + self.tiers.disk.min_gain
-        has_cells = hit.n_cells <= self.slots.n_not_running
-        if is_worth and has_cells and self.tiers.is_open and not is_cleared:
-            self._ahead = None
-            return ahead
-        # The sequence for which it was read does without.
-        if sequence is other:
-            self._drop_ahead()
-        return None
-
-    def _drop_ahead(self) -> None:
-        """Nobody needs what is read ahead; a file on its way is let go when it is there."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.loading is not None:
-            self.tiers.let_go(ahead.restore)
+        if self.ahead.asks_about(sequence):
+            start = fill(*self._survey(sequence))
+            self.slots.add(self.ahead.read(sequence, start))
 
     def _survey(self, sequence: Sequence) -> tuple[Question, list[Source], list[Offer]]:
         """The question that placement answers, and what slots and tiers have."""
@@ -331,12 +281,10 @@ class Memory:
         """
         # Files that were read are to be loaded, one after the other.
         for fetch_id, loading in self.tiers.take_fetched():
-            running, ahead = self._fetchers.get(fetch_id), self._ahead
-            if ahead is not None and ahead.fetch_id == fetch_id:
-                # Its sequence has no slot yet.
-                ahead.loading = loading
-                self._ahead = ahead if loading is not None else None
-            elif loading is not None and running is not None:
+            running = self._fetchers.get(fetch_id)
+            if self.ahead.take_report(fetch_id, loading):
+                continue  # its sequence has no slot yet
+            if loading is not None and running is not None:
                 self._loads[fetch_id] = loading
             elif loading is not None:
                 # Its sequence has left meanwhile.
@@ -483,8 +431,8 @@ class Memory:
 
     def drop_swap(self, sequence: Sequence) -> None:
         """*sequence* has ended, or has what it had before: its swap is of no use."""
-        if self._ahead is not None and self._ahead.sequence is sequence:
-            self._drop_ahead()
+        if self.ahead.file is not None:
+            self.ahead.drop(sequence)
         swap = self._swaps.pop(sequence, None)
         if swap is None:
             return

@@ -7,10 +7,7 @@ further than its tier asks for; else they are computed.
 
 `find_sources()` looks at all slots for what `place()` and `fill()` decide on. Only
 slots of the same namespace count, and none whose tokens a context shift changed.
-
-Log-probabilities of a prompt are read from rows, so a sequence that is scored may take
-over tokens as far as it needs no rows of them: those before its first score, and those
-whose successors the slot has scored, because scores go along with the tokens.
+A sequence that is scored has less of them: see core.memory.scores.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from pyllama_raw.core.exact import N_FRESH
+from pyllama_raw.core.memory.scores import n_scored_by
 from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots
 from pyllama_raw.core.memory.snapshots import TOKEN_BYTES, Hit, n_common
 from pyllama_raw.core.request import CacheTier, Namespace
@@ -233,37 +231,6 @@ def _source(
     if leads:
         n_later = max(n_now, sequence.whole(_n_later(place, n_most, limits)))
     return Source(place.slot, n_now, n_later) if n_later else None
-
-
-def n_scored_by(
-    place: Idle | Running, sequence: Sequence, n_same: int
-) -> tuple[int, int]:
-    """
-    How many of *n_same* common tokens *sequence* may have: by now, and in the end.
-
-    Fewer if it needs rows of them, because *place* has no scores of what follows.
-    """
-    own, scoring = sequence.request.scoring, place.scoring
-    n_own = min(sequence.n_unscored, n_same)
-    if own is None or n_own == n_same:
-        return n_same, n_same
-    # Other scores are of no use: they begin too late, or list more or less.
-    n_after = n_own + 1
-    if scoring is None or scoring.n_top != own.n_top or scoring.first > n_after:
-        return n_own, n_own
-    # What follows the last common token differs, so its row is needed in any case.
-    n_now = min(scoring.first - 1 + len(place.scores), n_same - 1)
-    n_later = n_now if isinstance(place, Idle) else n_same - 1
-    return max(n_own, n_now), max(n_own, n_later)
-
-
-def take_scores(place: Idle | Running, sequence: Sequence, n_tokens: int) -> None:
-    """Give *sequence*, which has the first *n_tokens* of *place*, the scores that it has of them."""
-    scoring, n_own = place.scoring, sequence.n_unscored
-    if n_own < n_tokens:
-        assert scoring is not None, "see n_scored_by()"
-        first = n_own + 1 - scoring.first
-        sequence.prompt_logprobs += place.scores[first : n_tokens + 1 - scoring.first]
 
 
 def _n_later(leader: Running, n_same: int, limits: ContextLimits) -> int:
