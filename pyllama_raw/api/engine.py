@@ -311,9 +311,9 @@ class AsyncEngine(Facts):
         """
         Tell how likely the model finds each of *continuations* after *prompt*, in their order.
 
-        The prompt is computed once, and taken from the cache like any other. A text goes on as
-        one text, so `"Paris"` and `" Paris"` are different answers. Token ids, and texts behind
-        a chat, are taken as they are.
+        The prompt is computed once, unless the cache is off, and taken from the cache like any
+        other. A text goes on as one text, so `"Paris"` and `" Paris"` are different answers.
+        Token ids, and texts behind a chat, are taken as they are.
 
         Each continuation is a request, and all enter together. Leaving ends all of them.
 
