@@ -355,6 +355,28 @@ def test_a_file_is_read_while_its_request_waits_for_a_slot(kind):
     assert engine.cache.n_lent_bytes == engine.cache.disk.n_pinned == 0
 
 
+def test_nothing_is_read_for_who_needs_no_file():
+    """
+    The next request is asked about once, and another one has its turn after it.
+    """
+    engine = make_engine(n_slots=2)
+    engine.add([7] * 20, 20)
+    engine.step()
+    engine.add([8] * 20)
+    waiting = engine.add(ASKED)
+    for _ in range(3):
+        engine.step()
+    fetches = engine.of(Fetch)
+    engine.scheduler.cancel(2, 0.0)
+    engine.step()
+    later = engine.of(Fetch)
+    finish(engine)
+    engine.run()
+
+    assert (fetches, len(later)) == ([], 1)
+    assert engine.ends[waiting].n_cached == len(LONG)
+
+
 def test_who_gets_a_slot_before_its_file_is_read_waits_for_it_there():
     """
     The file is read once.

@@ -256,6 +256,22 @@ def test_other_scores_are_not_taken_over(scoring):
     assert finished(events)[1].n_cached == 0
 
 
+def test_a_prompt_that_parts_before_its_first_score_takes_over_all_that_is_common():
+    """
+    Nothing of that needs a row, so no scores are asked for.
+    """
+    scheduler = cached()
+    scheduler.add(make_request(0, 40), 0.0)
+    run_until_idle(scheduler)
+    tokens = array("i", [*range(100, 125), *range(30)])
+    scheduler.add(Request(1, tokens, 1, scoring=Scoring(first=50)), 0.0)
+
+    _, events = run_until_idle(scheduler)
+
+    assert finished(events)[1].prompt_logprobs == score(50, tokens[50:])
+    assert finished(events)[1].n_cached == 25
+
+
 def test_a_later_start_goes_on_with_earlier_scores():
     """
     Who needs scores from the middle on takes those that another one has from the beginning on.

@@ -76,6 +76,11 @@ class Restore(NamedTuple):
     hit: Hit
     n_live: int  # tokens of it that a slot has, too
 
+    @property
+    def n_tokens(self) -> int:
+        """All that it has."""
+        return self.hit.n_tokens
+
 
 class Follow(NamedTuple):
     """Wait until the sequence in *slot* has *n_tokens*, and copy them."""
@@ -86,6 +91,8 @@ class Follow(NamedTuple):
 
 class Cold(NamedTuple):
     """Compute everything."""
+
+    n_tokens: int = 0
 
 
 Placement = TakeOver | CopyOf | Restore | Follow | Cold

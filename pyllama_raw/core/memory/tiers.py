@@ -24,7 +24,6 @@ from typing import NamedTuple, Self
 
 from pyllama_raw.core.memory.cache import PrefixCache, Reservation
 from pyllama_raw.core.memory.placement import (
-    Cold,
     Offer,
     Placement,
     Restore,
@@ -309,20 +308,17 @@ class ReadAhead:
         self, sequence: Sequence, start: Placement, n_cells: int
     ) -> EarlyFile | None:
         """
-        The file, if *sequence*, which gets a slot, begins with it and has nothing better.
+        The file, which there is, if *sequence* begins with it and has nothing better.
 
         Args:
+            sequence: gets a slot.
             start: what it would start from without.
             n_cells: those that it could have.
         """
         file = self.file
-        if file is None:
-            return None
-        hit, other, n_tokens = (
-            file.restore.hit,
-            file.sequence,
-            file.restore.hit.n_tokens,
-        )
+        assert file is not None
+        hit, other = file.restore.hit, file.sequence
+        n_tokens = hit.n_tokens
         if sequence is not other and (
             sequence.request.namespace != other.request.namespace
             or n_tokens > n_reusable(sequence)
@@ -330,12 +326,8 @@ class ReadAhead:
         ):
             return None
         # Something else may have come up since, such as a slot that has as much.
-        n_other = 0
-        if isinstance(start, Restore):
-            if start.hit.entries != hit.entries:
-                n_other = start.hit.n_tokens
-        elif not isinstance(start, Cold):
-            n_other = start.n_tokens
+        is_same = isinstance(start, Restore) and start.hit.entries == hit.entries
+        n_other = 0 if is_same else start.n_tokens
         is_cleared = hit.entries[0].node is None
         is_worth = n_tokens >= n_other + self._tiers.disk.min_gain
         if (
