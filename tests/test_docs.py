@@ -61,6 +61,7 @@ SHOWN = {
     "tools": ["> Is it warmer in Oslo or in Rome?\n"],
     "reply_spec": ["\ncalls: ["],
     "complete_many": ["Count on: 0, 1, 2, 3", "Count on: 7, 8, 9, 10"],
+    "classify": [" positive", " negative", "True ", " Paris"],
     "choices": ["0 (seed 7):", "2 (seed 9):", "['length', 'length', 'length']"],
     "policy": [
         "policy         ",

@@ -33,6 +33,7 @@ from pyllama_raw.core.request import (
     Namespace,
     Private,
     Request,
+    Scoring,
     TokenLogprobs,
 )
 from pyllama_raw.core.text import NO_STOPS, Detokenizer, StopStrings
@@ -107,6 +108,10 @@ class Choice:
         self._n_shown = 0  # tokens that deltas have shown
         self._is_fresh = False
         self._result: Result | None = None  # once it has ended
+
+    def branch(self, index: int, request: Request) -> Choice:
+        """Another output of the same prompt, and more of it perhaps."""
+        return Choice(index, request, self._seed, self._pieces, self._names)
 
     @property
     def ended(self) -> bool:
@@ -507,11 +512,12 @@ class Preparation:
                 changes["prompt_logprobs"] = None
             # Not the copy of SamplingParams, which would check once more what was checked.
             sampling = BaseModel.model_copy(params, update=changes)
+            n_top = sampling.prompt_logprobs
             forked = replace(
                 request,
                 request_id=request_id,
                 sampling=sampling,
-                scores_prompt=sampling.prompt_logprobs is not None,
+                scoring=Scoring(n_top=n_top) if n_top is not None else None,
             )
             yield Choice(index, forked, seed, self._parts.vocab.pieces, names)
 

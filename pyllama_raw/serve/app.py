@@ -27,6 +27,7 @@ from pyllama_raw.serve import (
     openai,
     page,
     responses,
+    scores,
     tokens,
     vectors,
 )
@@ -44,7 +45,14 @@ from pyllama_raw.serve.service import Exchange, Service, retry_s
 
 ROUTES: tuple[Callable[[FastAPI, Service], None], ...] = (
     *(openai.routes, responses.routes, messages.routes, llamacpp.routes),
-    *(vectors.routes, tokens.routes, facts.routes, actions.routes, page.routes),
+    *(
+        vectors.routes,
+        scores.routes,
+        tokens.routes,
+        facts.routes,
+        actions.routes,
+        page.routes,
+    ),
 )
 LOCALHOST = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 

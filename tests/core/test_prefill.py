@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama_raw.core.exact import chunk_size, without_rest
+from pyllama_raw.core.request import Scoring
 from pyllama_raw.core.scheduling.packer import (
     PrefillTurns,
     share_rows,
@@ -135,7 +136,7 @@ def test_who_is_alone_in_a_step_has_all_rows(single, expected):
     """
     Scored prompts share output rows only where they share a step.
     """
-    prompts = [make_running(slot, 10, scores_prompt=True) for slot in range(2)]
+    prompts = [make_running(slot, 10, scoring=Scoring()) for slot in range(2)]
 
     share_rows(8, prompts, single=single)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pyllama_raw.core.request import Scoring
 from pyllama_raw.core.text import StopStrings
 from tests.core.support import answer, make_request, make_scheduler
 
@@ -57,7 +58,7 @@ def test_a_scored_prompt_is_not_steady():
     Its rows are read after the step.
     """
     scheduler = make_scheduler()
-    scheduler.add(make_request(0, n_prompt=4, scores_prompt=True), 0.0)
+    scheduler.add(make_request(0, n_prompt=4, scoring=Scoring()), 0.0)
 
     assert not scheduler.schedule(0.0).steady
 

@@ -2,7 +2,7 @@
 Tiers: states of slots that are kept in host memory and in files.
 
 `Tier` is one of the two. `Tiers` is both: saves to them, what they offer a sequence,
-and loads on their way. A load from host memory is done by the next step. A file is read
+and loads on their way. `ReadAhead` is a file for a sequence that has no slot yet. A load from host memory is done by the next step. A file is read
 by another thread first, while its sequence has no work and all others go on.
 
 Rules:
@@ -25,7 +25,12 @@ from typing import NamedTuple, Self
 
 from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.memory.cache import PrefixCache, Reservation
-from pyllama_raw.core.memory.placement import Offer, Restore
+from pyllama_raw.core.memory.placement import (
+    Offer,
+    Placement,
+    Restore,
+    n_reusable,
+)
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import CapturePlan, Hit, SnapshotKind
 from pyllama_raw.core.request import CacheTier, Namespace, Private, Spans, position
@@ -253,6 +258,106 @@ class Tiers:
         """The conservation laws of each tier."""
         for tier in self._all:
             tier.cache.check_integrity()
+
+
+@dataclass(slots=True, eq=False)
+class EarlyFile:
+    """A file, which is held, that is read for a sequence without a slot."""
+
+    sequence: Sequence
+    restore: Restore
+    fetch_id: int
+    loading: Loading | None = None  # None: it is not read yet
+
+
+class ReadAhead:
+    """
+    The file that is read while the sequence that needs it waits for a slot.
+
+    One at a time, of the sequence that gets the next slot, and only if the host memory that
+    it takes leaves as much to those that run. A sequence that gets a slot takes it, read or on
+    its way, unless something else has as much by then; another one with the same beginning may
+    take it before. Who does without lets go of it: at once if it is read, else when the report
+    comes.
+    """
+
+    def __init__(self, tiers: Tiers) -> None:
+        self.file: EarlyFile | None = None
+        self.has_files = tiers.disk.cache.stores
+        self._tiers = tiers
+        self._last: Sequence | None = None  # that was asked about
+
+    def asks_about(self, sequence: Sequence) -> bool:
+        """Whether *sequence*, the next to get a slot, may need a file; says yes once."""
+        if self.file is not None or sequence is self._last:
+            return False
+        self._last = sequence
+        return True
+
+    def read(self, sequence: Sequence, start: Placement) -> list[Fetch]:
+        """Begin to read what *start* restores for *sequence*, if that is a file."""
+        if not isinstance(start, Restore) or not start.tier.is_file:
+            return []
+        if not self._tiers.host.cache.can_lend(2 * start.hit.n_bytes):
+            return []
+        self._tiers.hold(start)
+        fetch = self._tiers.fetch(start)
+        self.file = EarlyFile(sequence, start, fetch.fetch_id)
+        return [fetch]
+
+    def take_report(self, fetch_id: int, loading: Loading | None) -> bool:
+        """Whether the fetch was for this; None: nothing could be read."""
+        file = self.file
+        if file is None or file.fetch_id != fetch_id:
+            return False
+        file.loading = loading
+        self.file = file if loading is not None else None
+        return True
+
+    def take(
+        self, sequence: Sequence, start: Placement, n_cells: int
+    ) -> EarlyFile | None:
+        """
+        The file, which there is, if *sequence* begins with it and has nothing better.
+
+        Args:
+            sequence: gets a slot.
+            start: what it would start from without.
+            n_cells: those that it could have.
+        """
+        file = self.file
+        assert file is not None
+        hit, other = file.restore.hit, file.sequence
+        n_tokens = hit.n_tokens
+        if sequence is not other and (
+            sequence.request.namespace != other.request.namespace
+            or n_tokens > n_reusable(sequence)
+            or sequence.tokens[:n_tokens] != other.tokens[:n_tokens]
+        ):
+            return None
+        # Something else may have come up since, such as a slot that has as much.
+        is_same = isinstance(start, Restore) and start.hit.entries == hit.entries
+        n_other = 0 if is_same else start.n_tokens
+        is_cleared = hit.entries[0].node is None
+        is_worth = n_tokens >= n_other + self._tiers.disk.min_gain
+        if (
+            is_worth
+            and hit.n_cells <= n_cells
+            and self._tiers.is_open
+            and not is_cleared
+        ):
+            self.file = None
+            return file
+        self.drop(sequence)
+        return None
+
+    def drop(self, sequence: Sequence) -> None:
+        """*sequence* has ended, or does without."""
+        file = self.file
+        if file is not None and file.sequence is sequence:
+            self.file = None
+            if file.loading is not None:
+                self._tiers.let_go(file.restore)
 
 
 @dataclass(frozen=True, slots=True)

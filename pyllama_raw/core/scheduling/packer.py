@@ -324,10 +324,10 @@ def _prefill(running: Running, n_tokens: int) -> Work:
     if spans and (span := span_at(spans, start)) is not None:
         n_before = start - spans[span].start
         return PrefillSpan(request_id, slot, pos, chunk, span, n_before)
-    # Tokens that were scored before are computed again without.
-    if sequence.is_scoring and start == len(sequence.prompt_logprobs):
-        targets = tokens[start + 1 : end + 1]
-        return ScoredPrefill(request_id, slot, pos, chunk, samples, targets)
+    # Tokens whose successors have a score, or need none, are computed without rows.
+    if sequence.is_scoring and (n_plain := sequence.n_unscored - start) < n_tokens:
+        targets = tokens[start + n_plain + 1 : end + 1]
+        return ScoredPrefill(request_id, slot, pos, chunk, samples, targets, n_plain)
     return Prefill(request_id, slot, pos, chunk, samples)
 
 
@@ -522,7 +522,7 @@ def n_ready(running: Running) -> int:
     Tokens *running* may compute in one step.
 
     Chunks end at its points and have text or rows of one span. While it is scored each
-    token takes an output row, and what has been scored before is computed without.
+    token takes an output row, but for the first ones, whose successors need no score.
     """
     sequence, n_computed = running.sequence, running.n_computed
     n_ready = sequence.n_in_chunks - n_computed
@@ -533,12 +533,10 @@ def n_ready(running: Running) -> int:
     spans = running.request.spans
     if spans and (end := border(spans, n_computed)) is not None:
         n_ready = min(n_ready, end - n_computed)
-    # What was scored already needs no rows, and the others one each.
+    # As many as there are rows for, beside those that need none.
     if sequence.is_scoring:
-        n_scored = len(sequence.prompt_logprobs)
-        n_plain = n_scored - n_computed
-        n_rows = running.max_rows
-        n_ready = min(n_ready, n_plain) or exact.chunk_size(n_rows, n_ready, n_rows)
+        n_most = sequence.n_unscored - n_computed + running.max_rows
+        n_ready = exact.chunk_size(n_most, n_ready, n_most)
     return n_ready
 
 

@@ -196,7 +196,8 @@ class Roster:
         assert isinstance(request.priority, int)
         assert are_valid(request.spans, request.n_prompt)
         assert len(request.payloads) in (0, len(request.spans))
-        assert not (request.spans and request.scores_prompt)
+        assert not (request.spans and request.scoring is not None)
+        assert request.scoring is None or request.scoring.first >= 1
         if request.deadline is not None:
             assert isinstance(request.deadline, float | int)
             assert not isnan(request.deadline)

@@ -277,6 +277,8 @@ class Scheduler:
         if self._for_priority:
             self._make_way(now)
         self._admit(now)
+        if self._memory.ahead.has_files and self._roster.waiting:
+            self._memory.prefetch(self._roster.waiting.head)
         self._memory.catch_up()
         plan, waits = StepPlan(), False
         if self._sources is not None:
