@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from operator import sub
+from typing import TYPE_CHECKING
 
 from pyllama_raw.core.request import (
     CacheTier,
@@ -22,6 +23,9 @@ from pyllama_raw.core.request import (
 from pyllama_raw.core.stats import SlotStats
 from pyllama_raw.core.text import NO_STOPS, Detokenizer
 from pyllama_raw.errors import PyllamaError
+
+if TYPE_CHECKING:
+    from pyllama_raw.core.scheduling.speculation import Lookup
 
 NO_LIMIT = 2**31
 
@@ -61,9 +65,13 @@ class Sequence:
         "cache_tier",
         "detail",
         "first_token",
+        "forced",
         "is_shifted",
+        "lookup",
+        "n_accepted",
         "n_cached",
         "n_chunked",
+        "n_drafted",
         "n_held",
         "n_output",
         "n_overtaken",
@@ -92,6 +100,9 @@ class Sequence:
         self.n_cached = 0
         self.cache_tier: CacheTier | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens 1, 2, ...
+        self.forced: tuple[int, ...] = ()  # what a constraint lets follow `tokens`
+        self.lookup: Lookup | None = None  # what may follow, by what did before
+        self.n_drafted = self.n_accepted = 0  # tokens
         self.is_shifted = False  # a context shift made `tokens` no prefix of anything
         # A caller's own finder, or one for its stop strings, which sees each token.
         self.stop_finder: StopFinder | None = None
@@ -142,6 +153,7 @@ class Sequence:
         self.is_shifted = True
         # Positions have moved, so it can never be computed as at first.
         self.n_chunked = NO_LIMIT
+        self.lookup = None
         del self.tokens[n_keep : n_keep + n_discard]
         # The first time outlives the others, because it is what a caller waited for.
         times = self.token_times
@@ -174,6 +186,8 @@ class Sequence:
             ),
             prompt_logprobs=tuple(self.prompt_logprobs),
             detail=self.detail,
+            n_drafted=self.n_drafted,
+            n_accepted=self.n_accepted,
         )
 
 

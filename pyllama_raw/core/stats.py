@@ -42,6 +42,8 @@ class Counters:
     rebuilds: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Occupancy(NamedTuple):
@@ -107,6 +109,10 @@ class SchedulerStats:
     """Tokens that went through a successful decode."""
     output_tokens: int
     """Tokens of all outputs."""
+    drafted_tokens: int = 0
+    """Tokens that were computed before they were sampled."""
+    accepted_tokens: int = 0
+    """Of these, those that were sampled; the others were computed in vain."""
 
 
 @dataclass(frozen=True, slots=True)

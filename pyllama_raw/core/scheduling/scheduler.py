@@ -37,6 +37,7 @@ from pyllama_raw.core.scheduling.lots import Suspects
 from pyllama_raw.core.scheduling.packer import BudgetMode, Packer, StepBudget
 from pyllama_raw.core.scheduling.results import Failures, Outputs
 from pyllama_raw.core.scheduling.roster import Note, Roster
+from pyllama_raw.core.scheduling.speculation import Speculation
 from pyllama_raw.core.scheduling.texts import SourceSteps, Texts
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.stats import Occupancy, PrefillSpeed, SchedulerStats, SlotStats
@@ -70,6 +71,7 @@ class Scheduler:
         snapshot_cost: SnapshotCost = NO_COST,
         snapshot_interval_tokens: int = 0,
         texts: ContextLimits | None = None,
+        speculates: bool = False,
         report: Callable[[PolicyFault], None] = pass_on_interrupts,
     ) -> None:
         """
@@ -79,6 +81,7 @@ class Scheduler:
             policy: None: first come, first served.
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
+            speculates: whether steps may verify drafts.
             texts: limits of the contexts that make vectors: n_slots texts and n_batch
                 tokens a step; None: *limits*.
             report: told of what the policy does wrong; what it raises is passed on.
@@ -109,6 +112,8 @@ class Scheduler:
         self._packer = Packer(
             self._roster, self._suspects, budget, prefill_quantum, budget_mode
         )
+        if speculates and not limits.deterministic:
+            self._packer.speculation = Speculation(self._memory, self._speed)
         self._failures = Failures(self._roster, self._packer, self._suspects)
         self._sources = SourceSteps(self._roster) if limits.n_source else None
         self._started = 0.0  # when the last plan was made
@@ -370,7 +375,10 @@ class Scheduler:
             self._suspects.clear(self._roster.alive, self._slots.running)
         # A step with prompts says how fast they are, one without what a decode takes.
         computed_s = now - self._started - result.moves_s
-        if n_tokens > len(plan.works):
+        speculation = self._packer.speculation
+        if speculation is not None and speculation.observe(plan, computed_s):
+            pass
+        elif n_tokens > len(plan.works):
             self._speed.observe(n_tokens, computed_s)
         elif not plan.moves:
             self._memory.captures.observe_decode(computed_s)

@@ -1,0 +1,322 @@
+"""
+Speculation: drafts of what streams will say next, and how many of them are worth a step.
+
+1. A draft is what followed the latest tokens of a sequence where they stood before, in its
+   prompt or its output. A constraint that lets one text follow has drafts, too, and they come
+   first.
+2. A step with drafts computes their rows beside those of streams. The request's own sampler
+   accepts drafts for as long as it samples just them, so no output depends on them.
+3. What is expected is compared with each token that comes, drafted or not. So it costs nothing
+   to learn how often drafts of a request are right, by the length of the match.
+4. A step has as many drafts as promise most tokens a second: each row by the chance that it is
+   reached, and the step by the time that steps with so many rows took. Without a gain of MIN_GAIN
+   it has none.
+5. The step after a steady plan is begun already. It has no drafts, and its plan is not steady.
+6. There are none beside prompts, where memory is short and after failures.
+
+Source: Leviathan, Kalman and Matias, Fast Inference from Transformers via Speculative Decoding,
+2023, with a draft that is certain; the index is that of LZ77 as zlib has it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Items
+
+from pyllama_raw.core.memory.memory import Memory
+from pyllama_raw.core.sequence import Running
+from pyllama_raw.core.stats import PrefillSpeed
+from pyllama_raw.core.step import Decode, StepPlan, Verify, Work
+
+MAX_DEPTH = 16  # drafts of a sequence in a step
+MIN_GAIN = 1.05  # times the tokens a second without drafts
+MIN_CHANCE = 0.1  # of a draft to be reached and accepted; a less likely one is left out
+
+N_GRAM = 3  # the least tokens that match
+MAX_MATCH = 32  # a longer one says no more
+MAX_TRIES = 8  # earlier places that are compared, the latest first
+N_HEADS = 2**14  # of an index: 64 KiB, and 4 bytes for each token
+MAX_INDEXED = 4096  # tokens of one sequence in a step: about a millisecond
+
+# Chances of the next token to be as expected, after matches of at least so many tokens.
+LENGTHS = (N_GRAM, 5, 9, 17)
+FIRST_CHANCES = (0.3, 0.45, 0.6, 0.8)
+WEIGHT, SHARED_WEIGHT = (
+    0.15,
+    0.02,
+)  # of the newest comparison: for its request, for new ones
+BUCKETS = tuple(
+    sum(n_matched >= least for least in LENGTHS[1:])
+    for n_matched in range(MAX_MATCH + 1)
+)
+
+
+class Lookup:
+    """
+    Where the latest tokens of a sequence stood before, and what is expected to follow.
+
+    `source` is the place of the token that is expected next; 0: none is. Earlier places of equal
+    hashes are chained, the latest first.
+    """
+
+    __slots__ = ("_before", "_heads", "chances", "n_matched", "source")
+
+    def __init__(self, chances: list[float]) -> None:
+        self.chances = chances
+        self.source = self.n_matched = 0
+        # The end of the latest run of N_GRAM tokens by its hash, and of the one before that by
+        # the index of its last token; 0: there is none.
+        self._heads = array("i", bytes(4 * N_HEADS))
+        self._before = array("i", bytes(4 * (N_GRAM - 1)))
+
+    def follow(self, tokens: array[int], shared: list[float]) -> bool:
+        """
+        Take in what *tokens* have grown by; whether all of it is taken in.
+
+        Args:
+            shared: chances of new requests, which learn, too.
+        """
+        start, n_tokens = len(self._before), len(tokens)
+        stop = min(n_tokens, start + MAX_INDEXED)
+        # A source says what was expected of each new token.
+        for index in range(start, stop):
+            if not self.source:
+                break
+            is_right = tokens[self.source] == tokens[index]
+            self._learn(shared, is_right)
+            if is_right:
+                self.source += 1
+                self.n_matched = min(self.n_matched + 1, MAX_MATCH)
+            else:
+                self.source = self.n_matched = 0
+        self._index(tokens, start, stop)
+        if stop < n_tokens:
+            return False
+        if not self.source and start < stop:
+            self._search(tokens)
+        return True
+
+    def draft(self, tokens: array[int], n_tokens: int) -> array[int]:
+        """The next *n_tokens*, if all go on as before; a text that repeats itself goes on so."""
+        draft = tokens[self.source : self.source + n_tokens]
+        # Between source and end is what repeats.
+        while len(draft) < n_tokens:
+            draft += draft[: n_tokens - len(draft)]
+        return draft
+
+    def chance(self, n_ahead: int) -> float:
+        """The chance of the token after *n_ahead* others that were right."""
+        return self.chances[BUCKETS[min(self.n_matched + n_ahead, MAX_MATCH)]]
+
+    def _learn(self, shared: list[float], is_right: bool) -> None:
+        bucket = BUCKETS[self.n_matched]
+        self.chances[bucket] += WEIGHT * (is_right - self.chances[bucket])
+        shared[bucket] += SHARED_WEIGHT * (is_right - shared[bucket])
+
+    def _index(self, tokens: array[int], start: int, stop: int) -> None:
+        """Chain the runs that end with the tokens [start, stop)."""
+        if start >= stop:
+            return
+        # Names of the loop, because a long prompt comes through here token by token.
+        heads, append = self._heads, self._before.append
+        first, second = tokens[start - 2], tokens[start - 1]
+        for end in range(start + 1, stop + 1):
+            third = tokens[end - 1]
+            number = ((first * 31 + second) * 31 + third) * 40503 >> 4 & (N_HEADS - 1)
+            append(heads[number])
+            heads[number] = end
+            first, second = second, third
+
+    def _search(self, tokens: array[int]) -> None:
+        """Find the longest match of the end of *tokens*; of equal ones the latest."""
+        n_tokens, end = len(tokens), self._before[-1]
+        n_longest = N_GRAM - 1
+        for _ in range(MAX_TRIES):
+            if not end:
+                break
+            n_most, n_equal = min(end, MAX_MATCH), 0
+            while (
+                n_equal < n_most and tokens[end - 1 - n_equal] == tokens[-1 - n_equal]
+            ):
+                n_equal += 1
+            if n_equal > n_longest:
+                self.source, n_longest = end, n_equal
+            end = self._before[end - 1]
+        if self.source:
+            assert self.source < n_tokens
+            self.n_matched = n_longest
+
+
+FINE = 8  # up to so many rows each number is known by itself, then every fourth
+OLD = 1024  # observations after which an older one is not trusted
+FIRST_WEIGHT, LAST_WEIGHT = 0.5, 0.1  # of the newest one
+MAX_JUMP = 3.0  # times the mean: more is the machine's moment
+
+
+class StepSeconds:
+    """Seconds of steps without prompts, by their rows."""
+
+    def __init__(self, speed: PrefillSpeed) -> None:
+        self._speed = speed
+        self._means: dict[int, tuple[float, float, int]] = {}  # seconds, weight, number
+        self._n_observed = 0
+
+    def observe(self, n_rows: int, seconds: float) -> None:
+        """Learn from a step of *n_rows* that took *seconds*."""
+        self._n_observed += 1
+        size = _size(n_rows)
+        mean = self._fresh(size)
+        weight = FIRST_WEIGHT
+        if mean is not None:
+            weight = max(self._means[size][1] * 0.8, LAST_WEIGHT)
+            seconds = mean + weight * (min(seconds, MAX_JUMP * mean) - mean)
+        self._means[size] = seconds, weight, self._n_observed
+
+    def expected(self, n_rows: int) -> float | None:
+        """Seconds of a step of *n_rows*; None: nobody can say."""
+        size = _size(n_rows)
+        if (mean := self._fresh(size)) is not None:
+            return mean
+        sizes = [other for other in self._means if self._fresh(other) is not None]
+        below = max((other for other in sizes if other < size), default=None)
+        if below is None:
+            return None
+        # A row of a large step takes no more than one of a small one; to try it tells.
+        seconds = self._fresh(below)
+        assert seconds is not None
+        if self._speed.tokens_per_s:
+            seconds += (size - below) / self._speed.tokens_per_s
+        # Nor do fewer rows take longer than more.
+        above = [self._means[other][0] for other in sizes if other > size]
+        return min([seconds, *above])
+
+    def _fresh(self, size: int) -> float | None:
+        seconds, _, number = self._means.get(size, (0.0, 0.0, -OLD))
+        return seconds if self._n_observed - number < OLD else None
+
+
+def _size(n_rows: int) -> int:
+    return n_rows if n_rows <= FINE else -(-n_rows // 4) * 4
+
+
+class Speculation:
+    """Puts drafts into plans; one of an engine."""
+
+    def __init__(self, memory: Memory, speed: PrefillSpeed) -> None:
+        self._memory = memory
+        self._slots = memory.slots
+        self._seconds = StepSeconds(speed)
+        self._chances = list(FIRST_CHANCES)  # of new requests
+        self._is_begun = False  # the next step, by a steady plan
+
+    def extend(
+        self, works: list[Work], streams: Items[Running], *, steady: bool, alone: bool
+    ) -> tuple[list[Work], bool]:
+        """
+        *works* with drafts, and whether the plan is steady.
+
+        Args:
+            streams: one for each of the first works, which are decodes.
+            alone: nothing else is to be computed, and memory is not short.
+        """
+        is_begun, self._is_begun = self._is_begun, steady
+        if not alone or not self._slots.limits.kind.can_cut:
+            return works, steady
+        offers = [offer for r in streams if (offer := self._offer(r)) is not None]
+        if not offers:
+            return works, steady
+        depths = self._depths(len(works), offers)
+        if not depths:
+            return works, steady
+        # The plan before was steady: this step is begun, and the next one may have drafts.
+        self._is_begun = False
+        if is_begun:
+            return works, False
+        # Rejected drafts leave their cells at once, so no more are promised to anybody.
+        n_rows = len(works) + sum(depths.values())
+        self._memory.reclaim(n_rows)
+        if self._slots.n_free_cells < n_rows:
+            return works, False
+        drafts = {running.slot: draft for running, draft, _ in offers}
+        plain = [work for work in works if work.slot not in depths]
+        return plain + [
+            Verify(
+                work.request_id,
+                work.slot,
+                work.pos,
+                work.tokens + drafts[work.slot][: depths[work.slot]],
+            )
+            for work in works
+            if work.slot in depths
+        ], False
+
+    def observe(self, plan: StepPlan, seconds: float) -> bool:
+        """Learn from *plan*, which took *seconds*; whether it had drafts."""
+        if not plan.works or type(plan.works[-1]) not in (Decode, Verify):
+            return False
+        if not plan.moves:
+            self._seconds.observe(plan.n_tokens, seconds)
+        return type(plan.works[-1]) is Verify
+
+    def _offer(
+        self, running: Running
+    ) -> tuple[Running, array[int], list[float]] | None:
+        """Drafts of *running*, and the chance of each to be reached and accepted."""
+        sequence, request, tokens = running.sequence, running.request, running.tokens
+        if not request.speculates or running.points:
+            return None
+        # It has its last token, or a full slot, with the token that comes anyway.
+        n_left = request.max_tokens - sequence.n_output
+        n_most = (
+            min(n_left, self._slots.limits.n_ctx_slot - len(tokens), MAX_DEPTH + 1) - 1
+        )
+        if n_most < 1:
+            return None
+        lookup = sequence.lookup
+        if lookup is None:
+            lookup = sequence.lookup = Lookup(self._chances.copy())
+        if not lookup.follow(tokens, self._chances):
+            return None
+        draft = array("i", sequence.forced[:n_most])
+        chances = [1.0] * len(draft)
+        # What is forced comes first, and is as good as certain.
+        if not draft and lookup.source:
+            chance = lookup.chance(0)
+            while len(chances) < n_most and chance >= MIN_CHANCE:
+                chances.append(chance)
+                chance *= lookup.chance(len(chances))
+            draft = lookup.draft(tokens, len(chances))
+        # An end may be sampled, but nothing follows it. Nor are rows of images sampled.
+        ends = (
+            n
+            for n, token in enumerate(draft)
+            if token < 0 or token in request.stop_token_ids
+        )
+        del chances[next(ends, len(draft)) :]
+        return (running, draft, chances) if chances else None
+
+    def _depths(
+        self, n_rows: int, offers: Items[tuple[Running, array[int], list[float]]]
+    ) -> dict[int, int]:
+        """Drafts by slot, so that most tokens come in a second; empty: there is no gain."""
+        limits = self._slots.limits
+        seconds = self._seconds.expected(n_rows)
+        n_most = min(limits.n_outputs or limits.n_slots, limits.n_batch)
+        n_most = min(n_most, limits.n_ubatch or n_most)
+        if seconds is None:
+            return {}
+        # The likeliest first. The chances of a sequence fall, so its drafts stay in order.
+        ranked = sorted(
+            ((chance, r.slot) for r, _, chances in offers for chance in chances),
+            key=lambda item: -item[0],
+        )
+        n_tokens, n_best, rate = float(n_rows), 0, MIN_GAIN * n_rows / seconds
+        for n_drafts, (chance, _) in enumerate(ranked[: n_most - n_rows], 1):
+            n_tokens += chance
+            step_s = self._seconds.expected(n_rows + n_drafts)
+            if step_s is not None and n_tokens > rate * step_s:
+                n_best, rate = n_drafts, n_tokens / step_s
+        depths: dict[int, int] = {}
+        for _, slot in ranked[:n_best]:
+            depths[slot] = depths.get(slot, 0) + 1
+        return depths
