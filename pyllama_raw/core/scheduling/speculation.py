@@ -181,14 +181,18 @@ class StepSeconds:
         below = max((other for other in sizes if other < size), default=None)
         if below is None:
             return None
-        # A row of a large step takes no more than one of a small one; to try it tells.
-        seconds = self._fresh(below)
-        assert seconds is not None
-        if self._speed.tokens_per_s:
-            seconds += (size - below) / self._speed.tokens_per_s
-        # Nor do fewer rows take longer than more.
-        above = [self._means[other][0] for other in sizes if other > size]
-        return min([seconds, *above])
+        seconds, n_more = self._means[below][0], size - below
+        # Between two sizes that are known it rises evenly.
+        above = min((other for other in sizes if other > size), default=None)
+        if above is not None:
+            row_s = (self._means[above][0] - seconds) / (above - below)
+        # Else a further row takes as long as one of a prompt, or half as long as those below. That
+        # is little, so it is tried, and then it is known.
+        elif self._speed.tokens_per_s:
+            row_s = 1 / self._speed.tokens_per_s
+        else:
+            row_s = seconds / below / 2
+        return seconds + row_s * n_more
 
     def _fresh(self, size: int) -> float | None:
         seconds, _, number = self._means.get(size, (0.0, 0.0, -OLD))
