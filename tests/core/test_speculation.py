@@ -431,11 +431,14 @@ def test_no_more_is_computed_than_there_are_cells():
     """
     Where cells are short a step has no drafts, and outputs are the same.
     """
-    requests = [make_request(i, n_prompt=4, max_tokens=30) for i in range(2)]
-    machine = Machine(speculating(2, n_cells=44), REPEATS)
+    requests = [make_request(i, n_prompt=4, max_tokens=110) for i in range(2)]
+    sizes = {"n_slots": 2, "n_ctx_slot": 128, "n_batch": 128}
+    machine = Machine(speculating(**sizes, n_cells=140), REPEATS)
 
-    assert machine.run(*requests) == Machine(make_scheduler(2), REPEATS).run(*requests)
+    plain = Machine(make_scheduler(**sizes), REPEATS)
+    assert machine.run(*requests) == plain.run(*requests)
     assert {end.error for end in finished(machine.events).values()} == {None}
+    assert machine.scheduler.stats().preempted > 0
     assert sum(machine.depths) > 0
 
 
