@@ -66,6 +66,7 @@ class Sequence:
         "detail",
         "first_token",
         "forced",
+        "forces",
         "is_shifted",
         "lookup",
         "n_accepted",
@@ -101,6 +102,7 @@ class Sequence:
         self.cache_tier: CacheTier | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens 1, 2, ...
         self.forced: tuple[int, ...] = ()  # what a constraint lets follow `tokens`
+        self.forces = False  # whether one has left no choice before
         self.lookup: Lookup | None = None  # what may follow, by what did before
         self.n_drafted = self.n_accepted = 0  # tokens
         self.is_shifted = False  # a context shift made `tokens` no prefix of anything

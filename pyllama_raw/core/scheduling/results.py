@@ -129,6 +129,8 @@ class Outputs:
         tokens, logprobs, forced = sampled
         sequence = running.sequence
         sequence.forced = forced
+        if forced:
+            sequence.forces = True
         if len(tokens) == 1:
             end = self._take_token(sequence, tokens[0], now)
         else:

@@ -223,6 +223,8 @@ class Speculation:
             streams: one for each of the first works, which are decodes.
             alone: nothing else is to be computed, and memory is not short.
         """
+        # What a constraint forces it forces again, and that is worth more than a step ahead.
+        steady = steady and not any(running.sequence.forces for running in streams)
         is_begun, self._is_begun = self._is_begun, steady
         if not alone or not self._slots.limits.kind.can_cut:
             return works, steady
