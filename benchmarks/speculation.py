@@ -34,7 +34,7 @@ LIMITS = {  # by work and streams
     ("JSON", 1): 1.3,
     **{("chats", n): 0.98 for n in STREAMS},
 }
-NOUNS = "price count limit width speed total depth share".split()
+NOUNS = ["price", "count", "limit", "width", "speed", "total", "depth", "share"]
 TOPICS = (
     "why the sky is blue", "how bread is baked", "what a violin is made of",
     "the history of paper", "how bees find flowers", "what makes steel hard",
