@@ -63,7 +63,7 @@ class Usage:
     drafted_tokens: int = 0
     """Tokens that were computed before they were sampled, by speculation."""
     accepted_tokens: int = 0
-    """Of these, those that were sampled."""
+    """Drafted tokens that were sampled."""
 
     def __add__(self, other: Usage) -> Usage:
         """The counts of both together; their place is told if it is the same."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from operator import sub
-from typing import TYPE_CHECKING
 
+from pyllama_raw.core.lookup import Lookup
 from pyllama_raw.core.request import (
     CacheTier,
     EmbedRequest,
@@ -23,9 +23,6 @@ from pyllama_raw.core.request import (
 from pyllama_raw.core.stats import SlotStats
 from pyllama_raw.core.text import NO_STOPS, Detokenizer
 from pyllama_raw.errors import PyllamaError
-
-if TYPE_CHECKING:
-    from pyllama_raw.core.scheduling.speculation import Lookup
 
 NO_LIMIT = 2**31
 

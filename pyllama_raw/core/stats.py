@@ -112,7 +112,7 @@ class SchedulerStats:
     drafted_tokens: int = 0
     """Tokens that were computed before they were sampled."""
     accepted_tokens: int = 0
-    """Of these, those that were sampled; the others were computed in vain."""
+    """Drafted tokens that were sampled; the others were computed in vain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,8 +273,8 @@ class SchedulerModel(RuleBasedStateMachine):
             assert_one_kind(request, n_held, work)
             if work.slot not in self.memory.shifted:
                 text = self.texts[work.request_id]
-                known = work.tokens[:1] if isinstance(work, Verify) else work.tokens
-                held = self.memory.tokens(work.slot) + list(known)
+                chunk = work.tokens[:1] if isinstance(work, Verify) else work.tokens
+                held = self.memory.tokens(work.slot) + list(chunk)
                 assert self.is_shifted(work) or held == text[: len(held)]
         return works, saved, lost
 

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyllama_raw.core import lookup as rules
+from pyllama_raw.core.lookup import FIRST_CHANCES, Lookup
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import FinishReason, NewTokens, Request, StopString
-from pyllama_raw.core.scheduling import speculation as rules
-from pyllama_raw.core.scheduling.speculation import FIRST_CHANCES, Lookup, StepSeconds
+from pyllama_raw.core.scheduling import speculation
+from pyllama_raw.core.scheduling.speculation import StepSeconds
 from pyllama_raw.core.stats import PrefillSpeed
 from pyllama_raw.core.step import (
     Decode,
@@ -185,7 +187,7 @@ def test_old_seconds_are_forgotten(monkeypatch):
     """
     What a machine took once it may not take now.
     """
-    monkeypatch.setattr(rules, "OLD", 3)
+    monkeypatch.setattr(speculation, "OLD", 3)
     seconds = StepSeconds(PrefillSpeed())
     for n_rows in (4, 1, 1):
         seconds.observe(n_rows, 1.0)
@@ -389,11 +391,11 @@ def test_nothing_follows_an_end():
     A draft ends before a stop token, and the request with it.
     """
     tokens = (50, 51, 52, 53, STOP_TOKEN)
-    seen = array("i", tokens * 5)
+    prompt = array("i", tokens * 5)
     machine = Machine(speculating(), cycle(*tokens))
 
     ends = frozenset({STOP_TOKEN})
-    (output,) = machine.run(Request(0, seen, 30, stop_token_ids=ends))
+    (output,) = machine.run(Request(0, prompt, 30, stop_token_ids=ends))
     assert output == list(tokens)
     # What a step takes is known after the first one, and the second is begun already.
     assert machine.depths == [0, 0, 1, 0]
@@ -407,8 +409,8 @@ def test_a_stop_string_ends_in_the_midst_of_accepted_drafts():
     letters = [ord(letter) for letter in "abcdefgh"]
     machine = Machine(speculating(n_ctx_slot=128, n_batch=128), cycle(*letters))
 
-    seen = array("i", letters * 3)
-    (output,) = machine.run(Request(0, seen, 40, stop=StopStrings((b"fg",))))
+    prompt = array("i", letters * 3)
+    (output,) = machine.run(Request(0, prompt, 40, stop=StopStrings((b"fg",))))
     assert bytes(output) == b"abcdefg"
     assert sum(machine.depths) > 6
     assert finished(machine.events)[0].detail == StopString("fg")
