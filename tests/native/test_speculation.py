@@ -128,9 +128,9 @@ def test_greedy_outputs_and_their_scores_are_those_without_drafts(
     path = model_path if name == "default" else tiny_model(name)
     plain, drafted = both(oracle, path, prompts_of(n_prompts), GREEDY)
 
-    for plainly, other in zip(plain, drafted, strict=True):
-        assert parting(plainly.logprobs, other.token_ids) is None
-        for score, again in zip(plainly.logprobs, other.logprobs, strict=True):
+    for reference, other in zip(plain, drafted, strict=True):
+        assert parting(reference.logprobs, other.token_ids) is None
+        for score, again in zip(reference.logprobs, other.logprobs, strict=True):
             if score.token_id != again.token_id:
                 break
             assert again.logprob == pytest.approx(score.logprob, abs=1e-3)
@@ -146,8 +146,8 @@ def test_split_memory_verifies_drafts_too(oracle):
     path = tiny_model("llama")
     plain, drafted = both(oracle, path, prompts_of(16), GREEDY, kv_unified=False)
 
-    for plainly, other in zip(plain, drafted, strict=True):
-        assert parting(plainly.logprobs, other.token_ids) is None
+    for reference, other in zip(plain, drafted, strict=True):
+        assert parting(reference.logprobs, other.token_ids) is None
 
 
 SAMPLED = {
@@ -213,8 +213,8 @@ def test_constraints_hold_at_each_place(constraint, model_path, oracle):
     prompts = prompts_of(3)
     plain, drafted = both(oracle, model_path, prompts, params)
 
-    for plainly, other in zip(plain, drafted, strict=True):
-        assert parting(plainly.logprobs, other.token_ids) is None
+    for reference, other in zip(plain, drafted, strict=True):
+        assert parting(reference.logprobs, other.token_ids) is None
         if "json_schema" in constraint and other.finish_reason == "stop":
             assert set(json.loads(other.text)) == {
                 "identifier",
@@ -264,8 +264,8 @@ def test_decodes_that_fail_lose_nothing(code, oracle):
         assert engine.stats().accepted_tokens > 0
 
     for of_try in results:
-        for plainly, other in zip(plain, of_try, strict=True):
-            assert parting(plainly.logprobs, other.token_ids) is None
+        for reference, other in zip(plain, of_try, strict=True):
+            assert parting(reference.logprobs, other.token_ids) is None
 
 
 @pytest.mark.parametrize("name", ["mamba", "jamba", "gemma3"])
