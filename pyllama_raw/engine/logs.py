@@ -363,9 +363,8 @@ def step_record(
     warms_up: bool,
 ) -> StepRecord:
     """A record of what *plan* did, and of what was there *after* it."""
-    *sizes, n_drafted = size_of(plan)
-    n_accepted = 0
-    if n_drafted:
+    size, n_accepted = size_of(plan), 0
+    if size.n_drafted:
         n_accepted = sum(
             len(output.tokens) - 1
             for work, output in zip(plan.works, result.outputs, strict=False)
@@ -374,7 +373,11 @@ def step_record(
     return StepRecord(
         at_s,
         seconds,
-        *sizes,
+        size.n_prefill,
+        size.n_decode,
+        size.n_context,
+        size.n_saved,
+        size.n_loaded,
         after.n_running,
         after.n_waiting,
         after.n_cells_used,
@@ -394,7 +397,7 @@ def step_record(
             if type(w) not in STREAMS
         ),
         warms_up,
-        n_drafted,
+        size.n_drafted,
         n_accepted,
     )
 

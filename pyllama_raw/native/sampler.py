@@ -118,7 +118,8 @@ class Matcher(Handle):
     def n_valid(self, tokens: array[int]) -> int:
         """How many of *tokens* may follow, one after the other; changes nothing."""
         raw = self._numbers(tokens)
-        return max(self._lib.llg_matcher_validate_tokens(self.ptr, raw, len(tokens)), 0)
+        n_valid = self._lib.llg_matcher_validate_tokens(self.ptr, raw, len(tokens))
+        return max(int(n_valid), 0)
 
     def take_back(self, n_tokens: int) -> None:
         """Be where it was before the last *n_tokens*."""

@@ -3,6 +3,8 @@
 import json
 from array import array
 from collections import Counter
+from functools import partial
+from itertools import count
 from random import Random
 
 import numpy as np
@@ -17,10 +19,13 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.core.scheduling.speculation import Speculation, StepSeconds
+from pyllama_raw.engine.guidance import MaskState
+from pyllama_raw.engine.sampling import Constraints
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model, quantize
 from pyllama_raw.native.sampler import (
+    Matcher,
     RowLogprobs,
     RowSampler,
     RowSamplers,
@@ -348,3 +353,81 @@ def likely(row, n_first):
     tokens = np.argsort(-row)[:n_first]
     weights = np.exp(row[tokens] - row[tokens[0]])
     return dict(zip(tokens.tolist(), (weights / weights.sum()).tolist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def make_mask(model):
+    """A mask at the beginning of a schema, and the tokens of a text."""
+    make = Constraints(model.vocab).make
+    schema = {"properties": {"colour": {"type": "integer"}}, "required": ["colour"]}
+    params = SamplingParams(json_schema=schema | {"additionalProperties": False})
+    start = make(params)
+
+    def begin():
+        mask = start()
+        assert isinstance(mask, MaskState)
+        return mask
+
+    return begin, partial(model.vocab.tokenize, add_special=False, parse_special=False)
+
+
+def after(mask, tokens):
+    """What may follow *tokens*."""
+    for token in tokens:
+        mask.accept(token)
+    mask.prepare()
+    return mask.mask.tobytes()
+
+
+def test_masks_of_places_are_those_of_accepted_drafts(make_mask):
+    """
+    What the constraint refuses is no draft, and nothing is taken in.
+    """
+    begin, tokenize = make_mask
+    tokens = array("i", tokenize('{"colour": 1'))
+    mask = begin()
+    n_valid = mask.prepare_places(tokens + array("i", tokenize("!")))
+
+    n_bytes = 4 * len(mask.mask)
+    places = mask.masks.tobytes()
+    assert n_valid == len(tokens)
+    for place in range(n_valid + 1):
+        start = place * n_bytes
+        assert places[start : start + n_bytes] == after(begin(), tokens[:place])
+    assert after(mask, ()) == after(begin(), ())
+    assert after(mask, tokens) == after(begin(), tokens)
+
+
+def test_a_limit_behind_a_draft_is_not_reached_by_drafting_it(make_mask, monkeypatch):
+    """
+    The draft is left out, and the constraint goes on from what was accepted.
+    """
+    begin, tokenize = make_mask
+    tokens = array("i", tokenize('{"colour": 1'))
+    mask = begin()
+    mask.accept(tokens[0])
+    n_computed = count()
+    monkeypatch.setattr(
+        Matcher,
+        "error",
+        property(lambda _: "too much" if next(n_computed) == 2 else ""),
+    )
+
+    assert mask.prepare_places(tokens[1:]) == 2
+    assert len(mask.masks) == 3 * len(mask.mask)
+    monkeypatch.undo()
+    assert after(mask, tokens[1:]) == after(begin(), tokens)
+
+
+def test_a_constraint_tells_what_it_forces(make_mask):
+    """
+    Nothing while a text may begin in several ways, then the rest of a key.
+    """
+    begin, tokenize = make_mask
+    mask = begin()
+    at_first = mask.forced(16)
+    for token in tokenize('{"c'):
+        mask.accept(token)
+
+    assert at_first == ()
+    assert mask.forced(2) == mask.forced(16)[:2] != ()
