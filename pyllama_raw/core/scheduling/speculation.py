@@ -169,15 +169,18 @@ class Speculation:
             lookup = sequence.lookup = Lookup(self._chances.copy())
         if not lookup.follow(tokens, self._chances):
             return None
-        draft = array("i", sequence.forced[:n_most])
-        chances = [1.0] * len(draft)
-        # What is forced comes first, and is as good as certain.
-        if not draft and lookup.source:
-            chance = lookup.chance(0)
+        if sequence.forced:
+            # What is forced comes first, and is as good as certain.
+            draft = array("i", sequence.forced[:n_most])
+            chances = [1.0] * len(draft)
+        elif lookup.source:
+            chances, chance = [], lookup.chance(0)
             while len(chances) < n_most and chance >= MIN_CHANCE:
                 chances.append(chance)
                 chance *= lookup.chance(len(chances))
             draft = lookup.draft(tokens, len(chances))
+        else:
+            return None
         # An end may be sampled, but nothing follows it. Nor are rows of images sampled.
         ends = (
             n
