@@ -186,7 +186,7 @@ class SchedulerConfig(Frozen):
     target_step_s: Annotated[Finite, Field(gt=0)] | None = None
     """
     Seconds that a step may take while streams run. None: 0.1, or up to four times as long where
-    shorter steps would cost prompts more than 3 % of their pace.
+    shorter steps would cost prompts more than 2 % of their pace.
     """
     prefill_order: Literal["shortest", "turns"] = "shortest"
     """
