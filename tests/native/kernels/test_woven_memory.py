@@ -14,7 +14,6 @@ from scripts.tiny_models.gguf import write
 from scripts.tiny_models.recipe import Recipe, sizes
 from tests.native.support import run_python
 
-# Few wide layers: pages between woven tensors, which vectors keep, are little beside them.
 N_VOCAB = 4096
 WIDE = sizes(16, 4, n_embd=2048, n_ff=8192, n_layer=1, vocab_size=N_VOCAB)
 
