@@ -75,7 +75,8 @@ def used(path: Path, *, is_fast: bool, load_mode: str = "mmap") -> list[dict[str
     assert (done.returncode, done.stderr) == (0, "")
     before, after = json.loads(done.stdout)
     return [
-        {name: n_bytes - before[name] for name, n_bytes in step.items()} for step in after
+        {name: n_bytes - before[name] for name, n_bytes in step.items()}
+        for step in after
     ]
 
 
