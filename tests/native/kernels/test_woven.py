@@ -267,9 +267,11 @@ def test_products_are_near_those_of_the_plain_path(kind, floats, tmp_path):
             sizes_of.append(np.square(theirs).mean())
 
     size = np.sqrt(np.mean(sizes_of))
-    most, mean = (0.06, 0.01) if lib.ggml_blck_size(data_type) == 256 else (0.01, 0.002)
-    assert np.max(differences) < most * size
-    assert np.mean(differences) < mean * size
+    limit, of_mean = (
+        (0.06, 0.01) if lib.ggml_blck_size(data_type) == 256 else (0.01, 0.002)
+    )
+    assert np.max(differences) < limit * size
+    assert np.mean(differences) < of_mean * size
 
 
 def test_a_column_has_the_bits_of_it_alone(model):

@@ -71,9 +71,9 @@ def path(tmp_path_factory) -> Path:
 
 def used(path: Path, *, is_fast: bool, load_mode: str = "mmap") -> list[dict[str, int]]:
     """What a process has after each step, more than before; two contexts take turns."""
-    done = run_python(CODE, json.dumps([str(path), is_fast, load_mode]))
-    assert (done.returncode, done.stderr) == (0, "")
-    before, after = json.loads(done.stdout)
+    process = run_python(CODE, json.dumps([str(path), is_fast, load_mode]))
+    assert (process.returncode, process.stderr) == (0, "")
+    before, after = json.loads(process.stdout)
     return [
         {name: n_bytes - before[name] for name, n_bytes in step.items()}
         for step in after
@@ -97,6 +97,9 @@ def test_weights_that_are_not_mapped_are_not_held_twice(path):
     """
     libllama multiplies them then, from the memory that it read them into.
     """
-    read, mapped = used(path, is_fast=True, load_mode="none"), used(path, is_fast=False)
+    copies, pages = (
+        used(path, is_fast=True, load_mode="none"),
+        used(path, is_fast=False),
+    )
 
-    assert read[-1]["VmRSS"] < 1.1 * mapped[-1]["VmRSS"]
+    assert copies[-1]["VmRSS"] < 1.1 * pages[-1]["VmRSS"]
