@@ -61,8 +61,8 @@ pytestmark = [
 def path(tmp_path_factory) -> Path:
     """A tied model of 69 million weights in 8 bits each."""
     folder = tmp_path_factory.mktemp("woven-memory")
-    more = vocab.extended(N_VOCAB)
-    recipe = Recipe("wide", "llama", WIDE, more=more, without=("output.weight",))
+    words = vocab.extended(N_VOCAB)
+    recipe = Recipe("wide", "llama", WIDE, more=words, without=("output.weight",))
     write(recipe, folder / "floats.gguf")
     quantize(folder / "floats.gguf", folder / "model.gguf", "q8_0")
     (folder / "floats.gguf").unlink()
