@@ -64,7 +64,7 @@ class Move(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class Claim:
     """A request for a model, from when it comes until it leaves."""
 
     model: str
@@ -93,7 +93,7 @@ class Resident:
     state: ModelState = ModelState.UNLOADED
     sleeps: bool = False  # whether it wakes when it loads, or sleeps when it leaves
     occupies: Bytes = field(default_factory=dict)  # now
-    waiting: deque[Ticket] = field(default_factory=deque)
+    waiting: deque[Claim] = field(default_factory=deque)
     n_running: int = 0
     keep_s: float | None = None  # in place of unload_s, as the latest request says
     used_at: float = 0.0
@@ -120,7 +120,7 @@ class Resident:
 class Turn:
     """What is to be done now."""
 
-    run: tuple[Ticket, ...]
+    run: tuple[Claim, ...]
     """Requests that may run."""
     moves: tuple[tuple[str, Move], ...]
     """Changes of models, to be begun at once."""
@@ -140,7 +140,7 @@ class Residency:
         self.budget = dict(budget)
         self.models: dict[str, Resident] = {}
         self._max_wait_s, self._max_overtakes = max_wait_s, max_overtakes
-        self._n_tickets = 0
+        self._n_claims = 0
         self._age = 0.0  # the value of what gave way last, which others count from
         self._charges = Counter[str]()  # seconds of loads for each client
 
@@ -151,7 +151,7 @@ class Residency:
         assert model.name not in self.models
         self.models[model.name] = model
 
-    def enter(self, name: str, now: float, client: str = "") -> Ticket:
+    def enter(self, name: str, now: float, client: str = "") -> Claim:
         """
         A request for the model *name*, which waits until decide() lets it run.
 
@@ -162,33 +162,33 @@ class Residency:
         self._check_size(model)
         # Nobody saves up by being idle: who comes back counts from the least of those who are here.
         here = {
-            ticket.client for other in self.models.values() for ticket in other.waiting
+            claim.client for other in self.models.values() for claim in other.waiting
         }
         if here and client not in here:
             least = min(self._charges[other] for other in here)
             self._charges[client] = max(self._charges[client], least)
         elif not here:
             self._charges.clear()
-        self._n_tickets += 1
-        ticket = Ticket(name, client, now, self._n_tickets)
-        model.waiting.append(ticket)
-        return ticket
+        self._n_claims += 1
+        claim = Claim(name, client, now, self._n_claims)
+        model.waiting.append(claim)
+        return claim
 
-    def leave(self, ticket: Ticket, now: float, keep_s: float | None = None) -> None:
+    def leave(self, claim: Claim, now: float, keep_s: float | None = None) -> None:
         """
         End a request that runs or waits.
 
         Args:
             keep_s: seconds without use after which the model is unloaded. None: as it was.
         """
-        model = self.models[ticket.model]
-        if ticket.is_running:
-            ticket.is_running = False
+        model = self.models[claim.model]
+        if claim.is_running:
+            claim.is_running = False
             model.n_running -= 1
             model.used_at = now
             model.keep_s = model.keep_s if keep_s is None else keep_s
-        elif ticket in model.waiting:  # it may have ended with a failure
-            model.waiting.remove(ticket)
+        elif claim in model.waiting:  # it may have ended with a failure
+            model.waiting.remove(claim)
 
     def loaded(self, name: str, now: float, load_s: float) -> None:
         """Take in that a load has ended, which took *load_s* seconds."""
@@ -200,7 +200,7 @@ class Residency:
         model.is_fresh = bool(model.waiting)
         model.n_failures, model.retry_at = 0, -inf
 
-    def failed(self, name: str, now: float) -> tuple[Ticket, ...]:
+    def failed(self, name: str, now: float) -> tuple[Claim, ...]:
         """Take in that a load has failed, and give those who waited for it, who wait no more."""
         model = self.models[name]
         is_asleep = model.sleeps
@@ -230,12 +230,12 @@ class Residency:
         model.state, model.sleeps = ModelState.LOADED, False
         model.occupies, model.sleep_s = model.need, inf
 
-    def dismiss(self, name: str) -> tuple[Ticket, ...]:
+    def dismiss(self, name: str) -> tuple[Claim, ...]:
         """All who wait for a model, and wait no more."""
         model = self.models[name]
-        tickets = tuple(model.waiting)
+        claims = tuple(model.waiting)
         model.waiting.clear()
-        return tickets
+        return claims
 
     def unload(self, name: str) -> None:
         """Have a model leave as soon as nobody uses it; those who wait then load it again."""
@@ -258,7 +258,7 @@ class Residency:
         """
         moves = [*self._partings(now)]
         closed = self._make_room(now, moves)
-        run: list[Ticket] = []
+        run: list[Claim] = []
         for model in self.models.values():
             # Whoever waited for the load runs, whatever else is due.
             model.is_closed = model.name in closed or model.is_to_leave
@@ -273,8 +273,8 @@ class Residency:
                 model.used_at, model.value = now, self._value(model)
                 model.keep_s = None
             model.is_fresh = False
-        for ticket in run:
-            ticket.is_running = True
+        for claim in run:
+            claim.is_running = True
         self._count_overtakes(run)
         return Turn(tuple(run), tuple(moves))
 
@@ -445,16 +445,16 @@ class Residency:
         """Seconds that requests of *model* wait before they are due."""
         return max(self._max_wait_s, model.cost_s)
 
-    def _count_overtakes(self, run: list[Ticket]) -> None:
+    def _count_overtakes(self, run: list[Claim]) -> None:
         """Count the requests that *run* before older ones, which wait for another model."""
-        numbers = sorted(ticket.number for ticket in run)
+        numbers = sorted(claim.number for claim in run)
         for model in self.models.values() if run else ():
-            for ticket in model.waiting:
-                ticket.n_overtaken += len(run) - bisect(numbers, ticket.number)
+            for claim in model.waiting:
+                claim.n_overtaken += len(run) - bisect(numbers, claim.number)
 
     def _charge(self, model: Resident) -> None:
         """Charge the clients who wait for *model* for its load, in equal parts."""
-        clients = {ticket.client for ticket in model.waiting}
+        clients = {claim.client for claim in model.waiting}
         for client in clients:
             self._charges[client] += model.cost_s / len(clients)
 

@@ -79,13 +79,13 @@ class Replay:
         pass
 
     def _arrive(self, arrival: Arrival) -> None:
-        ticket = self.residency.enter(arrival.model, self.now, arrival.client)
-        self._open[ticket] = arrival
+        claim = self.residency.enter(arrival.model, self.now, arrival.client)
+        self._open[claim] = arrival
 
     def _loaded(self, name: str) -> None:
         if self._fails(name):
-            for ticket in self.residency.failed(name, self.now):
-                del self._open[ticket]
+            for claim in self.residency.failed(name, self.now):
+                del self._open[claim]
                 self.history.n_failed += 1
                 self._go_on()
         else:
@@ -94,9 +94,9 @@ class Replay:
     def _left(self, name: str) -> None:
         self.residency.gone(name, asleep=self.residency.models[name].sleeps)
 
-    def _served(self, ticket) -> None:
-        self.residency.leave(ticket, self.now)
-        del self._open[ticket]
+    def _served(self, claim) -> None:
+        self.residency.leave(claim, self.now)
+        del self._open[claim]
         self.history.n_served += 1
         self._go_on()
 
@@ -106,11 +106,11 @@ class Replay:
 
     def _turn(self) -> bool:
         turn = self.residency.decide(self.now)
-        for ticket in turn.run:
-            self.history.waits.append(self.now - ticket.since)
-            self.history.served.append(ticket.model)
-            serve_s = self._open[ticket].serve_s
-            self._at(self.now + serve_s, "served", ticket)
+        for claim in turn.run:
+            self.history.waits.append(self.now - claim.since)
+            self.history.served.append(claim.model)
+            serve_s = self._open[claim].serve_s
+            self._at(self.now + serve_s, "served", claim)
         for name, move in turn.moves:
             if move is Move.LOAD:
                 self.history.n_loads += 1

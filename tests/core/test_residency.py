@@ -18,19 +18,19 @@ NOTHING = ((), ())
 def turn_of(residency: Residency, now: float):
     """Models whose requests run, and moves."""
     turn = residency.decide(now)
-    return tuple(ticket.model for ticket in turn.run), turn.moves
+    return tuple(claim.model for claim in turn.run), turn.moves
 
 
 def use(residency: Residency, name: str, now: float, keep_s=None) -> None:
     """Load a model and serve one request of it."""
-    ticket = residency.enter(name, now)
+    claim = residency.enter(name, now)
     if residency.models[name].state is not ModelState.LOADED:
         for victim, _ in residency.decide(now).moves[:-1]:
             residency.gone(victim)
         residency.decide(now)
         residency.loaded(name, now, 1.0)
     residency.decide(now)
-    residency.leave(ticket, now, keep_s)
+    residency.leave(claim, now, keep_s)
 
 
 # -- loads and requests -----------------------------------------------------------
@@ -166,8 +166,8 @@ def test_clients_take_turns_with_loads():
         [name] = [m.name for m in residency.models.values() if m.state == "loading"]
         loads.append(name)
         residency.loaded(name, 0.0, 1.0)
-        for ticket in residency.decide(0.0).run:
-            residency.leave(ticket, 0.0)
+        for claim in residency.decide(0.0).run:
+            residency.leave(claim, 0.0)
         residency.decide(0.0)
         residency.gone(name)
         residency.decide(0.0)
@@ -185,8 +185,8 @@ def test_a_client_that_comes_back_has_saved_nothing_up():
     residency.enter("B", 0.0, "late")
     residency.enter("C", 0.0, "busy")
     residency.loaded("A", 0.0, 1.0)
-    for ticket in residency.decide(0.0).run:
-        residency.leave(ticket, 0.0)
+    for claim in residency.decide(0.0).run:
+        residency.leave(claim, 0.0)
     residency.decide(0.0)
     residency.gone("A")
 
@@ -203,11 +203,11 @@ def test_what_is_cheap_to_load_again_gives_way():
     residency = residency_of("ABC", 2)
     residency.models["A"].load_s = 60.0
     for name in "AB":
-        ticket = residency.enter(name, 0.0)
+        claim = residency.enter(name, 0.0)
         residency.decide(0.0)
         residency.loaded(name, 0.0, 60.0 if name == "A" else 1.0)
         residency.decide(0.0)
-        residency.leave(ticket, 0.0)
+        residency.leave(claim, 0.0)
     residency.enter("C", 1.0)
 
     assert turn_of(residency, 1.0) == ((), (("B", Move.UNLOAD),))
@@ -221,11 +221,11 @@ def test_no_more_gives_way_than_is_of_use():
     for name, n in (("small", 1), ("large", 3), ("next", 3), ("elsewhere", 0)):
         residency.add(Resident(name, {"CPU": n} if n else {"GPU": 1}))
     for name in ("elsewhere", "small", "large"):
-        ticket = residency.enter(name, 0.0)
+        claim = residency.enter(name, 0.0)
         residency.decide(0.0)
         residency.loaded(name, 0.0, 1.0 if name == "small" else 60.0)
         residency.decide(0.0)
-        residency.leave(ticket, 0.0)
+        residency.leave(claim, 0.0)
     residency.enter("next", 1.0)
 
     assert turn_of(residency, 1.0) == ((), (("large", Move.UNLOAD),))
@@ -276,11 +276,11 @@ def test_an_idle_model_sleeps_and_is_unloaded_later():
     residency.gone("A", asleep=True)
     taken.append(residency.free()["CPU"])
     times.append(residency.next_time(5.0))
-    ticket = residency.enter("A", 10.0)
+    claim = residency.enter("A", 10.0)
     waking = turn_of(residency, 10.0)
     residency.loaded("A", 11.0, 1.0)
     residency.decide(11.0)
-    residency.leave(ticket, 11.0)
+    residency.leave(claim, 11.0)
     residency.decide(16.0)
     residency.gone("A", asleep=True)
 
@@ -360,10 +360,10 @@ def test_a_load_that_fails_ends_its_requests_and_rests():
     residency = residency_of("A", 1)
     rests = []
     for _ in range(8):
-        ticket = residency.enter("A", 0.0)
+        claim = residency.enter("A", 0.0)
         residency.decide(0.0)
-        assert residency.failed("A", 0.0) == (ticket,)
-        residency.leave(ticket, 0.0)
+        assert residency.failed("A", 0.0) == (claim,)
+        residency.leave(claim, 0.0)
         rests.append(residency.models["A"].retry_at)
     room = residency.free()
     use(residency, "A", 99.0)
@@ -399,9 +399,9 @@ def test_a_load_that_nobody_waits_for_frees_its_room():
     It can be begun again at once.
     """
     residency = residency_of("A", 1)
-    ticket = residency.enter("A", 0.0)
+    claim = residency.enter("A", 0.0)
     residency.decide(0.0)
-    residency.leave(ticket, 1.0)
+    residency.leave(claim, 1.0)
     residency.gave_up("A")
     residency.enter("A", 2.0)
 
@@ -414,14 +414,14 @@ def test_a_model_that_is_to_leave_lets_run_what_runs():
     """
     residency = residency_of("A", 1)
     residency.unload("A")
-    ticket = residency.enter("A", 0.0)
+    claim = residency.enter("A", 0.0)
     residency.decide(0.0)
     residency.loaded("A", 0.0, 1.0)
     residency.decide(0.0)
     residency.unload("A")
     residency.enter("A", 1.0)
     closed = turn_of(residency, 1.0)
-    residency.leave(ticket, 2.0)
+    residency.leave(claim, 2.0)
     leaving = turn_of(residency, 2.0)
     residency.gone("A")
 
