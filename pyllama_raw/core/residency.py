@@ -206,7 +206,7 @@ class Residency:
         is_asleep = model.sleeps
         model.state = ModelState.SLEEPING if is_asleep else ModelState.UNLOADED
         model.occupies = model.parked if is_asleep else NOTHING
-        model.n_failures += 1
+        model.n_failures, model.is_to_leave = model.n_failures + 1, False
         rest_s = min(FIRST_REST_S * 2 ** min(model.n_failures - 1, 30), MAX_REST_S)
         model.retry_at = now + rest_s
         return self.dismiss(name)
@@ -216,6 +216,7 @@ class Residency:
         model = self.models[name]
         model.state = ModelState.SLEEPING if model.sleeps else ModelState.UNLOADED
         model.occupies = model.parked if model.sleeps else NOTHING
+        model.is_to_leave = False
 
     def gone(self, name: str, *, asleep: bool = False) -> None:
         """Take in that a model has left, or sleeps."""
@@ -240,7 +241,7 @@ class Residency:
     def unload(self, name: str) -> None:
         """Have a model leave as soon as nobody uses it; those who wait then load it again."""
         model = self.models[name]
-        model.is_to_leave = model.state in (ModelState.LOADED, ModelState.SLEEPING)
+        model.is_to_leave = model.state is not ModelState.UNLOADED
 
     def forget(self, name: str) -> None:
         """Have no such model any more, which is nowhere and has no requests."""
@@ -475,10 +476,9 @@ def _fits(need: Bytes, room: Bytes) -> bool:
     return all(n <= room[place] for place, n in need.items() if place in room)
 
 
-def _sum(one: Bytes, other: Bytes) -> dict[str, int]:
-    return {
-        place: one.get(place, 0) + other.get(place, 0) for place in {**one, **other}
-    }
+def _sum(first: Bytes, second: Bytes) -> dict[str, int]:
+    places = dict.fromkeys((*first, *second))
+    return {place: first.get(place, 0) + second.get(place, 0) for place in places}
 
 
 def _add(room: dict[str, int], need: Bytes, sign: int) -> None:

@@ -13,9 +13,16 @@ from pyllama_raw.runners.capabilities import Cost, Prices, RunnerCapabilities
 from pyllama_raw.runners.child import Draft, LlamaOptions, LlamaServer
 from pyllama_raw.runners.guards import Backoff, Breaker, Limits, Timeouts
 from pyllama_raw.runners.local import LocalRunner, MockRunner
+from pyllama_raw.runners.model_cache import (
+    CachedModel,
+    CachedRunner,
+    ModelCache,
+    ModelEvent,
+    ModelState,
+    ModelStatus,
+)
 from pyllama_raw.runners.packet import TensorPacket, infer
 from pyllama_raw.runners.pool import (
-    KeptRunners,
     Managed,
     ManagedState,
     Pool,
@@ -37,6 +44,7 @@ from pyllama_raw.runners.runner import (
     RunnerCounts,
     RunnerHealth,
     RunnerKind,
+    RunnerMemory,
     RunnerMetadata,
 )
 from pyllama_raw.runners.spawned import OwnServer, Program, SpawnedRunner
@@ -48,11 +56,12 @@ __all__ = [
     "PYLLAMA",
     "Backoff",
     "Breaker",
+    "CachedModel",
+    "CachedRunner",
     "Cost",
     "Dialect",
     "Draft",
     "Estimate",
-    "KeptRunners",
     "Limits",
     "LlamaOptions",
     "LlamaServer",
@@ -60,7 +69,11 @@ __all__ = [
     "Managed",
     "ManagedState",
     "MockRunner",
+    "ModelCache",
+    "ModelEvent",
     "ModelRunner",
+    "ModelState",
+    "ModelStatus",
     "OwnServer",
     "Pool",
     "Prices",
@@ -73,6 +86,7 @@ __all__ = [
     "RunnerHealth",
     "RunnerKind",
     "RunnerManager",
+    "RunnerMemory",
     "RunnerMetadata",
     "SpawnedRunner",
     "TensorPacket",
