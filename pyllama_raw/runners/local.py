@@ -72,7 +72,7 @@ class LocalRunner(ModelRunner):
         prices: what its tokens cost, if somebody pays for them.
         prepare: makes the model and the options of the engine of those that are given, in a
             worker thread.
-        opened: awaited with each engine before it serves.
+        on_open: awaited with each engine before it serves.
         progress: as of AsyncEngine.open().
     """
 
@@ -84,7 +84,7 @@ class LocalRunner(ModelRunner):
         name: str | None = None,
         prices: Prices | None = None,
         prepare: Prepare | None = None,
-        opened: Callable[[AsyncEngine], Awaitable[None]] | None = None,
+        on_open: Callable[[AsyncEngine], Awaitable[None]] | None = None,
         progress: Callable[[float], object] | None = None,
     ) -> None:
         is_open = isinstance(model, AsyncEngine)
@@ -94,7 +94,7 @@ class LocalRunner(ModelRunner):
         self._engine = model if isinstance(model, AsyncEngine) else None
         self._model = None if isinstance(model, AsyncEngine) else model
         self._config, self._loading = config, anyio.Lock()
-        self._prepare, self._opened_hook, self._progress = prepare, opened, progress
+        self._prepare, self._on_open, self._progress = prepare, on_open, progress
 
     @property
     def engine(self) -> AsyncEngine | None:
@@ -223,8 +223,8 @@ class LocalRunner(ModelRunner):
                 model, config = await self._prepared()
                 engine = await AsyncEngine.open(model, config, progress=self._progress)
                 try:
-                    if self._opened_hook is not None:
-                        await self._opened_hook(engine)
+                    if self._on_open is not None:
+                        await self._on_open(engine)
                 except BaseException:
                     with anyio.CancelScope(shield=True):
                         await engine.aclose()

@@ -87,7 +87,7 @@ class CachedModel:
     unload_s: float = inf
     """Seconds without use after which it is unloaded."""
     key: object = None
-    """What makes it another model: replace() changes one that has another key."""
+    """Its identity: replace() changes a model that has another key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class ModelEvent:
     state: ModelState | None = None
     """The state that it has now."""
     error: PyllamaError | None = None
-    """Why it is not loaded, if a load has failed."""
+    """The reason, if a load has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +117,11 @@ class ModelStatus:
     n_waiting: int
     """Claims that wait for it."""
     n_bytes: Mapping[str, int]
-    """What it takes now, by device."""
+    """Bytes that it takes now, by device."""
     is_pinned: bool
     """Whether it never gives way."""
     error: PyllamaError | None
-    """Why the latest load has failed. None: it has not."""
+    """The failure of the latest load. None: it has not failed."""
 
 
 @dataclass(slots=True, eq=False)

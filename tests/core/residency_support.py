@@ -65,8 +65,8 @@ class Replay:
             while self._turn():
                 pass
             residency.check_invariants()
-            taken = sum(residency.budget[p] - n for p, n in residency.free().items())
-            history.most_bytes = max(history.most_bytes, taken)
+            n_used = sum(residency.budget[p] - n for p, n in residency.free().items())
+            history.most_bytes = max(history.most_bytes, n_used)
             if (time := residency.next_time(self.now)) < inf and self._open:
                 self._at(time, "look", None)
         history.ended_at = self.now

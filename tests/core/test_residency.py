@@ -43,13 +43,13 @@ def test_all_that_wait_for_a_model_run_together():
     residency = residency_of("A", 1)
     for _ in range(3):
         residency.enter("A", 0.0)
-    begun = turn_of(residency, 0.0)
+    first_turn = turn_of(residency, 0.0)
     meanwhile = turn_of(residency, 1.0)
     residency.loaded("A", 2.0, 2.0)
     served = turn_of(residency, 2.0)
     residency.enter("A", 3.0)
 
-    assert begun == ((), (("A", Move.LOAD),))
+    assert first_turn == ((), (("A", Move.LOAD),))
     assert meanwhile == NOTHING
     assert served == (("A", "A", "A"), ())
     assert turn_of(residency, 3.0) == (("A",), ())
@@ -272,9 +272,9 @@ def test_an_idle_model_sleeps_and_is_unloaded_later():
     use(residency, "A", 0.0)
     times = [residency.next_time(0.0)]
     falling = turn_of(residency, 5.0)
-    taken = [residency.free()["CPU"]]
+    n_used = [residency.free()["CPU"]]
     residency.gone("A", asleep=True)
-    taken.append(residency.free()["CPU"])
+    n_used.append(residency.free()["CPU"])
     times.append(residency.next_time(5.0))
     claim = residency.enter("A", 10.0)
     waking = turn_of(residency, 10.0)
@@ -286,7 +286,7 @@ def test_an_idle_model_sleeps_and_is_unloaded_later():
 
     assert times == [5.0, 60.0]
     assert falling == ((), (("A", Move.SLEEP),))
-    assert taken == [1, 9]
+    assert n_used == [1, 9]
     assert waking == ((), (("A", Move.LOAD),))
     assert turn_of(residency, 71.0) == ((), (("A", Move.UNLOAD),))
 
@@ -396,7 +396,7 @@ def test_a_wake_that_does_not_end_leaves_the_model_asleep(end):
 
 def test_a_load_that_nobody_waits_for_frees_its_room():
     """
-    It can be begun again at once.
+    It can be first_turn again at once.
     """
     residency = residency_of("A", 1)
     claim = residency.enter("A", 0.0)

@@ -68,7 +68,7 @@ class Loading(MockRunner):
 
 
 class Shelf:
-    """Models by name, of which some fit, and all runners that were made for them."""
+    """Models by name, of which some fit, and all runners that were runners for them."""
 
     def __init__(self, names="ABC", room=1, clock=None, model=None, **options):
         self.runners: dict[str, list[Loading]] = {name: [] for name in names}
@@ -387,10 +387,10 @@ async def test_the_list_of_models_can_be_another_one():
 
     def model(name, key):
         return CachedModel(
-            lambda _: made.setdefault((name, key), Loading(name)), key=key
+            lambda _: runners.setdefault((name, key), Loading(name)), key=key
         )
 
-    made: dict = {}
+    runners: dict = {}
     cache = ModelCache(
         {name: model(name, 1) for name in "ABC"}, budget={"CPU": 3}, clock=Clock()
     )
@@ -398,7 +398,7 @@ async def test_the_list_of_models_can_be_another_one():
         async with cache, anyio.create_task_group() as group:
             await cache.load("A")
             await cache.load("C")
-            made["B", 1] = Loading("B", may_load=anyio.Event())
+            runners["B", 1] = Loading("B", may_load=anyio.Event())
 
             async def wait():
                 with pytest.raises(ModelNotFound):
@@ -416,7 +416,7 @@ async def test_the_list_of_models_can_be_another_one():
             await idle()
             names_then = [*cache]
             await cache.load("A")
-            logs = {key: [*runner.log] for key, runner in made.items()}
+            logs = {key: [*runner.log] for key, runner in runners.items()}
             group.cancel_scope.cancel()
 
     assert is_open
