@@ -18,7 +18,8 @@ FLOORS = """
     cli
     testing
     replicas
-    serve       runners
+    serve
+    runners
     __init__
     results     tools
     api

@@ -378,10 +378,10 @@ class ModelCache:
     def release(self, claim: Claim) -> None:
         """Have no claim any more, which runs or waits."""
         keep_s = self._keeps.pop(claim, None)
-        self._residency.leave(claim, self._clock(), keep_s)
         entry = self._entries.get(claim.model)
-        if entry is None:
+        if entry is None:  # a claim that waited for a model which is gone
             return
+        self._residency.leave(claim, self._clock(), keep_s)
         resident = entry.resident
         # A load that nobody waits for any more is of use to nobody.
         if (
