@@ -16,6 +16,7 @@ from pyllama_raw.runners.local import LocalRunner, MockRunner
 from pyllama_raw.runners.model_cache import (
     CachedModel,
     CachedRunner,
+    Claim,
     ModelCache,
     ModelEvent,
     ModelState,
@@ -58,6 +59,7 @@ __all__ = [
     "Breaker",
     "CachedModel",
     "CachedRunner",
+    "Claim",
     "Cost",
     "Dialect",
     "Draft",

@@ -199,7 +199,7 @@ class ModelCache:
         self._keeps: dict[Claim, float | None] = {}
         self._readers: set[MemoryObjectSendStream[ModelEvent]] = set()
         self._group: TaskGroup | None = None
-        self._changed = anyio.Event()
+        self._changed = self._released = anyio.Event()
         self._closed = False
         for name, runner in (there or {}).items():
             resident = Resident(name, {}, is_pinned=True, state=ModelState.LOADED)
@@ -382,6 +382,7 @@ class ModelCache:
         if entry is None:  # a claim that waited for a model which is gone
             return
         self._residency.leave(claim, self._clock(), keep_s)
+        self._released.set()
         resident = entry.resident
         # A load that nobody waits for any more is of use to nobody.
         if (
@@ -435,24 +436,33 @@ class ModelCache:
         finally:
             await self.aclose()
 
-    async def aclose(self, drain_s: float = 0.0) -> None:
-        """
-        Close all runners; can be repeated.
-
-        Args:
-            drain_s: seconds that claims have to end before that; those that wait end at once.
-        """
+    def refuse(self) -> None:
+        """Take no more claims, and end those that wait; those that run go on."""
         self._closed = True
         error = ClosedError("the models are closed: make another cache")
         for entry in self._entries.values():
             self._end(self._residency.dismiss(entry.name), error)
             if entry.scope is not None:
                 entry.scope.cancel()
-        runners = [entry.runner for entry in self._entries.values() if entry.runner]
-        async with anyio.create_task_group() as group:
-            for runner in runners:
-                group.start_soon(_closed_runner, runner, drain_s)
-        self._wake_watch()
+        self._changed.set()
+
+    async def aclose(self, drain_s: float = 0.0) -> None:
+        """
+        Close all runners; can be repeated.
+
+        Args:
+            drain_s: seconds that claims which run have to end before that.
+        """
+        self.refuse()
+        with anyio.move_on_after(drain_s):
+            while any(e.resident.n_running for e in self._entries.values()):
+                self._released = anyio.Event()
+                await self._released.wait()
+        entries = [*self._entries.values()]
+        with CancelScope(shield=True):
+            async with anyio.create_task_group() as group:
+                for entry in entries:
+                    group.start_soon(self._close, entry)
 
     # -- inside ---------------------------------------------------------------------
 
@@ -579,9 +589,6 @@ class ModelCache:
                 self._group.start_soon(self._load, entry)
             else:
                 self._group.start_soon(self._part, entry, move)
-        self._wake_watch()
-
-    def _wake_watch(self) -> None:
         self._changed.set()
 
     async def _watch(self) -> None:
@@ -674,15 +681,6 @@ def _unavailable(
         f"it could not be loaded ({code}), and may be tried again in {rest_s:.0f} s"
     )
     return ModelUnavailable(entry.name, f"{reason}: the log says why", max(rest_s, 1.0))
-
-
-async def _closed_runner(runner: ModelRunner, drain_s: float) -> None:
-    try:
-        with anyio.move_on_after(drain_s):
-            await runner.drained()
-    finally:
-        with CancelScope(shield=True):
-            await runner.aclose()
 
 
 class CachedRunner(ModelRunner):

@@ -30,7 +30,7 @@ from pyllama_raw.serve.reading import is_small, let_go, replayed
 from pyllama_raw.serve.service import CURRENT, LEFT, Exchange, Service
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/v1/health"}
-CHANGED = ("/lora-adapters", "/slots/", "/props")  # by an operator only
+CHANGED = ("/lora-adapters", "/slots/", "/props", "/models/")  # by an operator only
 CLOSED = {  # endpoints that a service may have closed
     "/metrics": "metrics", "/slots": "slots", "/": "page",
 }  # fmt: skip
@@ -75,6 +75,7 @@ class Gate:
             CURRENT.reset(current)
             NUMBERED.reset(numbered)
             service.traffic.in_flight -= 1
+            service.release(exchange)
             service.ended(exchange, getattr(scope.get("route"), "path", ""))
 
     async def _pass(
