@@ -212,13 +212,13 @@ class ModelCache:
     # -- facts ----------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len([*self])
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in [*self]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._entries])
+        return iter([n for n, entry in self._entries.items() if not entry.is_removed])
 
     def loaded(self) -> dict[str, ModelRunner]:
         """Runners that are there, also those that sleep, by name."""
@@ -473,7 +473,7 @@ class ModelCache:
     def _entry(self, name: str) -> _Entry:
         entry = self._entries.get(name)
         if entry is None or entry.is_removed:
-            has = ", ".join(self._entries) or "none"
+            has = ", ".join(self) or "none"
             raise ModelNotFound(name, f"there is no such model: there are {has}")
         return entry
 

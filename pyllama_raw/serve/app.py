@@ -22,6 +22,7 @@ from pyllama_raw.errors import ConfigError
 from pyllama_raw.runners import ModelCache
 from pyllama_raw.serve import (
     actions,
+    catalog,
     facts,
     llamacpp,
     messages,
@@ -45,7 +46,8 @@ from pyllama_raw.serve.service import Exchange, Service, retry_s
 
 ROUTES: tuple[Callable[[FastAPI, Service], None], ...] = (
     *(openai.routes, responses.routes, messages.routes, llamacpp.routes),
-    *(vectors.routes, tokens.routes, facts.routes, actions.routes, page.routes),
+    *(vectors.routes, tokens.routes, catalog.routes, facts.routes, actions.routes),
+    page.routes,
 )
 LOCALHOST = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 

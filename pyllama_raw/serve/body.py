@@ -128,7 +128,7 @@ class Body(BaseModel):
                     "keep_alive", "give seconds, or a time such as 5m or 1h30m"
                 )
             value = sign * seconds
-        return inf if value is not None and not 0 <= value else value
+        return inf if value is not None and value < 0 else value
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
