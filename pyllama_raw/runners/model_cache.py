@@ -51,6 +51,7 @@ from pyllama_raw.errors import (
     PyllamaError,
     QueueFull,
     WrongUse,
+    first_of,
 )
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
@@ -212,10 +213,11 @@ class ModelCache:
     # -- facts ----------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len([*self])
+        return sum(not entry.is_removed for entry in self._entries.values())
 
     def __contains__(self, name: object) -> bool:
-        return name in [*self]
+        entry = self._entries.get(name) if isinstance(name, str) else None
+        return entry is not None and not entry.is_removed
 
     def __iter__(self) -> Iterator[str]:
         return iter([n for n, entry in self._entries.items() if not entry.is_removed])
@@ -433,6 +435,8 @@ class ModelCache:
         group.cancel_scope.cancel()
         try:
             return await group.__aexit__(*error)
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
         finally:
             await self.aclose()
 

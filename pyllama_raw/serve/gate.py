@@ -31,6 +31,7 @@ from pyllama_raw.serve.service import CURRENT, LEFT, Exchange, Service
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/v1/health"}
 CHANGED = ("/lora-adapters", "/slots/", "/props", "/models/")  # by an operator only
+LOADS = ("/models/load", "/models/unload")
 CLOSED = {  # endpoints that a service may have closed
     "/metrics": "metrics", "/slots": "slots", "/": "page",
 }  # fmt: skip
@@ -91,6 +92,8 @@ class Gate:
                 right = None
                 # Clients of llama-server change scales and slots, and load nothing.
                 is_theirs = service.is_llama and scope["method"] == "POST"
+                # Where nobody has a key, each request may load a model anyway.
+                is_theirs |= path.startswith(LOADS) and not service.keys
                 if path.startswith(CHANGED) and has_body and not is_theirs:
                     right = ADMIN
                 elif path in WATCHED:
