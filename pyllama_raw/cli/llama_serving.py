@@ -148,7 +148,7 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
     own, folder = parsed.part("own"), parsed.part("loading").get("models_dir")
     if not is_router(parsed):
         name, entry = _entry(parsed, None)
-        yield name, entry | {"load_on_start": True} * bool(parsed.part("loading"))
+        yield name, entry | ({"load_on_start": True} if parsed.part("loading") else {})
         return
     # Presets say more of models that are there, and name others.
     values: dict[str, dict[str, Any]] = {}
@@ -174,7 +174,7 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
         preset.values |= parsed.values
         starts = bool(preset.values.get("own.on_startup"))
         key, entry = _entry(preset, name)
-        yield key, entry | {"load_on_start": True} * starts
+        yield key, entry | ({"load_on_start": True} if starts else {})
 
 
 def _entry(parsed: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:
