@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 
 import anyio
@@ -206,8 +207,9 @@ def test_a_folder_is_served_by_a_command(program, files):
     verb = [] if "llama-" in program else ["serve"]
     flags = ["--models-dir", str(files), "--port", "0", "--models-max", "2"]
     command = [sys.executable, "-m", module, *verb, *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        lines = iter(process.stdout.readline, "")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with process, closing_by_kill(process):
+        lines = iter(process.stderr.readline, "")
         url = next(line for line in lines if line.startswith("serving at")).split()[-1]
         with httpx.Client(base_url=url, timeout=LIMIT_S) as client:
             statuses = [states_of(client)]
@@ -222,6 +224,14 @@ def test_a_folder_is_served_by_a_command(program, files):
     assert statuses[0] == {"unloaded": 12}
     assert statuses[1] == {"unloaded": 10, "loaded": 2}
     assert (loaded, returned) == ({"success": True}, 0)
+
+
+@contextmanager
+def closing_by_kill(process):
+    try:
+        yield
+    finally:
+        process.kill()
 
 
 def states_of(client) -> dict[str, int]:
