@@ -20,7 +20,7 @@ from pyllama_raw.serve.service import Service
 SCALES = TypeAdapter(list[LoraScale])
 NOT_HERE = (  # endpoints of llama-server that are not done here
     *("/v1/audio/transcriptions", "/audio/transcriptions", "/tools", "/cors-proxy"),
-    *("/v1/chat/completions/control", "/v1/streams/lookup", "/v1/stream"),
+    *("/models", "/v1/chat/completions/control", "/v1/streams/lookup", "/v1/stream"),
 )
 
 
