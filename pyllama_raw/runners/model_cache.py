@@ -648,7 +648,7 @@ class ModelCache:
         if move is Move.SLEEP and entry.runner is not None:
             try:
                 await entry.runner.sleep()
-            except PyllamaError as error:
+            except Exception as error:  # noqa: BLE001 - whatever a runner raises
                 logger.warning("%s stays awake: %s", name, error)
                 self._residency.stayed(name)
             else:

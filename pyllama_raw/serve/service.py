@@ -250,7 +250,11 @@ class Service:
                 f"model {model} was not loaded within {limit_s:g} s: try again later"
             )
             raise Failure(503, "waited_too_long", message)
-        self._count_texts(self.engines[model])
+        engine = self.engines.get(model)
+        if engine is None:
+            reason = "its runner has no engine here, so it is not served over HTTP"
+            raise Failure(501, "unsupported", f"model {model}: {reason}", "model")
+        self._count_texts(engine)
 
     def release(self, exchange: Exchange) -> None:
         """Let another model have the room, if nobody else uses that of *exchange*."""
