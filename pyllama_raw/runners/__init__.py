@@ -9,19 +9,18 @@ Runners: an engine here, a process, or a service far away, all used in the same 
 Importing this package opens no library and needs no extra; a RemoteRunner needs `runners`.
 """
 
+from pyllama_raw.core.residency import Claim, ModelState
+from pyllama_raw.runners.cached import (
+    CachedModel,
+    CachedRunner,
+    ModelEvent,
+    ModelStatus,
+)
 from pyllama_raw.runners.capabilities import Cost, Prices, RunnerCapabilities
 from pyllama_raw.runners.child import Draft, LlamaOptions, LlamaServer
 from pyllama_raw.runners.guards import Backoff, Breaker, Limits, Timeouts
 from pyllama_raw.runners.local import LocalRunner, MockRunner
-from pyllama_raw.runners.model_cache import (
-    CachedModel,
-    CachedRunner,
-    Claim,
-    ModelCache,
-    ModelEvent,
-    ModelState,
-    ModelStatus,
-)
+from pyllama_raw.runners.model_cache import ModelCache
 from pyllama_raw.runners.packet import TensorPacket, infer
 from pyllama_raw.runners.pool import (
     Managed,

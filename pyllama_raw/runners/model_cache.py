@@ -18,14 +18,14 @@ Thread: that of the event loop which has entered the block.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import anyio
 from anyio import CancelScope, create_memory_object_stream
@@ -35,7 +35,6 @@ from anyio.streams.memory import (
     MemoryObjectSendStream,
 )
 
-from pyllama_raw import Prompt
 from pyllama_raw.core.residency import (
     Claim,
     ModelState,
@@ -53,76 +52,20 @@ from pyllama_raw.errors import (
     WrongUse,
     first_of,
 )
-from pyllama_raw.options.requests import RequestOptions
-from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
-from pyllama_raw.runners.local import UNKNOWN
+from pyllama_raw.runners.cached import (
+    CachedModel,
+    CachedRunner,
+    ModelEvent,
+    ModelStatus,
+)
 from pyllama_raw.runners.runner import (
     ModelRunner,
-    RunnerHealth,
-    RunnerKind,
     RunnerMemory,
-    Serving,
-    Source,
-    lent_source,
 )
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 MODELS = "models"  # a number that has a limit beside bytes of devices
 MAX_EVENTS = 1024  # that wait for their reader
-# Makes a runner, which may tell the fraction of its model that is loaded, from any thread.
-MakeRunner = Callable[[Callable[[float], object]], ModelRunner]
-
-
-@dataclass(frozen=True, slots=True)
-class CachedModel:
-    """A model that is loaded when it is asked for."""
-
-    make: MakeRunner
-    """Makes its runner, which loads nothing before start()."""
-    is_pinned: bool = False
-    """Whether it never gives way, nor rests by itself."""
-    sleep_s: float = inf
-    """Seconds without use after which it sleeps."""
-    unload_s: float = inf
-    """Seconds without use after which it is unloaded."""
-    key: object = None
-    """Its identity: replace() changes a model that has another key."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEvent:
-    """A change of a model, or of the list of models if it has no state."""
-
-    model: str
-    """Its name; "*": the list is another one."""
-    state: ModelState | None = None
-    """The state that it has now."""
-    error: PyllamaError | None = None
-    """The reason, if a load has failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStatus:
-    """A model at one moment."""
-
-    name: str
-    """Its name."""
-    state: ModelState
-    """The state that it has."""
-    progress: float | None
-    """The fraction that is loaded, while it loads."""
-    n_running: int
-    """Claims that run."""
-    n_waiting: int
-    """Claims that wait for it."""
-    n_bytes: Mapping[str, int]
-    """Bytes that it takes now, by device."""
-    is_pinned: bool
-    """Whether it never gives way."""
-    error: PyllamaError | None
-    """The failure of the latest load. None: it has not failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -315,7 +258,7 @@ class ModelCache:
     def runner(self, name: str) -> CachedRunner:
         """A model as a runner, whose requests load it."""
         self._entry(name)
-        return CachedRunner(self, name)
+        return CachedRunner(name, self.lent, self.loaded)
 
     # -- claims -------------------------------------------------------------------
 
@@ -685,44 +628,3 @@ def _unavailable(
         f"it could not be loaded ({code}), and may be tried again in {rest_s:.0f} s"
     )
     return ModelUnavailable(entry.name, f"{reason}: the log says why", max(rest_s, 1.0))
-
-
-class CachedRunner(ModelRunner):
-    """A model of a cache as a runner: each request has a claim on it; closing it closes no model."""
-
-    def __init__(self, cache: ModelCache, name: str) -> None:
-        super().__init__(name, UNKNOWN)
-        self._cache = cache
-
-    @property
-    def kind(self) -> RunnerKind:
-        """The place where the model computes, once it is loaded."""
-        runner = self._cache.loaded().get(self.name)
-        return RunnerKind.OTHER if runner is None else runner.kind
-
-    @property
-    def capabilities(self) -> RunnerCapabilities:
-        """All that any model can do, until it is loaded."""
-        runner = self._cache.loaded().get(self.name)
-        return UNKNOWN if runner is None else runner.capabilities
-
-    async def start(self) -> None:
-        """Load the model."""
-        self._check_open()
-        await self._cache.load(self.name)
-
-    async def health(self) -> RunnerHealth:
-        """The health of the model's runner; one that is not loaded is not ready."""
-        runner = self._cache.loaded().get(self.name)
-        if runner is None or self._closed:
-            return self._health_before("not loaded")
-        return replace(await runner.health(), n_running=self.n_open)
-
-    def _source(
-        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
-    ) -> Source:
-        lend = partial(self._cache.lent, self.name, client=options.get("client") or "")
-        return lent_source(lend, prompt, params, options)
-
-    async def _called(self, verb: Verb, call: Callable[[Serving], Awaitable[T]]) -> T:
-        return await self._called_on(partial(self._cache.lent, self.name), verb, call)
