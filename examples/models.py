@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 
 from pyllama_raw import ContextConfig, EngineConfig, SamplingParams, estimate_memory
 from pyllama_raw.runners import CachedModel, LocalRunner, ModelCache
@@ -10,7 +11,7 @@ CONFIG = EngineConfig(context=ContextConfig(n_ctx=1024))
 
 
 def cached(file: str | None) -> CachedModel:
-    def make(progress) -> LocalRunner:
+    def make(progress: Callable[[float], object]) -> LocalRunner:
         return LocalRunner(file, CONFIG, progress=progress)
 
     return CachedModel(make, sleep_s=60, unload_s=600)

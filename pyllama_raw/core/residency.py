@@ -23,7 +23,7 @@ Source: Young, On-line file caching, SODA 1998, for rule 6.
 from __future__ import annotations
 
 from bisect import bisect
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -142,7 +142,7 @@ class Residency:
         self._max_wait_s, self._max_overtakes = max_wait_s, max_overtakes
         self._n_claims = 0
         self._age = 0.0  # the value of what gave way last, which others count from
-        self._charges = Counter[str]()  # seconds of loads for each client
+        self._charges: dict[str, float] = {}  # seconds of loads for each client
 
     # -- what happens ---------------------------------------------------------
 
@@ -165,8 +165,8 @@ class Residency:
             claim.client for other in self.models.values() for claim in other.waiting
         }
         if here and client not in here:
-            least = min(self._charges[other] for other in here)
-            self._charges[client] = max(self._charges[client], least)
+            least = min(self._charges.get(other, 0.0) for other in here)
+            self._charges[client] = max(self._charges.get(client, 0.0), least)
         elif not here:
             self._charges.clear()
         self._n_claims += 1
@@ -457,7 +457,8 @@ class Residency:
         """Charge the clients who wait for *model* for its load, in equal parts."""
         clients = {claim.client for claim in model.waiting}
         for client in clients:
-            self._charges[client] += model.cost_s / len(clients)
+            charge = self._charges.get(client, 0.0)
+            self._charges[client] = charge + model.cost_s / len(clients)
 
     def _value(self, model: Resident) -> float:
         """The value of having *model*: from when it was used, its time to load for its room."""

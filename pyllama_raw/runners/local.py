@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import EllipsisType
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -232,9 +232,7 @@ class LocalRunner(ModelRunner):
                 self._engine = engine
             return self._engine
 
-    async def _prepared(
-        self,
-    ) -> tuple[str | Path | Model | None, EngineConfig | None]:
+    async def _prepared(self) -> tuple[Any, EngineConfig | None]:
         """The model, and the options of its engine."""
         if self._prepare is None or isinstance(self._model, Model):
             return self._model, self._config

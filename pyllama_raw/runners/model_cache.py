@@ -147,7 +147,7 @@ class ModelCache:
         self._closed = False
         for name, runner in (there or {}).items():
             resident = Resident(name, {}, is_pinned=True, state=ModelState.LOADED)
-            model = CachedModel(lambda _, runner=runner: runner, is_pinned=True)
+            model = CachedModel(partial(_there, runner), is_pinned=True)
             self._insert(_Entry(name, model, resident, runner, is_sized=True))
         self.is_dynamic = models is not None  # it loads, and lets go
         for name, model in (models or {}).items():
@@ -481,10 +481,9 @@ class ModelCache:
     def _failed(self, entry: _Entry, error: Exception) -> ModelUnavailable:
         """Take in that a model cannot be loaded now."""
         logger.error("%s cannot be loaded: %s", entry.name, error, exc_info=error)
-        is_ours = isinstance(error, PyllamaError)
-        entry.error = (
-            error if is_ours else PyllamaError(f"{type(error).__name__}: {error}")
-        )
+        entry.error = PyllamaError(f"{type(error).__name__}: {error}")
+        if isinstance(error, PyllamaError):
+            entry.error = error
         now = self._clock()
         claims = self._residency.failed(entry.name, now)
         failure = _unavailable(entry, error, entry.resident.retry_at - now)
@@ -618,6 +617,11 @@ class ModelCache:
                     await runner.aclose()
                 except Exception:
                     logger.exception("%s could not be closed", entry.name)
+
+
+def _there(runner: ModelRunner, _: Callable[[float], object]) -> ModelRunner:
+    """Make nothing: the runner is there."""
+    return runner
 
 
 def _unavailable(

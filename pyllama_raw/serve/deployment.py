@@ -131,8 +131,9 @@ class Deployment(ListenConfig):
             ).engine_config()
             for name, model_settings in settings.items()
         }
-        parts = {"models": models, "configs": configs, "adapters": adapters}
-        return cls(**fields, **parts, loading=loading, places=places)
+        parts: dict[str, Any] = {"models": models, "configs": configs}
+        parts |= {"adapters": adapters, "loading": loading, "places": places}
+        return cls(**fields, **parts)
 
 
 def models_of(folder: str) -> dict[str, dict[str, Any]]:

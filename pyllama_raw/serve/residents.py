@@ -43,14 +43,14 @@ async def model_cache(
 
 def budget_of(config: ModelsConfig) -> dict[str, int]:
     """Bytes that all models may take, by device: as the options say, else what is free now."""
-    budget = {}
+    budget: dict[str, int] = {}
     for device in devices():
         if device.kind in ("cpu", "gpu", "igpu"):
             margin = min(MARGIN_BYTES, device.memory_total_bytes // 16)
             budget[device.name] = max(device.memory_free_bytes - margin, 1)
     if config.memory_bytes is not None:
         budget[HOST] = config.memory_bytes
-    return budget | config.memory
+    return {**budget, **config.memory}
 
 
 def cached_models(

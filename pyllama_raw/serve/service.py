@@ -339,8 +339,8 @@ class Service:
         """
         engines, exchange = self.engines, CURRENT.get()
         if name is None:
-            has_claim = exchange is not None and exchange.claim is not None
-            name = exchange.claim.model if has_claim else next(iter(engines), None)
+            claim = None if exchange is None else exchange.claim
+            name = next(iter(engines), None) if claim is None else claim.model
         if name is None:
             raise Failure(400, "model_not_loaded", NOT_LOADED, "model")
         name = self.config.aliases.get(name, name)
