@@ -374,7 +374,7 @@ class Residency:
             is_due = self._is_due(model, now)
             return (
                 not is_due,
-                0.0 if is_due else self._charges[head.client],
+                0.0 if is_due else self._charges.get(head.client, 0.0),
                 head.number,
             )
 
