@@ -8,7 +8,6 @@ nothing keeps one awake.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -101,6 +100,7 @@ def routes(app: FastAPI, service: Service) -> None:
     @app.get("/models/sse", tags=["models"])
     async def model_events() -> Response:
         """Changes of models as events, as long as the client listens."""
+        _check_on_demand(service)
         return ModelEvents(service)
 
 
@@ -197,11 +197,16 @@ def _listed(name: str, engine: AsyncEngine) -> dict[str, Any]:
 # -- changes -----------------------------------------------------------------------------
 
 
-async def _named_model(request: Request, service: Service) -> str:
-    """The model that the body names. Raises Failure."""
+def _check_on_demand(service: Service) -> None:
+    """Raise Failure if all models are there from the beginning to the end."""
     if not service.models.is_dynamic:
         message = "models are loaded at the start: give --on-demand or --models-dir"
         raise Failure(501, "unsupported", message)
+
+
+async def _named_model(request: Request, service: Service) -> str:
+    """The model that the body names. Raises Failure."""
+    _check_on_demand(service)
     try:
         body = ModelBody.model_validate_json((await request.receive())["body"])
     except ValidationError:
@@ -222,28 +227,35 @@ class ModelEvents(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Return when the client has left, or the service is about to end."""
-        service, events = self._service, EventStream(send)
-        config = service.config
-        with suppress(TimeoutError), service.models.events() as changes:
-            await events.write(b": models\n\n")
-            async with create_task_group() as group:
-                group.start_soon(events.ping, config.ping_s, config.send_s)
-                fractions: dict[str, float] = {}
-                while not service.drains:
-                    with move_on_after(LOOK_S):
-                        change = await changes.receive()
-                        await events.write(_event(change))
-                    for name in service.models:
-                        fraction = service.models.status(name).progress
-                        if fraction is not None and fraction != fractions.get(name):
-                            fractions[name] = fraction
-                            data = {
-                                "status": LOADING,
-                                "progress": progress_of(fraction),
-                            }
-                            await events.write(_frame("model_status", name, data))
-                group.cancel_scope.cancel()
+        events, config = EventStream(send), self._service.config
+        await events.write(b": models\n\n")
+        if scope["state"]["exchange"].method != "HEAD":
+            try:
+                async with create_task_group() as group:
+                    group.start_soon(events.ping, config.ping_s, config.send_s)
+                    await self._write(events)
+                    group.cancel_scope.cancel()
+            except* TimeoutError:  # nobody reads what is sent
+                pass
         await events.end()
+
+    async def _write(self, events: EventStream) -> None:
+        """Write each change, and how far loads are, until the service is about to end."""
+        service, fractions = self._service, dict[str, float]()
+        with service.models.events() as changes:
+            while not service.drains:
+                change = None
+                with move_on_after(LOOK_S):
+                    change = await changes.receive()
+                if change is not None:
+                    await events.write(_event(change))
+                for name in service.models:
+                    fraction = service.models.status(name).progress
+                    if fraction is None or fraction == fractions.get(name):
+                        continue
+                    fractions[name] = fraction
+                    data = {"status": LOADING, "progress": progress_of(fraction)}
+                    await events.write(_frame("model_status", name, data))
 
 
 def _event(change: ModelEvent) -> bytes:
