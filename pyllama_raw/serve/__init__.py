@@ -9,12 +9,13 @@ does. `pyllama-raw serve MODEL` opens the engines and runs the application.
 """
 
 from pyllama_raw.serve.app import make_app
-from pyllama_raw.serve.config import ListenConfig, ServeConfig
+from pyllama_raw.serve.config import ListenConfig, ModelsConfig, ServeConfig
 from pyllama_raw.serve.handlers import streamed, with_client
 from pyllama_raw.serve.run import serve
 
 __all__ = [
     "ListenConfig",
+    "ModelsConfig",
     "ServeConfig",
     "make_app",
     "serve",
