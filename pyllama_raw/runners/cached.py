@@ -26,7 +26,6 @@ from pyllama_raw.runners.runner import (
     RunnerKind,
     Serving,
     Source,
-    lent_source,
 )
 
 T = TypeVar("T")
@@ -124,11 +123,19 @@ class CachedRunner(ModelRunner):
             return self._health_before("not loaded")
         return replace(await runner.health(), n_running=self.n_open)
 
-    def _source(
+    async def _source(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> Source:
-        lend = partial(self._lend, self.name, client=options.get("client") or "")
-        return lent_source(lend, prompt, params, options)
+        client = options.get("client") or ""
+        async with (
+            self._lend(self.name, client=client) as runner,
+            runner.generate(prompt, params, **options) as run,
+        ):
+            yield None
+            async for delta in run:
+                yield delta
+            for result in run.results:
+                yield replace(result, served_by=self.name)
 
     async def _called(self, verb: Verb, call: Callable[[Serving], Awaitable[T]]) -> T:
         return await self._called_on(partial(self._lend, self.name), verb, call)
