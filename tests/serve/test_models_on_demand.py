@@ -378,9 +378,6 @@ async def test_elsewhere_models_are_loaded_at_the_start():
             answer = await chat(client, "a", keep_alive="5m")
             models = (await client.get("/v1/models")).json()["data"]
 
-    assert (loaded.status_code, loaded.json()["error"]["type"]) == (
-        501,
-        "not_supported_error",
-    )
+    assert (loaded.status_code, loaded.json()["error"]["code"]) == (400, "unsupported")
     assert answer.headers["x-ignored-fields"] == "keep_alive"
     assert "status" not in models[0]
