@@ -190,7 +190,7 @@ class ModelCache:
             entry.progress if is_loading else None,
             resident.n_running,
             len(resident.waiting),
-            {**resident.occupies},
+            {p: n for p, n in resident.occupies.items() if p != MODELS},
             resident.is_pinned,
             entry.error,
         )
