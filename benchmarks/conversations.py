@@ -21,8 +21,8 @@ import sys
 from time import perf_counter
 
 from scripts.tiny_models.recipe import Recipe
-from tests.conversations import converse
-from tests.tiny import GENERATING, RECIPES, tiny_model
+from tests.support.conversations import converse
+from tests.support.tiny import GENERATING, RECIPES, tiny_model
 
 TOLERANCE = 0.1  # of logits about 20 wide
 LAYOUTS = {

@@ -144,7 +144,7 @@ def measure(options: Namespace, report: Report) -> None:
 def main() -> int:
     """Run the script."""
     sys.path.append(str(ROOT))
-    from tests.tiny import tiny_model
+    from tests.support.tiny import tiny_model
 
     parser = arguments(__doc__)
     parser.set_defaults(model=str(tiny_model("llama")))

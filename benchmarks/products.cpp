@@ -1,6 +1,7 @@
 // Products of woven weights by each level of instructions, on one thread, without a model.
 //
-//   products check        compare the levels of this CPU with plain C++, and that with exact sums
+//   products check        compare the levels of this CPU with plain C++, and that with exact sums;
+//                         rows that are unpacked with those of libllama
 //   products speed [MB]   G operations/s, and GB/s of weights, by type, columns and level, beside
 //                         libllama's; a line of JSON each. MB of weights, more than the caches
 //                         have (64)
@@ -123,28 +124,55 @@ std::vector<uint8_t> woven_rows(const Kind & kind, const std::vector<uint8_t> & 
     return memory;
 }
 
-// The largest error of *out*, as a part of the sums of sizes, for the numbers that columns have.
-double error(const Kind & kind, const std::vector<uint8_t> & weights, const Columns & columns,
-             int n_columns, const std::vector<float> & out) {
-    const int          n_values = columns.n_blocks * woven::kBlock;
+std::vector<float> floats_of(const Kind & kind, const std::vector<uint8_t> & weights, int n_values) {
     std::vector<float> rows(size_t(n_values) * woven::kRows);
     ggml_get_type_traits(kind.type)->to_float(weights.data(), rows.data(), int64_t(rows.size()));
-    double largest = 0;
+    return rows;
+}
+
+// What a product should be, for the numbers that columns have, and the sum of sizes in it.
+struct Exact {
+    double sum = 0, sizes = 0;
+};
+
+std::vector<Exact> exact(const std::vector<float> & rows, const Columns & columns, int n_columns) {
+    const int          n_values = columns.n_blocks * woven::kBlock;
+    std::vector<Exact> all(size_t(woven::kRows) * n_columns);
     for (int i = 0; i < woven::kRows * n_columns; ++i) {
         const int c = i / woven::kRows, r = i % woven::kRows;
-        double    sum = 0, sizes = 0;
         for (int k = 0; k < n_values; ++k) {
             const double d = columns.d(c)[k / woven::kBlock], q = columns.q(c)[k];
-            sum += rows[size_t(r) * n_values + k] * d * q;
-            sizes += std::fabs(rows[size_t(r) * n_values + k] * d * q);
+            const double product = rows[size_t(r) * n_values + k] * d * q;
+            all[i].sum += product, all[i].sizes += std::fabs(product);
         }
-        largest = std::max(largest, std::fabs(sum - out[i]) / (sizes + 1e-30));
+    }
+    return all;
+}
+
+// The largest error of *out*, as a part of the sums of sizes.
+double error(const std::vector<Exact> & all, const std::vector<float> & out) {
+    double largest = 0;
+    for (size_t i = 0; i < out.size(); ++i) {
+        largest = std::max(largest, std::fabs(all[i].sum - out[i]) / (all[i].sizes + 1e-30));
     }
     return largest;
 }
 
+// Whether rows that are unpacked of woven ones have the bits of *floats*.
+bool has_rows(const Kind & kind, const std::vector<uint8_t> & memory, const std::vector<float> & floats) {
+    const int          n_values = int(floats.size()) / woven::kRows;
+    std::vector<float> row(n_values);
+    for (int r = 0; kind.unpack != nullptr && r < woven::kRows; ++r) {
+        kind.unpack(memory.data(), r, n_values / woven::kBlock, row.data());
+        if (!std::equal(row.begin(), row.end(), floats.begin() + r * n_values)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 int check() {
-    constexpr int n_values = 768, n_columns = 19;
+    constexpr int n_values = 768, n_columns = woven::kMostColumns;
     int           n_wrong = 0;
     for (const Level & level : woven::kLevels) {
         if (!level.is_usable()) {
@@ -159,7 +187,8 @@ int check() {
         n_wrong += !is_same;
     }
     for (size_t index = 0; index < woven::kKinds.size(); ++index) {
-        const Kind & kind = woven::kKinds[index];
+        const Kind & kind         = woven::kKinds[index];
+        bool         has_all_rows = true;
         for (const Level & level : woven::kLevels) {
             double worst   = 0;
             bool   is_same = true;
@@ -169,8 +198,12 @@ int check() {
                 const auto   memory = woven_rows(kind, weights, n_values);
                 const auto   values = columns_of(n_values, n_columns);
                 const Packed ours(level, values, n_values), plain(woven::kLevels[0], values, n_values);
+                const auto   floats = floats_of(kind, weights, n_values);
+                const auto   sums   = exact(floats, ours.columns, n_columns);
+                has_all_rows        = has_all_rows && has_rows(kind, memory, floats);
                 const woven::Multiplying scope(level);
-                for (int n = 1; n <= n_columns; ++n) {  // tiles of all widths
+                // Tiles of all widths, then odd ones behind some of the most columns.
+                for (int n = 1; n <= n_columns; n += n < 19 || n == n_columns - 1 ? 1 : 2) {
                     std::vector<float> out[2];
                     for (auto & one : out) {
                         one.assign(size_t(woven::kRows) * n, NAN);
@@ -181,8 +214,7 @@ int check() {
                                                    woven::kRows, woven::kRows);
                     is_same = is_same && std::memcmp(out[0].data(), out[1].data(),
                                                      out[0].size() * sizeof(float)) == 0;
-                    worst = std::max(worst, n == n_columns ? error(kind, weights, ours.columns, n, out[0])
-                                                           : 0.0);
+                    worst = std::max(worst, error(sums, out[0]));
                 }
             }
             if (level.is_usable()) {
@@ -192,6 +224,8 @@ int check() {
                 n_wrong += !is_right;
             }
         }
+        std::printf("%-10s %-7s %s\n", "rows", ggml_type_name(kind.type), has_all_rows ? "same bits" : "WRONG");
+        n_wrong += !has_all_rows;
     }
     return n_wrong > 0;
 }

@@ -35,7 +35,7 @@ from pyllama_raw.native.stages import Draw, Greedy, Nucleus, Stage, Temperature,
 from pyllama_raw.native.vocab import Vocab
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.grammars import JSON
+from tests.support.grammars import JSON
 
 N = 200
 N_SLOTS = 8

@@ -30,7 +30,7 @@ from pyllama_raw import (
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.grammars import JSON
+from tests.support.grammars import JSON
 
 N_CTX = 1024
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

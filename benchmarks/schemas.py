@@ -32,7 +32,7 @@ from pyllama_raw import (
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.schemas import SCHEMAS, Schema
+from tests.support.schemas import SCHEMAS, Schema
 
 PROMPTS = (
     "A JSON document about {}:\n",

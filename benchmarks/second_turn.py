@@ -31,7 +31,7 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from tests.tiny import HYBRID, RECURRENT, SWA, tiny_model
+from tests.support.tiny import HYBRID, RECURRENT, SWA, tiny_model
 
 N_CTX, N_PROMPT, N_OTHER, N_NEW, N_OUTPUT, INTERVAL = 1024, 500, 90, 40, 8, 64
 N_CUT = 40

@@ -206,7 +206,7 @@ def _n_vocab(model: Path) -> int:
 
 def _tiny_model() -> Path:
     sys.path.append(str(ROOT))
-    from tests.tiny import tiny_model
+    from tests.support.tiny import tiny_model
 
     return tiny_model("llama")
 

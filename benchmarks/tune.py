@@ -18,7 +18,7 @@ from statistics import median
 
 from load.measure import Report, arguments, parse, say
 
-from pyllama_raw.lab.tune import Space, Work, make_spaces, settings_of, tune
+from pyllama_raw.lab.tune import Space, Work, find_settings, make_spaces, settings_of
 from pyllama_raw.native.model import quantize
 from pyllama_raw.options.profile import Measured, Settings
 
@@ -56,7 +56,7 @@ def measure(options: Namespace, report: Report, scratch: Path) -> None:
     """Tune, search the grid, compare."""
     work = Work()
     copy = scratch / "kept.gguf"
-    profile = tune(
+    profile = find_settings(
         options.model, work, keep=copy, progress=lambda text: say(f"tune: {text}")
     ).profile
     assert profile.path is not None

@@ -198,7 +198,7 @@ class PromptTooLong(RequestError):
 
 
 class TextTooLong(RequestError):
-    """A text that is to become a vector has more tokens than are allowed; *name* says which."""
+    """A text of several has more tokens than are allowed; *name* says which."""
 
     http_status = 413
 

@@ -13,6 +13,8 @@ from pyllama_raw.api.generation import Generation
 from pyllama_raw.api.results import (
     Delta,
     EngineStats,
+    LabelScore,
+    Likelihood,
     Ranked,
     Result,
     Score,
@@ -69,7 +71,9 @@ __all__ = [
     "Generation",
     "Health",
     "HealthState",
+    "LabelScore",
     "LengthLimit",
+    "Likelihood",
     "MemoryEstimate",
     "ModelClass",
     "ModelInfo",

@@ -19,6 +19,7 @@ from pyllama_raw.serve.llamacpp import InfillBody, NativeCompletionBody
 from pyllama_raw.serve.messages import MessagesBody
 from pyllama_raw.serve.openai import ChatBody, CompletionBody
 from pyllama_raw.serve.responses import ResponsesBody
+from pyllama_raw.serve.scores import ClassifyBody, ScoreBody
 from pyllama_raw.serve.tokens import DetokenizeBody, TokenizeBody
 from pyllama_raw.serve.vectors import EmbeddingBody, RerankBody
 
@@ -46,6 +47,8 @@ ROWS: tuple[tuple[str, type[Body], type[Body] | None], ...] = (
     ("`/infill`", InfillBody, NativeCompletionBody),
     ("`/v1/embeddings`", EmbeddingBody, Body),
     ("`/v1/rerank`", RerankBody, Body),
+    ("`/v1/score`", ScoreBody, Body),
+    ("`/v1/classify`", ClassifyBody, Body),
     ("`/tokenize`", TokenizeBody, Body),
     ("`/detokenize`", DetokenizeBody, Body),
 )

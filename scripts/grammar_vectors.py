@@ -24,8 +24,8 @@ from pyllama_raw import PyllamaError, SamplingParams
 from pyllama_raw.engine.sampling import Constraints
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.vocab import Vocab
-from tests.number_schemas import follows
-from tests.tiny import tiny_model
+from tests.support.number_schemas import follows
+from tests.support.tiny import tiny_model
 
 SOURCE = Path("tests/test-grammar-integration.cpp")
 CALL = re.compile(r"\n    test_(grammar|schema)\(")

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pyllama_raw.cli.llama_server import main
 from pyllama_raw.serve.connections import Connection
 from scripts.tiny_models import vocab
-from tests.tiny import tiny_model, tiny_projector
+from tests.support.tiny import tiny_model, tiny_projector
 
 MODELS = {  # the first whose name is in that of the file
     "stories15M_MOE": "llama-moe",

@@ -18,7 +18,7 @@ import random
 from scripts.mutations.command import Files, search
 from scripts.mutations.gguf_file import File, read
 from scripts.mutations.mutations import mutate
-from tests.tiny import RECIPES, tiny_model
+from tests.support.tiny import RECIPES, tiny_model
 
 
 def files(seed: int, first: int, count: int) -> Files:

@@ -22,7 +22,7 @@ from scripts.mutations.command import Files, search
 from scripts.mutations.edits import EDITS
 from scripts.mutations.trial import prepare, text_model
 from tests.media import files
-from tests.tiny import tiny_projector
+from tests.support.tiny import tiny_projector
 
 EYES, EARS = ("idefics3", "qwen2vl"), ("ultravox",)
 LIMITS = MediaLimits(max_parts=1, max_bytes=2**25, max_pixels=2**22, max_seconds=60)

@@ -22,7 +22,7 @@ from scripts.mutations.gguf_file import ARRAY, F32, STRING, U32, File, Value, re
 from scripts.mutations.mutations import Mutation, mutate
 from scripts.mutations.trial import prepare, text_model
 from tests.native.media_support import sample
-from tests.tiny import PROJECTORS, tiny_projector
+from tests.support.tiny import PROJECTORS, tiny_projector
 
 NAMES = tuple(PROJECTORS)
 # Keys that files may have beside those of the tiny projectors.

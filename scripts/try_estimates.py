@@ -37,7 +37,7 @@ from pyllama_raw.options.config import (
 )
 from pyllama_raw.options.models import default_model
 from scripts.large_models import LARGE, large_model, large_projector
-from tests.tiny import tiny_model, tiny_projector
+from tests.support.tiny import tiny_model, tiny_projector
 
 NAMES = (
     *("llama", "qwen3moe", "gemma3", "mamba2", "rwkv7", "falcon-h1", "qwen35"),

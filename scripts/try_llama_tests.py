@@ -28,7 +28,7 @@ from xml.etree import ElementTree as ET
 
 import build_lib
 from scripts.llama_source import unpack
-from tests.tiny import tiny_adapter
+from tests.support.tiny import tiny_adapter
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "scripts" / "llama_tests.toml"

@@ -95,7 +95,7 @@ def generating() -> list[str]:
 
 
 def _made() -> Path:
-    from tests.tiny import models  # makes them
+    from tests.support.tiny import models  # makes them
 
     return models()
 

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from scripts.try_llama_tests import free_port
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 ROUTERS = {  # the first words of the command, and what it does not forward
     "vllm-router": ((), set[str]()),

@@ -39,8 +39,8 @@ from pyllama_raw import (
 )
 from pyllama_raw.errors import BadSchema
 from pyllama_raw.replies.spec import ReasoningSpec, ReplySpec, bundled
-from tests.schemas import SCHEMAS, record
-from tests.tiny import tiny_model
+from tests.support.schemas import SCHEMAS, record
+from tests.support.tiny import tiny_model
 
 MAX_TOKENS = 300
 CHAT = [{"role": "user", "content": "Call one."}]

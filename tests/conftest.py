@@ -10,6 +10,8 @@ import ssl
 import sys
 import threading
 from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -17,6 +19,7 @@ import pytest
 from hypothesis import settings
 
 CORE = Path(__file__).parent / "core"
+PACKAGE_CORE = Path(__file__).parents[1] / "pyllama_raw" / "core"
 # Other tests that reach branches of core/: what programs see of slots, stops and sources.
 WATCHED = {
     CORE.with_name("api") / f"test_{name}.py"
@@ -57,29 +60,48 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A test is three times as long while it is watched, and what is reached by chance is not
     reached by the next one.
     """
+    watched = WATCHED | set(CORE.rglob("*.py"))
     for item in items:
-        if CORE not in item.path.parents and item.path not in WATCHED:
+        if item.path not in watched:
             item.add_marker("unwatched")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Keep tracers off tests that are not watched; `no_cover` of pytest-cov does not in workers."""
-    if item.get_closest_marker("unwatched") is None:
-        return (yield)
+@contextmanager
+def unwatched() -> Generator[None, None, None]:
+    """Keep tracers off the block; `no_cover` of pytest-cov does not in workers."""
     tracers = sys.gettrace(), threading.gettrace()
     sys.settrace(None)
     threading.settrace(None)
     try:
-        return (yield)
+        yield
     finally:
         sys.settrace(tracers[0])
         threading.settrace(tracers[1])
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Watch how core/ is imported, and not how all tests are: that takes seconds of each worker."""
+    if sys.gettrace() is None:
+        return (yield)
+    for path in PACKAGE_CORE.rglob("*.py"):
+        names = path.relative_to(PACKAGE_CORE.parents[1]).with_suffix("").parts
+        import_module(".".join(names).removesuffix(".__init__"))
+    with unwatched():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Keep tracers off tests that are not watched, their fixtures and reports."""
+    if item.get_closest_marker("unwatched") is None:
+        return (yield)
+    with unwatched():
+        return (yield)
+
+
 def pytest_collection_finish() -> None:
     """Leave modules out of later collections of garbage, many of which tests ask for."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
@@ -100,7 +122,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """One event loop; tests of what depends on loops import both from tests.loops."""
+    """One event loop; tests of what depends on loops import both from tests.support.loops."""
     return "asyncio"
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.trees import nodes, trees  # noqa: F401
+
 PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 
 # A part of the package imports only from floors below its own.
@@ -82,7 +84,7 @@ def imported_names(path: Path) -> tuple[str, ...]:
 
 
 def _imported_names(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -20,7 +20,7 @@ from benchmarks.peers.openers import PEERS
 from benchmarks.peers.ours import toml
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
 from pyllama_raw.serve.deployment import Deployment, read
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 ROOT = Path(__file__).parents[1]
 EMBEDDER = "a model of vectors"
@@ -239,6 +239,8 @@ def by_night(script: str, *arguments: str) -> object:
     [
         ("soak.py", ["--requests", "100", "--long", "40"]),
         ("interference.py", ["--no-peers"]),
+        by_night("step_times.py"),
+        by_night("step_simulated.py"),
         ("offline.py", ["--no-peers", "--slots", "2"]),
         (
             "over_http.py",

@@ -17,7 +17,7 @@ import pytest
 
 import build_lib
 from build_lib import BuildError
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 SUFFIX = "dylib" if sys.platform == "darwin" else "so"
 

@@ -19,7 +19,7 @@ from benchmarks.load.limits import Limits, Weights
 from benchmarks.load.measure import Report
 from benchmarks.peers.batched_bench import SETTINGS, Phases, of_lines, of_table
 from pyllama_raw.engine.watcher import StepRecord
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 ROOT = Path(__file__).parents[1]
 LINE = {"n_kv_max": 512, "pp": 128, "tg": 64, "pl": 2, "n_kv": 384}

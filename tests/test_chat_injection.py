@@ -12,7 +12,7 @@ from pyllama_raw.prompts.messages import plain_messages
 from pyllama_raw.prompts.prompt import PromptEncoder
 from pyllama_raw.prompts.rendering.template import CompiledTemplate
 from scripts import chat_injection
-from tests.markers import MarkerVocab, texts
+from tests.support.markers import MarkerVocab, texts
 
 N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "40"))
 

@@ -22,9 +22,13 @@ from pyllama_raw import (
 from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.layout import context_fields
+from pyllama_raw.lab.calls import OPTIONS as OF_CALLS
 from pyllama_raw.native import params as native
 from pyllama_raw.native.libllama import ffi
 from pyllama_raw.options.config import LeaseConfig
+from pyllama_raw.options.requests import ChatOptions, RequestOptions
+from pyllama_raw.runners.remote import PYLLAMA
+from pyllama_raw.serve.body import OPTIONS as OF_BODIES
 from pyllama_raw.serve.config import ListenConfig, ServeConfig
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits, letters
 
@@ -301,3 +305,42 @@ async def test_sampling_parameters_reach_the_executor():
         await engine.complete("a", params)
 
     assert requests[0].sampling == params
+
+
+# Options of a request that a list leaves out, and why.
+LEFT_OUT = {
+    "bodies": {
+        **dict.fromkeys(
+            ChatOptions.__annotations__, "of chats, whose dialects read them"
+        ),
+        "cache_points": "positions of tokens, which clients do not count",
+    },
+    "our client of services": {
+        "reply": "a service takes replies apart by itself",
+        "chat_template": "the template is the service's",
+        "cache_points": "no field of a body",
+    },
+    "calls of a benchmark": {
+        **dict.fromkeys(ChatOptions.__annotations__, "calls have prompts and no chats"),
+        "max_wait_s": "a call that is late counts as late",
+        "adapters": "one model is measured",
+        "cache_salt": "calls share prefixes",
+        "cache_points": "a target may be another server",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("bodies", OF_BODIES),
+        ("our client of services", PYLLAMA.options),
+        ("calls of a benchmark", OF_CALLS),
+    ],
+)
+def test_each_option_of_a_request_is_in_a_list_or_left_out_of_it(name, options):
+    """
+    A new option reaches who asks over HTTP, by our client or in a benchmark, or there is a reason.
+    """
+    assert {*options} | LEFT_OUT[name].keys() == {*RequestOptions.__annotations__}
+    assert not {*options} & LEFT_OUT[name].keys()

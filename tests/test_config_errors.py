@@ -17,7 +17,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.errors import InvalidRequest
-from tests.hostile import Unhashable, Unreadable, nested
+from tests.support.hostile import Unhashable, Unreadable, nested
 
 KINDS = (
     SamplingParams,

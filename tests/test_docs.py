@@ -17,8 +17,8 @@ from benchmarks.figures import BEGIN, END, table
 from pyllama_raw import errors, policy, results, runners, serve, testing, tools
 from pyllama_raw.cli.command import main, root_parser
 from pyllama_raw.runners import errors as runner_errors
-from tests.limits import LIMIT_S
-from tests.tiny import tiny_adapter, tiny_model, tiny_projector
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import tiny_adapter, tiny_model, tiny_projector
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -61,6 +61,7 @@ SHOWN = {
     "tools": ["> Is it warmer in Oslo or in Rome?\n"],
     "reply_spec": ["\ncalls: ["],
     "complete_many": ["Count on: 0, 1, 2, 3", "Count on: 7, 8, 9, 10"],
+    "classify": [" positive", " negative", "True ", " Paris"],
     "choices": ["0 (seed 7):", "2 (seed 9):", "['length', 'length', 'length']"],
     "policy": [
         "policy         ",

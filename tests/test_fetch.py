@@ -8,7 +8,7 @@ import pytest
 
 from pyllama_raw.options import fetch
 from pyllama_raw.options.fetch import Artifact, FetchFailed
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 CONTENT = b"the pinned content" * 1000
 

@@ -11,7 +11,7 @@ import pytest
 from scripts.fuzz import Report, fuzz
 from scripts.fuzz_targets import TARGETS
 from scripts.fuzz_targets.target import Target
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 pytestmark = pytest.mark.native
 

@@ -20,7 +20,7 @@ from pyllama_raw.options.machine import (
     n_threads,
     threads_for,
 )
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 V2 = {
     "/proc/self/mountinfo": (

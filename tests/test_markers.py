@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.prompts import chat
 from pyllama_raw.prompts.chat import Markers
-from tests.markers import MarkerVocab, texts
+from tests.support.markers import MarkerVocab, texts
 
 
 def parts(text: str, origins: str, special, template: str = ""):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pyllama_raw._ffi.openmp import CHOICE
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 LOAD = """
 import os

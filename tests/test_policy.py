@@ -21,7 +21,7 @@ from pyllama_raw.policy import (
 )
 from tests.core.policies.support import waiting
 
-SHIPPED = ["edf", "fcfs", "hrrn", "lpm", "priority", "sjf", "vtc"]
+SHIPPED = ["edf", "fcfs", "hrrn", "lpm", "priority", "sjf", "spf", "vtc"]
 
 
 class Last(SchedulingPolicy):

@@ -12,7 +12,7 @@ from pyllama_raw.errors import InvalidRequest, PromptTooLong, Unsupported
 from pyllama_raw.prompts.chat import PIECE, ChatTemplates
 from pyllama_raw.prompts.prompt import SEAM, PromptEncoder
 from pyllama_raw.testing import BOS, EOS, FakeVocab
-from tests.markers import MarkerVocab
+from tests.support.markers import MarkerVocab
 
 TEMPLATE = """
 {%- for message in messages %}

@@ -13,7 +13,7 @@ import pytest
 import pyllama_raw
 from pyllama_raw import _ffi
 from pyllama_raw.errors import LibraryNotBuilt
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 # A finder that refuses the extension, as on a machine where it was never built.
 HIDE_EXTENSION = """

@@ -21,7 +21,7 @@ from pyllama_raw.native.model import Model
 from scripts.make_tiny_models import make
 from scripts.tiny_models import vocab
 from scripts.tiny_models.recipe import Recipe
-from tests import tiny
+from tests.support import tiny
 
 pytestmark = pytest.mark.native
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from pyllama_raw._ffi import Variant, choose_variant, use_variant, variant_files
 from pyllama_raw._ffi.cpu_level import LEVELS, VARIANT_OF_LEVEL, VARIANTS
-from pyllama_raw._ffi.variants import Variant, choose, files, use
 from pyllama_raw.errors import ConfigError, LibraryNotBuilt
 
 # As a CPU with AVX2 and AVX-VNNI gives them.
@@ -55,7 +55,7 @@ def test_the_best_score_computes(wish):
     """
     Those that score 0 cannot run.
     """
-    assert choose(SCORES, wish) == Variant(
+    assert choose_variant(SCORES, wish) == Variant(
         "alderlake", "best score of the 4 that this CPU runs"
     )
 
@@ -67,7 +67,7 @@ def test_a_lesser_one_can_be_chosen(wish, name):
     """
     By its name, or by the level that it stands for.
     """
-    assert choose(SCORES, wish) == Variant(
+    assert choose_variant(SCORES, wish) == Variant(
         name, f"PYLLAMA_RAW_CPU={wish}; the best one here is alderlake"
     )
 
@@ -85,7 +85,7 @@ def test_what_cannot_run_is_refused_with_what_can(wish, problem):
     Nothing runs as something else than was asked for.
     """
     with pytest.raises(ConfigError) as caught:
-        choose(SCORES, wish)
+        choose_variant(SCORES, wish)
 
     assert str(caught.value) == (
         f"PYLLAMA_RAW_CPU={wish}: {problem}; here run x64, sse42, haswell, alderlake "
@@ -98,19 +98,19 @@ def test_files_that_are_missing_are_said():
     A whole wheel has a variant for each CPU.
     """
     with pytest.raises(LibraryNotBuilt, match="none of the CPU variants zen4 runs"):
-        choose({"zen4": 0})
+        choose_variant({"zen4": 0})
 
 
 def test_variants_are_found_by_their_names(folder):
     """
     Other libraries lie beside them; a linked library has none.
     """
-    paths = files(folder)
+    paths = variant_files(folder)
     for path in paths.values():
         path.unlink()
 
     assert paths == {name: folder / f"libggml-cpu-{name}.so" for name in SCORES}
-    assert files(folder) == {}
+    assert variant_files(folder) == {}
 
 
 def test_our_kernels_use_all_of_the_cpu_beside_the_best_one(folder):
@@ -119,7 +119,7 @@ def test_our_kernels_use_all_of_the_cpu_beside_the_best_one(folder):
     """
     library = FakeLibrary(SCORES)
 
-    variant = use(folder, library)
+    variant = use_variant(folder, library)
 
     assert variant is not None
     assert (variant.name, library.calls) == (
@@ -135,7 +135,7 @@ def test_our_kernels_do_without_what_a_lesser_one_lacks(folder, monkeypatch):
     monkeypatch.setenv("PYLLAMA_RAW_CPU", "haswell")
     library = FakeLibrary(SCORES)
 
-    use(folder, library)
+    use_variant(folder, library)
 
     assert library.calls == [
         ("only", (True, False, False, False)),
@@ -147,7 +147,7 @@ def test_a_linked_library_is_left_alone(tmp_path):
     """
     It has no variants: nothing is called.
     """
-    assert use(tmp_path, FakeLibrary({})) is None
+    assert use_variant(tmp_path, FakeLibrary({})) is None
 
 
 def test_a_damaged_file_is_said(folder):
@@ -155,7 +155,7 @@ def test_a_damaged_file_is_said(folder):
     ggml refuses it, and its log says why.
     """
     with pytest.raises(LibraryNotBuilt, match=r"alderlake\.so cannot be loaded"):
-        use(folder, FakeLibrary(SCORES, loads=False))
+        use_variant(folder, FakeLibrary(SCORES, loads=False))
 
 
 def test_each_level_has_a_variant_that_uses_its_instructions():

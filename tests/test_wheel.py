@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw._ffi.cpu_level import VARIANTS
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_BYTES = 25_000_000

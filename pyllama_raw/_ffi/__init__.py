@@ -3,6 +3,12 @@ The C boundary: the compiled extension, which load() imports.
 
 `import pyllama_raw` alone does not, so documentation, core and fakes work where nothing has
 been built.
+
+A wheel has the code of libllama's CPU backend several times, compiled for other instructions each
+time (VARIANTS of cpu_level.py). Each is a plug-in that tells its score on this CPU: 0 if the CPU
+cannot run it, more for more instructions. The best score computes, or the variant that
+PYLLAMA_RAW_CPU names. Our kernels are compiled for all CPUs in one file. They do without what a
+chosen variant lacks, so that both compute what a lesser machine would.
 """
 
 from __future__ import annotations
@@ -10,7 +16,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import distributions
 from pathlib import Path
@@ -21,16 +29,20 @@ from pyllama_raw._ffi.cpu_level import (
     LEVEL_FILE,
     NATIVE,
     VARIABLE,
+    VARIANT_OF_LEVEL,
+    VARIANTS,
     CpuLevelError,
     check_runs,
     level_of_environment,
 )
 from pyllama_raw._ffi.loaded import record_in, version_of
 from pyllama_raw._ffi.openmp import choosing
-from pyllama_raw.errors import LibraryNotBuilt
+from pyllama_raw.errors import ConfigError, LibraryNotBuilt
 
 EXTENSION = "pyllama_raw._ffi._llama"
 LIBRARIES = Path(__file__).parent / "lib"  # of the extension, and how they were built
+VARIANT_PREFIX, VARIANT_SUFFIX = "libggml-cpu-", ".so"  # of their files
+KERNEL_SETS = ("avx2", "avxvnni", "avx512vnni", "amx")  # as plr_cpu_only() takes them
 
 
 def load() -> tuple[Any, Any]:
@@ -67,14 +79,14 @@ def _check_cpu() -> None:
     build = "`pip install .` in the source tree builds it anew"
     try:
         check_runs(level)
-        chosen = level_of_environment() if os.environ.get(VARIABLE) else level
+        wish = level_of_environment() if os.environ.get(VARIABLE) else level
     except CpuLevelError as error:
         raise LibraryNotBuilt(
             f"the native library is built for {level}. {error}"
         ) from None
-    if chosen != level:
+    if wish != level:
         raise LibraryNotBuilt(
-            f"the native library is built for {level}, and {VARIABLE}={chosen} says "
+            f"the native library is built for {level}, and {VARIABLE}={wish} says "
             f"otherwise: {build}, or unset {VARIABLE}"
         )
 
@@ -114,11 +126,11 @@ def _load_by_path() -> None:
     def rank(file: Path) -> int:
         return next(i for i, start in enumerate(order) if file.name.startswith(start))
 
-    variants = "libggml-cpu-"  # of which one is chosen, and opened by its path
     files = [
         file
         for file in LIBRARIES.glob("lib*.so*")
-        if file.name.startswith(order) and not file.name.startswith(variants)
+        # Of the variants one is chosen, and opened by its path.
+        if file.name.startswith(order) and not file.name.startswith(VARIANT_PREFIX)
     ]
     for file in sorted(files, key=rank):
         with suppress(OSError):  # the import below says it better
@@ -150,5 +162,89 @@ def _has_extension(package: Path) -> bool:
 
 
 def _version_in(entry: str) -> str:
-    found = distributions(name="pyllama_raw", path=[entry])
-    return "".join(f"of version {one.version} " for one in found)
+    copies = distributions(name="pyllama_raw", path=[entry])
+    return "".join(f"of version {copy.version} " for copy in copies)
+
+
+# -- variants of the CPU code ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The variant that computes."""
+
+    name: str
+    reason: str
+    """What chose it."""
+
+
+def variant_files(folder: Path) -> dict[str, Path]:
+    """The variants in *folder* by name; none where the CPU backend is linked."""
+    return {
+        path.name[len(VARIANT_PREFIX) :].partition(VARIANT_SUFFIX)[0]: path
+        for path in sorted(folder.glob(f"{VARIANT_PREFIX}*{VARIANT_SUFFIX}*"))
+    }
+
+
+def choose_variant(scores: Mapping[str, int], wish: str | None = None) -> Variant:
+    """
+    The variant that is to compute.
+
+    Args:
+        scores: of each variant on this CPU.
+        wish: PYLLAMA_RAW_CPU: a variant, or a level of CPUs that stands for one.
+
+    Raises:
+        ConfigError: there is no such variant, or this CPU cannot run it.
+        LibraryNotBuilt: none runs here, because files are missing.
+    """
+    here = sorted((name for name in scores if scores[name] > 0), key=scores.__getitem__)
+    if not here:
+        raise LibraryNotBuilt(
+            f"none of the CPU variants {', '.join(scores)} runs on this CPU: install "
+            "pyllama_raw anew, because a wheel has one for every x86-64"
+        )
+    best = here[-1]
+    if wish in (None, "", ANY, NATIVE):
+        return Variant(best, f"best score of the {len(here)} that this CPU runs")
+    name = VARIANT_OF_LEVEL.get(wish, wish)
+    if name in here:
+        return Variant(name, f"{VARIABLE}={wish}; the best one here is {best}")
+    problem = (
+        "this CPU lacks instructions of it"
+        if name in scores
+        else "this library has no such variant"
+    )
+    raise ConfigError(
+        f"{VARIABLE}={wish}: {problem}; here run {', '.join(here)} "
+        f"(or {', '.join(level for level in VARIANT_OF_LEVEL if VARIANT_OF_LEVEL[level] in here)}), "
+        f"and without {VARIABLE} the best of them computes"
+    )
+
+
+def use_variant(folder: Path, lib: Any) -> Variant | None:
+    """
+    Let one of the variants in *folder* compute; None: there are none, the library is linked.
+
+    To be called before any context is made.
+
+    Raises:
+        ConfigError: PYLLAMA_RAW_CPU names no variant that runs here.
+        LibraryNotBuilt: a file is damaged.
+    """
+    paths = variant_files(folder)
+    if not paths:
+        return None
+    scores = {
+        name: lib.plr_variant_score(os.fsencode(path)) for name, path in paths.items()
+    }
+    variant = choose_variant(scores, os.environ.get(VARIABLE))
+    # A CPU may have more than its best variant uses, which is no reason to do without.
+    if scores[variant.name] < max(scores.values()):
+        sets = VARIANTS.get(variant.name, ())
+        lib.plr_cpu_only(*(name in sets for name in KERNEL_SETS))
+    if not lib.plr_variant_use(os.fsencode(paths[variant.name])):
+        raise LibraryNotBuilt(
+            f"{paths[variant.name]} cannot be loaded: install pyllama_raw anew"
+        )
+    return variant

@@ -4,7 +4,7 @@ Levels of x86-64 CPUs that libllama and our kernels can be built for: PYLLAMA_RA
 `native`, the default, takes all instructions of the machine that builds. A level takes its own
 instructions and those of the levels before it, so its library runs on every CPU that has
 these, and computes what a lesser machine would. `any` is a library for every CPU, as a wheel has
-it: a program that starts chooses among its variants (variants.py).
+it: a program that starts chooses among its variants (__init__.py).
 
 `build_lib.py` loads this file by path: standard library only.
 """

@@ -212,6 +212,8 @@ class Engine(Facts, _Blocking[AsyncEngine]):
     complete = _waiting(AsyncEngine.complete)
     complete_n = _waiting(AsyncEngine.complete_n)
     score = _waiting(AsyncEngine.score)
+    score_many = _waiting(AsyncEngine.score_many)
+    classify = _waiting(AsyncEngine.classify)
     embed = _waiting(AsyncEngine.embed)
     embed_tokens = _waiting(AsyncEngine.embed_tokens)
     chunks = _waiting(AsyncEngine.chunks)

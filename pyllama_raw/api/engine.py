@@ -14,6 +14,7 @@ from pyllama_raw.api.model import EngineOpening, Model, Opener, Progress, load, 
 from pyllama_raw.engine.mailbox import check_may_wait
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.options.arguments import (
+    LateModule,
     check_opening,
     check_progress,
     checked_adapter,
@@ -27,6 +28,8 @@ from pyllama_raw.options.arguments import (
     checked_salt,
     checked_serving,
     checked_text,
+    checked_texts,
+    checked_texts_or_ids,
     checked_wait,
     checked_word,
     scoring,
@@ -35,10 +38,13 @@ from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
+    from pyllama_raw.api import continuations as branches
+    from pyllama_raw.api import generation as generations
+    from pyllama_raw.api.continuations import Measure
     from pyllama_raw.api.embedding import Embedder, TextPooling, VectorProgress
     from pyllama_raw.api.events import Events
     from pyllama_raw.api.generation import Generation
-    from pyllama_raw.api.results import Ranked, Result, Score
+    from pyllama_raw.api.results import LabelScore, Likelihood, Ranked, Result, Score
     from pyllama_raw.api.vectors import Vectors
     from pyllama_raw.core.memory.cache import CacheStats
     from pyllama_raw.core.stats import SlotStats
@@ -51,6 +57,10 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
         TextOptions,
     )
     from pyllama_raw.options.sampling import SamplingParams
+
+else:
+    branches = LateModule("pyllama_raw.api.continuations")
+    generations = LateModule("pyllama_raw.api.generation")
 
 T = TypeVar("T")
 
@@ -163,10 +173,8 @@ class AsyncEngine(Facts):
             WaitedTooLong: no slot was free within *max_wait_s*.
             NativeError, EngineFault, EngineStalled, EngineStopped.
         """
-        from pyllama_raw.api.generation import Generation
-
-        checked = checked_options(options)
-        return Generation(self._sessions, prompt, checked_params(params), checked)
+        checked, checked_sampling = checked_options(options), checked_params(params)
+        return generations.Generation(self._sessions, prompt, checked_sampling, checked)
 
     async def complete(
         self,
@@ -278,8 +286,9 @@ class AsyncEngine(Facts):
         """
         Tell how likely the model finds each token of *prompt* after those before it.
 
-        Nothing is taken from the cache: every token is computed. One step computes at
-        most ContextConfig.n_outputs_max of them.
+        Scores are kept with the tokens of slots, and taken over with them; all other tokens are
+        computed, ContextConfig.n_outputs_max of them a step at most. score_many() is for many
+        texts that begin alike.
 
         Args:
             n_top: most likely tokens listed at each place, 0 to 20.
@@ -291,6 +300,79 @@ class AsyncEngine(Facts):
         """
         async with self.generate(prompt, scoring(n_top), **options) as generation:
             return await generation.score()
+
+    async def score_many(
+        self,
+        prompt: Prompt,
+        continuations: Iterable[str | Sequence[int]],
+        n_top: int = 0,
+        **options: Unpack[RequestOptions],
+    ) -> list[Likelihood]:
+        """
+        Tell how likely the model finds each of *continuations* after *prompt*, in their order.
+
+        The prompt is computed once, unless the cache is off, and taken from the cache like any
+        other. A text goes on as one text, so `"Paris"` and `" Paris"` are different answers.
+        Token ids, and texts behind a chat, are taken as they are.
+
+        Each continuation is a request, and all enter together. Leaving ends all of them.
+
+        Args:
+            n_top: most likely tokens listed at each place, 0 to 20.
+
+        Raises, besides those of generate():
+            InvalidRequest: there is no continuation, one is empty, or there are more than slots
+                and queue hold together.
+            TextTooLong: the prompt and a continuation do not fit a slot.
+            DeadlineExceeded: *deadline_s* was over before every token had its score.
+        """
+        name = "continuations"
+        texts = checked_texts_or_ids(continuations, name)
+        return await self._likelihoods(prompt, name, texts, scoring(n_top), options)
+
+    async def classify(
+        self,
+        text: Prompt,
+        labels: Iterable[str],
+        measure: Measure = "total",
+        **options: Unpack[RequestOptions],
+    ) -> list[LabelScore]:
+        """
+        *labels* by how likely the model finds each as the continuation of *text*, the best first.
+
+        Args:
+            text: ends where the label is to come, such as "Sentiment:" before " good"; or a
+                chat that asks for it.
+            measure: what is compared: the probability of the whole label ("total"), or of a
+                token or byte of it, so that long labels are not behind.
+
+        Raises, as score_many():
+            InvalidRequest, TextTooLong, DeadlineExceeded.
+        """
+        texts = checked_texts(labels, "labels")
+        measures = branches.MEASURES
+        allowed = f"one of {', '.join(measures)}"
+        word = checked_word("measure", measure, measures, allowed)
+        likelihoods = await self._likelihoods(
+            text, "labels", texts, scoring(0), options
+        )
+        return branches.label_scores(texts, likelihoods, word)
+
+    async def _likelihoods(
+        self,
+        prompt: Prompt,
+        name: str,
+        texts: Sequence[str | Sequence[int]],
+        params: SamplingParams,
+        options: RequestOptions,
+    ) -> list[Likelihood]:
+        """The likelihood of each of *texts*, which the argument *name* has, behind *prompt*."""
+        checked = checked_options(options)
+        ends = generations.Generation(
+            self._sessions, prompt, params, checked, branches.Continuations(name, texts)
+        )
+        async with ends as generation:
+            return await generation.likelihoods()
 
     async def embed(
         self,

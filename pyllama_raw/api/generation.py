@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
@@ -23,13 +24,14 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from pyllama_raw.api.batches import whole
 from pyllama_raw.api.model import Owner
 from pyllama_raw.api.preparation import Choice
-from pyllama_raw.api.results import Delta, Result, Score, Timings, Usage
+from pyllama_raw.api.results import Delta, Likelihood, Result, Score, Timings, Usage
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.engine.info import Operation
 from pyllama_raw.engine.mailbox import Refused, Stream
 from pyllama_raw.errors import DeadlineExceeded, InvalidRequest, PyllamaError, WrongUse
 
 if TYPE_CHECKING:
+    from pyllama_raw.api.continuations import Continuations
     from pyllama_raw.api.session import Sessions
     from pyllama_raw.options.requests import RequestOptions
     from pyllama_raw.options.sampling import SamplingParams
@@ -47,10 +49,13 @@ class Generation(Owner):
         prompt: Prompt,
         params: SamplingParams,
         options: RequestOptions,
+        continuations: Continuations | None = None,
     ) -> None:
         """
         Args:
             params, options: checked.
+            continuations: each is a request that scores its own tokens; None: the model goes
+                on with the prompt.
 
         Raises:
             Unsupported: the model generates no text.
@@ -61,6 +66,7 @@ class Generation(Owner):
         self._prompt = prompt
         self._params = params
         self._options = options
+        self._continuations = continuations
         self._stream: Stream | None = None
         self._started = self._thread.clock()
         self._claimed = False  # started, or about to be
@@ -131,6 +137,31 @@ class Generation(Owner):
         if n_scored < n_wanted:
             raise DeadlineExceeded(n_scored, n_wanted)
         return Score(tokens, result.prompt_logprobs)
+
+    async def likelihoods(self) -> list[Likelihood]:
+        """
+        The likelihood of each continuation, in their order.
+
+        Raises:
+            DeadlineExceeded, ClosedError: the requests ended before every token had its score.
+            PyllamaError: one of them has failed.
+        """
+        results = whole(await self.collect_all())
+        for error in self.errors.values():
+            raise _again(error)
+        likelihoods = []
+        for choice, result in zip(self._choices, results, strict=True):
+            scoring, entries = choice.request.scoring, result.prompt_logprobs
+            assert scoring is not None
+            tokens = tuple(choice.request.tokens[scoring.first :])
+            if len(entries) == len(tokens):
+                usage = replace(result.usage, completion_tokens=0)
+                likelihoods.append(Likelihood(tokens, entries, usage))
+        if len(likelihoods) < len(results):
+            raise DeadlineExceeded(
+                len(likelihoods), len(results), "continuations had a score"
+            )
+        return likelihoods
 
     @property
     def result(self) -> Result:
@@ -242,6 +273,10 @@ class Generation(Owner):
                 choices = await session.preparation.prepare(
                     self._prompt, self._params, self._options, began
                 )
+                if self._continuations is not None:
+                    choices = await session.branches.prepare(
+                        self._prompt, choices[0], self._continuations
+                    )
                 if self._left:
                     return
                 # Post the requests. Whether the engine takes them on is known at once,

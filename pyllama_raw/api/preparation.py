@@ -33,6 +33,7 @@ from pyllama_raw.core.request import (
     Namespace,
     Private,
     Request,
+    Scoring,
     TokenLogprobs,
 )
 from pyllama_raw.core.text import NO_STOPS, Detokenizer, StopStrings
@@ -64,6 +65,7 @@ from pyllama_raw.replies.parser import (
     Content,
     Part,
     Reasoning,
+    ToolCall,
     calls_of,
     text_of,
 )
@@ -106,6 +108,10 @@ class Choice:
         self._n_shown = 0  # tokens that deltas have shown
         self._is_fresh = False
         self._result: Result | None = None  # once it has ended
+
+    def branch(self, index: int, request: Request) -> Choice:
+        """Another output of the same prompt, and more of it perhaps."""
+        return Choice(index, request, self._seed, self._pieces, self._names)
 
     @property
     def ended(self) -> bool:
@@ -154,7 +160,7 @@ class Choice:
         """All of it; an output that was left has taken *elapsed_s*."""
         if self._result is not None:
             return self._result
-        finished, parts = self.finished, self._text.parts
+        finished, (text, reasoning, calls) = self.finished, self._text.whole()
         if finished is None:
             # Its reader has left it: more of it may come yet.
             reason: FinishReason | None = FinishReason.CANCELLED
@@ -174,7 +180,7 @@ class Choice:
             self._text.n_reasoning,
         )
         result = Result(
-            text=text_of(parts, Content),
+            text=text,
             token_ids=tuple(self._tokens),
             finish_reason=reason,
             usage=usage,
@@ -185,8 +191,8 @@ class Choice:
             prompt_logprobs=self._prompt_logprobs,
             sampler=sampler,
             finish_detail=detail,
-            reasoning=text_of(parts, Reasoning),
-            tool_calls=calls_of(parts),
+            reasoning=reasoning,
+            tool_calls=calls,
         )
         if finished is not None:
             self._result = result
@@ -194,7 +200,10 @@ class Choice:
 
 
 class OutputText:
-    """The text of one output, as parts. A parser makes them if the output needs one."""
+    """
+    The text of one output, which is all content, or parts that a parser makes if the output
+    needs one.
+    """
 
     def __init__(self, request: Request, pieces: Sequence[bytes]) -> None:
         self._names, self._pieces = request.names, pieces
@@ -206,8 +215,9 @@ class OutputText:
             self._reader = ReplyReader(form, request.stop, request.stop_token_ids)
         else:
             self._detokenizer = Detokenizer(request.stop)
-        self.parts: list[Part] = []
-        self._n_shown = 0  # parts that deltas have shown
+        self._texts: list[str] = []  # without a parser
+        self._parts: list[Part] = []  # with one
+        self._n_shown = 0  # texts or parts that deltas have shown
         self._n_silent = 0  # tokens that made no part yet
         self.n_reasoning = 0  # tokens
 
@@ -221,7 +231,7 @@ class OutputText:
                 pairs = zip(pieces, tokens_shown, strict=True)
                 pieces = [piece or self._names.get(t, b"") for piece, t in pairs]
             if text := self._detokenizer.push(b"".join(pieces)):
-                self.parts.append(Content(text))
+                self._texts.append(text)
             return
         for token in tokens:
             piece = self._pieces[token] or self._names.get(token, b"")
@@ -229,31 +239,39 @@ class OutputText:
             self._add(self._reader.take(token, piece))
 
     def finish(self) -> bool:
-        """Take in what was held back; whether there are more parts now."""
-        n_before = len(self.parts)
-        if self._reader is not None:
-            self._add(self._reader.finish())
-        elif text := self._detokenizer.flush():
-            self.parts.append(Content(text))
-        return len(self.parts) > n_before
+        """Take in what was held back; whether there is more text now."""
+        if self._reader is None:
+            text = self._detokenizer.flush()
+            self._texts += [text] if text else []
+            return text != ""
+        n_before = len(self._parts)
+        self._add(self._reader.finish())
+        return len(self._parts) > n_before
 
     def _add(self, parts: Sequence[Part]) -> None:
         """A token that makes no part belongs to the part that comes next."""
         if not parts:
             return
-        self.parts += parts
+        self._parts += parts
         if isinstance(parts[0], Reasoning):
             self.n_reasoning += self._n_silent
         self._n_silent = 0
 
+    def whole(self) -> tuple[str, str, tuple[ToolCall, ...]]:
+        """The content, the reasoning and the calls of all so far."""
+        if self._reader is None:
+            return "".join(self._texts), "", ()
+        parts = self._parts
+        return text_of(parts, Content), text_of(parts, Reasoning), calls_of(parts)
+
     def take_shown(self) -> tuple[str, tuple[Part, ...]]:
         """The content and the parts that were not shown before, neighbours of a kind as one."""
-        new = self.parts[self._n_shown :]
-        self._n_shown = len(self.parts)
         if self._reader is None:
-            # All of it is content.
-            text = "".join(cast(Content, part).text for part in new)
-            return text, (Content(text),) if new and self._shows_parts else ()
+            text = "".join(self._texts[self._n_shown :])
+            self._n_shown = len(self._texts)
+            return text, (Content(text),) if text and self._shows_parts else ()
+        new = self._parts[self._n_shown :]
+        self._n_shown = len(self._parts)
         if len(new) > 1:
             new = list(merged(new))
         text = text_of(new, Content)
@@ -354,6 +372,7 @@ class Preparation:
         compiled = await self._run(
             self._kind(prompt, params, options),
             partial(self._compiled, prompt, params, options, namespace),
+            options.get("client"),
         )
         tokens, spans = compiled.prompt.tokens, compiled.prompt.spans
         params, form, _, ends, n_relaxed = compiled.reply
@@ -419,10 +438,12 @@ class Preparation:
             return "text"
         return kind
 
-    async def _run(self, kind: Kind | None, function: Callable[[], T]) -> T:
+    async def _run(
+        self, kind: Kind | None, function: Callable[[], T], client: str | None = None
+    ) -> T:
         """Run *function* in workers of this *kind*, or here."""
         if kind is not None:
-            return await self._workers.run(kind, function)
+            return await self._workers.run(kind, function, client)
         await checkpoint()
         return function()
 
@@ -491,11 +512,12 @@ class Preparation:
                 changes["prompt_logprobs"] = None
             # Not the copy of SamplingParams, which would check once more what was checked.
             sampling = BaseModel.model_copy(params, update=changes)
+            n_top = sampling.prompt_logprobs
             forked = replace(
                 request,
                 request_id=request_id,
                 sampling=sampling,
-                scores_prompt=sampling.prompt_logprobs is not None,
+                scoring=Scoring(n_top=n_top) if n_top is not None else None,
             )
             yield Choice(index, forked, seed, self._parts.vocab.pieces, names)
 
@@ -553,13 +575,13 @@ class Preparation:
     async def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
         """The text of *token_ids*. Raises InvalidRequest, ClosedError."""
         detokenize = partial(self._encoder.detokenize, token_ids, special)
-        with reading_prompt(token_ids):
+        with reading("token_ids", token_ids, "a list of token ids"):
             return await self._workers.run("text", detokenize)
 
     async def pieces(self, token_ids: Sequence[int], special: bool) -> list[bytes]:
         """The bytes of each of *token_ids*. Raises InvalidRequest, ClosedError."""
         pieces = partial(self._encoder.pieces, token_ids, special)
-        with reading_prompt(token_ids):
+        with reading("token_ids", token_ids, "a list of token ids"):
             return await self._workers.run("text", pieces)
 
 

@@ -189,6 +189,60 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Likelihood:
+    """The likelihood of one continuation of a prompt."""
+
+    token_ids: tuple[int, ...]
+    """
+    The continuation as tokens. If it joins the end of the prompt to other tokens than the prompt
+    alone has, these are the first.
+    """
+    logprobs: tuple[TokenLogprobs, ...]
+    """An entry of each token, after the prompt and all tokens before it."""
+    usage: Usage = field(repr=False)
+    """Tokens of the prompt and the continuation together, and those that were not computed."""
+
+    def __repr__(self) -> str:
+        return f"<Likelihood of {len(self.token_ids)} tokens: {self.total:.2f} in all>"
+
+    @property
+    def total(self) -> float:
+        """Natural logarithm of the probability of the whole continuation."""
+        return fsum(item.logprob for item in self.logprobs)
+
+    @property
+    def per_token(self) -> float:
+        """The mean of its tokens, so long continuations are not behind."""
+        return self.total / len(self.logprobs)
+
+    @property
+    def per_byte(self) -> float:
+        """The total by the bytes of its text, whatever tokens it has."""
+        return self.total / max(sum(len(item.piece) for item in self.logprobs), 1)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each token is the most likely one at its place; n_top of 1 or more tells."""
+        return all(
+            bool(item.top) and item.top[0][1] <= item.logprob for item in self.logprobs
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LabelScore:
+    """A label of a text, and what the model says of it."""
+
+    index: int
+    """Its place in the list that was given."""
+    label: str
+    """The label as it was given."""
+    probability: float
+    """Its part of the probability of all labels, which sum up to 1."""
+    likelihood: Likelihood = field(repr=False)
+    """The label as a continuation of the text."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats(MediaStats, StepTimes, SchedulerStats):
     """The engine after its latest step, and all totals."""
 

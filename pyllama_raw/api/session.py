@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
+from pyllama_raw.api.continuations import Branches
 from pyllama_raw.api.embedding import Embedder
 from pyllama_raw.api.model import Model, Opener, Progress, Report, load, release
 from pyllama_raw.api.preparation import Preparation
@@ -80,8 +81,14 @@ class Session:
         self.preparation = Preparation(
             parts, encoder, self.thread, workers, request_ids
         )
+        self._workers, self._request_ids = workers, request_ids
         self.embedder = Embedder(parts, encoder, self.thread, workers, request_ids)
         self.n_callers = 0  # that may still submit requests
+
+    @cached_property
+    def branches(self) -> Branches:
+        """The maker of requests of continuations."""
+        return Branches(self.parts, self.encoder, self._workers, self._request_ids)
 
     @cached_property
     def info(self) -> EngineInfo:

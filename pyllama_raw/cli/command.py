@@ -54,11 +54,11 @@ BENCH = LAB, "lab.bench"
 COMMANDS = {
     "chat": Command(CLI, "cli.chat", "talk with a model"),
     "generate": Command(CLI, "cli.generate", "complete prompts, many at a time"),
-    "embed": Command(CLI, "cli.vectors", "make vectors of texts"),
-    "rank": Command(CLI, "cli.vectors", "rank documents by how they answer a query"),
+    "embed": Command(CLI, "cli.generate", "make vectors of texts"),
+    "rank": Command(CLI, "cli.generate", "rank documents by how they answer a query"),
     "serve": Command(*SERVE, "answer over HTTP, as OpenAI's API does"),
     "info": Command(CLI, "cli.info", "show library, devices, model, limits"),
-    "tune": Command(LAB, "lab.tune_command", "find the fastest options on a machine"),
+    "tune": Command(LAB, "lab.tune", "find the fastest options on a machine"),
     "simulate": Command(*SIM, "compare scheduling policies without a model"),
     "trace": Command(
         LAB, "lab.chrome_trace", "turn logs into a trace for ui.perfetto.dev"

@@ -64,7 +64,7 @@ GROUPS = {
 }
 ENGINE: tuple[tuple[type[BaseModel], tuple[str, ...]], ...] = (
     (SchedulerConfig, ("n_slots", "token_budget", "target_step_s", "context_full")),
-    (SchedulerConfig, ("policy", "budget_mode")),
+    (SchedulerConfig, ("policy", "budget_mode", "prefill_order")),
     (EngineConfig, ("deterministic", "sampler_placement")),
     (ContextConfig, ("n_ctx", "n_threads", "n_threads_batch", "n_batch", "n_ubatch")),
     (ContextConfig, ("flash_attn", "kv_unified", "type_k", "type_v")),

@@ -427,6 +427,22 @@ class Hrrn(SchedulingPolicy):
         return (request.priority, -waited_s / service(request))
 
 
+class Spf(SchedulingPolicy):
+    """
+    The shortest prefill first, until a long one waited long: most get their first token soon.
+
+    It needs no guess of outputs, because only what is left to compute of a prompt counts.
+    """
+
+    name = "spf"
+    keys = "changing"
+
+    def order_key(self, request: RequestView, view: SchedulerView) -> Key:
+        waited_s = view.now - request.submitted
+        n_prefill = request.n_prompt - view.n_cached(request)
+        return (request.priority, -waited_s / max(n_prefill, 1))
+
+
 SHIPPED: dict[str, type[SchedulingPolicy]] = {
-    policy.name: policy for policy in (Fcfs, Priority, Sjf, Lpm, Edf, Vtc, Hrrn)
+    policy.name: policy for policy in (Fcfs, Priority, Sjf, Lpm, Edf, Vtc, Hrrn, Spf)
 }

@@ -226,6 +226,13 @@ TOKENS = Lot()
 SOURCES = Lot("sources")  # which an encoder reads all together
 
 
+class Scoring(NamedTuple):
+    """The tokens of a prompt whose log-probabilities are wanted: from *first* to the end."""
+
+    first: int = 1  # index of a token; none is known of the token 0
+    n_top: int = 0  # likely tokens that are listed at each place
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One checked request; tokens are inside the vocabulary and fit a slot."""
@@ -247,7 +254,7 @@ class Request:
     max_wait_s: float | None = None  # from its submission until it has a slot
     namespace: Namespace = None  # of the requests that share cached prefixes
     cache_points: tuple[int, ...] = ()  # positions worth a snapshot
-    scores_prompt: bool = False  # log-probabilities of its tokens are wanted
+    scoring: Scoring | None = None  # None: no log-probability of the prompt is wanted
     lot: Lot = TOKENS
     client: str | None = None  # the sender; read by policies only
     policy_data: Mapping[str, Value] | None = None  # likewise
@@ -358,7 +365,7 @@ class Finished:
     cache_tier: CacheTier | None  # where they came from
     n_preempted: int
     timings: Moments
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of all but the first token
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of tokens from Scoring.first on
     sampler: SamplerUse | None = None  # written by the engine; None: no tokens
     detail: FinishDetail | None = None  # of STOP and LENGTH
     encode_s: float | None = None  # written by the engine; None: it has no media

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as Items
 from operator import sub
 
 from pyllama_raw.core.request import (
@@ -13,6 +14,7 @@ from pyllama_raw.core.request import (
     FinishReason,
     Moments,
     Request,
+    Scoring,
     StopFinder,
     StopString,
     TokenLogprobs,
@@ -91,7 +93,8 @@ class Sequence:
         self.n_preempted = 0
         self.n_cached = 0
         self.cache_tier: CacheTier | None = None
-        self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens 1, 2, ...
+        # Of tokens from Scoring.first on.
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.is_shifted = False  # a context shift made `tokens` no prefix of anything
         # A caller's own finder, or one for its stop strings, which sees each token.
         self.stop_finder: StopFinder | None = None
@@ -127,10 +130,20 @@ class Sequence:
     @property
     def is_scoring(self) -> bool:
         """Whether log-probabilities of the prompt are missing."""
-        request = self.request
-        return (
-            request.scores_prompt and len(self.prompt_logprobs) < request.n_prompt - 1
-        )
+        scoring, n_scored = self.request.scoring, len(self.prompt_logprobs)
+        return scoring is not None and scoring.first + n_scored < self.request.n_prompt
+
+    @property
+    def n_unscored(self) -> int:
+        """
+        First tokens of which no row is needed: those after them have one each.
+
+        The row of a token tells the log-probability of the next one.
+        """
+        scoring = self.request.scoring
+        if scoring is None or not self.is_scoring:
+            return len(self.tokens)
+        return scoring.first - 1 + len(self.prompt_logprobs)
 
     def drop(self, n_keep: int, n_discard: int) -> None:
         """
@@ -258,6 +271,16 @@ class Running:
     def n_behind(self) -> int:
         """Tokens not computed; 1 means decode."""
         return len(self.tokens) - self.n_computed
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """The tokens of it that have scores; None: none of them."""
+        return self.request.scoring
+
+    @property
+    def scores(self) -> Items[TokenLogprobs]:
+        """Scores that there are by now."""
+        return self.sequence.prompt_logprobs
 
     @property
     def stats(self) -> SlotStats:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import NamedTuple
 
+from pyllama_raw.core.costs import SMOOTHING, CostHistory, StepCost
 from pyllama_raw.core.request import FinishReason
 
 
@@ -107,6 +108,8 @@ class SchedulerStats:
     """Tokens that went through a successful decode."""
     output_tokens: int
     """Tokens of all outputs."""
+    step_cost: StepCost | None = None
+    """What a step takes, as learned from the steps; None before the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +178,6 @@ class MediaStats:
     """Bytes of all rows that are there."""
 
 
-SMOOTHING = 0.25  # weight of the newest step
-MIN_OBSERVED = 16  # smaller steps are bound by memory, not by tokens
 FREE_S = 0.001  # a copy that takes less is not weighed: any step takes as long
 SHARE = 0.5  # of `target_step_s`, the most that captures take of a step that others wait for
 SLACK = 0.1  # of `target_step_s`, by which a step may be longer
@@ -194,20 +195,6 @@ MAX_REFUSALS = 16  # captures that do not pay before a small one is tried
 ALONE = 10  # times `target_s`, what a trial may take where nobody waits
 LEAST_TOKEN_S = 1e-9  # less is a price of 0
 MIN_BYTES_PER_S = 2**30  # of a copy to fresh memory
-
-
-class PrefillSpeed:
-    """Tokens a second of steps that compute prompts."""
-
-    def __init__(self) -> None:
-        self.tokens_per_s: float | None = None
-
-    def observe(self, n_tokens: int, seconds: float) -> None:
-        """Learn from a step of *n_tokens* that took *seconds*."""
-        if n_tokens < MIN_OBSERVED or seconds <= 0:
-            return
-        speed, mean = n_tokens / seconds, self.tokens_per_s
-        self.tokens_per_s = speed if mean is None else mean + SMOOTHING * (speed - mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +215,7 @@ class CopySpeed:
         base_s: of a restore, however small it is.
     """
 
-    def __init__(self, prefill: PrefillSpeed, base_s: float = 0.0) -> None:
+    def __init__(self, prefill: CostHistory, base_s: float = 0.0) -> None:
         self._prefill = prefill
         self._base_s = base_s if base_s > FREE_S else 0.0
         self._bytes_per_s = 0.0
@@ -286,7 +273,7 @@ class Captures:
     def __init__(
         self,
         price: CopyPrice | None,
-        prefill: PrefillSpeed,
+        prefill: CostHistory,
         target_s: float,
         token_bytes: int = 0,
     ) -> None:

@@ -182,14 +182,15 @@ class PrefillSpan(NamedTuple):
 
 
 class ScoredPrefill(NamedTuple):
-    """Like `Prefill`; what follows each token gets its log-probability."""
+    """Like `Prefill`; what follows each token after the first *n_plain* is scored."""
 
     request_id: int
     slot: int
     pos: int
     tokens: array[int]
     samples: bool
-    targets: array[int]  # what follows each token, as far as it is known
+    targets: array[int]  # what follows each of these, as far as it is known
+    n_plain: int = 0  # tokens without a row
 
 
 class ReadSource(NamedTuple):

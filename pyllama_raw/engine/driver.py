@@ -18,9 +18,9 @@ from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import Executor, StepPlan, StepResult
-from pyllama_raw.engine.logs import step_record
+from pyllama_raw.engine.logs import step_fields
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
-from pyllama_raw.engine.watcher import Watcher, Watchers
+from pyllama_raw.engine.watcher import StepRecord, Watcher, Watchers
 from pyllama_raw.errors import PyllamaError
 
 Tell = Callable[[list[Event], bool], None]
@@ -135,10 +135,8 @@ class Driver:
         if self._run is None:  # whoever watches has come since the step began
             return
         plan, result, planned, ended, warms_up = self._run
-        record = step_record(
-            plan,
-            result,
-            self.scheduler.occupancy,
+        record = StepRecord(
+            **step_fields(plan, result, self.scheduler.occupancy),
             at_s=self._began,
             seconds=ended - self._began,
             host_s=planned - self._began + self.clock() - ended,

@@ -37,12 +37,12 @@ from queue import LifoQueue
 from threading import Lock
 from typing import Any
 
+from pyllama_raw._ffi.llguidance import MAX_STACK_BYTES
 from pyllama_raw.engine.mailbox import CALLER_LEFT
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
 from pyllama_raw.native.libllama import UINT32
 from pyllama_raw.native.sampler import Kind, MaskTokenizer, Matcher
-from pyllama_raw.native.trial_worker import MAX_STACK_BYTES
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.constraints import (
     OPTIONS,
@@ -81,7 +81,7 @@ sys.path[:] = [*(sys.path if keeps else ()), *path]
 package = types.ModuleType("pyllama_raw")
 package.__path__ = [folder]
 sys.modules["pyllama_raw"] = package
-from pyllama_raw.native.trial_worker import main
+from pyllama_raw._ffi.llguidance import main
 main()
 """
 _log = getLogger(__name__)

@@ -336,42 +336,24 @@ def size_of(plan: StepPlan) -> Size:
     return Size(n_prefill, n_decode, n_context, n_saved, n_loaded)
 
 
-def step_record(
-    plan: StepPlan,
-    result: StepResult,
-    after: Occupancy,
-    *,
-    at_s: float,
-    seconds: float,
-    host_s: float,
-    n_preempted: int,
-    warms_up: bool,
-) -> StepRecord:
-    """A record of what *plan* did, and of what was there *after* it."""
-    return StepRecord(
-        at_s,
-        seconds,
-        *size_of(plan),
-        after.n_running,
-        after.n_waiting,
-        after.n_cells_used,
-        after.n_host_bytes,
-        after.n_disk_bytes,
-        n_preempted,
-        after.budget,
-        host_s,
-        result.decode_s,
-        result.sample_s,
-        sum(result.restore_s.values()),
-        result.status.value,
-        tuple([(w.request_id, w.slot) for w in plan.works if type(w) is Decode]),
-        tuple(
+def step_fields(plan: StepPlan, result: StepResult, after: Occupancy) -> dict[str, Any]:
+    """Fields of a StepRecord: what *plan* did, its *result*, and what was there *after* it."""
+    return {
+        **size_of(plan)._asdict(),
+        **after._asdict(),
+        "decode_s": result.decode_s,
+        "sample_s": result.sample_s,
+        "restore_s": sum(result.restore_s.values()),
+        "status": result.status.value,
+        "decodes": tuple(
+            [(w.request_id, w.slot) for w in plan.works if type(w) is Decode]
+        ),
+        "chunks": tuple(
             (w.request_id, w.slot, len(w.tokens))
             for w in plan.works
             if type(w) is not Decode
         ),
-        warms_up,
-    )
+    }
 
 
 class StepLog(RecordLog[StepRecord]):

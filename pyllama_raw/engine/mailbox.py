@@ -16,7 +16,8 @@ Aborts: a step is aborted only if nobody wants what it computes. The flag is set
 step is published, and one lock covers both, so no stop reaches a step it was not meant for.
 
 Workers do what takes too long for an event loop. Each kind of work has a few threads of its own. No
-kind therefore waits for another one, or for other work that the program runs in threads. The
+kind therefore waits for another one, or for other work that the program runs in threads. Within a
+kind clients take turns, because one that sends many costly schemas must not delay all others. The
 threads are few because threads that compute in Python take turns of 5 ms, and an event loop waits
 for one turn of each. All start with the engine. A thread that is started for a request may lack
 memory, and an event loop that starts one which dies at once waits for it for ever.
@@ -28,7 +29,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from concurrent.futures import Future
@@ -36,7 +37,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Lock, RLock, Thread, current_thread
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
@@ -328,7 +329,74 @@ N_THREADS: dict[Kind, int] = {
 }
 JOIN_S = 0.1  # an idle thread ends much sooner
 
-Queue = SimpleQueue[Errand | None]  # None: a thread is to end
+
+class ErrandQueue:
+    """
+    Errands that wait for a thread; clients take turns, and those of one come in their order.
+
+    put() and end() take no lock, so finalisers may call them, whatever they interrupt.
+    """
+
+    def __init__(self) -> None:
+        self._posted: deque[tuple[str | None, Errand]] = deque()
+        self._bell = SimpleQueue[
+            bool
+        ]()  # rings once an errand; False: a thread is to end
+        self._lock = Lock()  # of the threads that take errands
+        self._waiting = OrderedDict[
+            str | None, deque[Errand]
+        ]()  # the next client first
+        self._refusal: BaseException | None = None
+
+    def put(self, client: str | None, errand: Errand) -> None:
+        """Let *errand* wait, behind those of the same *client*; None is a client, too."""
+        self._posted.append((client, errand))
+        self._bell.put(True)
+
+    def work(self, busy: set[Thread]) -> None:
+        """Run errands, until end(); the calling thread is in *busy* meanwhile."""
+        while self._bell.get():
+            errand = self._next()
+            if errand is None:  # end() has answered it
+                continue
+            busy.add(current_thread())
+            if self._refusal is None:
+                errand()
+            else:
+                errand.refuse(self._refusal)
+            del errand  # its error or its prompt would stay until the next one
+            busy.discard(current_thread())
+
+    def end(self, n_threads: int, refusal: BaseException) -> None:
+        """Answer what waits by *refusal*, and end that many threads."""
+        self._refusal = refusal
+        # A thread may be moving an errand meanwhile; it refuses that one itself.
+        with suppress(IndexError):
+            while True:
+                self._posted.popleft()[1].refuse(refusal)
+        for errands in [*self._waiting.values()]:
+            with suppress(IndexError):
+                while True:
+                    errands.popleft().refuse(refusal)
+        for _ in range(n_threads):
+            self._bell.put(False)
+
+    def _next(self) -> Errand | None:
+        with self._lock:
+            # What was posted, by clients; end() may take any of it meanwhile.
+            with suppress(IndexError):
+                while True:
+                    client, errand = self._posted.popleft()
+                    self._waiting.setdefault(client, deque()).append(errand)
+            while self._waiting:
+                client, errands = self._waiting.popitem(last=False)
+                with suppress(IndexError):
+                    errand = errands.popleft()
+                    # This client had its turn.
+                    if errands:
+                        self._waiting[client] = errands
+                    return errand
+        return None
 
 
 class Workers:
@@ -338,11 +406,11 @@ class Workers:
         self._pid = os.getpid()
         self._closed = False
         self._busy = set[Thread]()  # one operation on a set cannot be interrupted
-        self._queues: dict[Kind, Queue] = {kind: SimpleQueue() for kind in N_THREADS}
+        self._queues: dict[Kind, ErrandQueue] = {k: ErrandQueue() for k in N_THREADS}
         self._threads = [
             Thread(
-                target=_work,
-                args=(self._queues[kind], self._busy),
+                target=self._queues[kind].work,
+                args=(self._busy,),
                 name=f"pyllama-{kind}",
                 daemon=True,
             )
@@ -356,12 +424,17 @@ class Workers:
             self.close()
             raise
 
-    async def run(self, kind: Kind, function: Callable[[], T]) -> T:
+    async def run(
+        self, kind: Kind, function: Callable[[], T], client: str | None = None
+    ) -> T:
         """
         Run *function* in a worker; return what it returns.
 
         A caller that is cancelled leaves at once. A function that has begun goes on alone,
         and finds CALLER_LEFT set.
+
+        Args:
+            client: whose turn it takes.
 
         Raises:
             ClosedError: the threads have ended, or are about to.
@@ -373,7 +446,7 @@ class Workers:
         left, context = threading.Event(), copy_context()
         context.run(CALLER_LEFT.set, left)
         job = Errand(partial(context.run, function))
-        self._queues[kind].put(job)
+        self._queues[kind].put(client, job)
         if self._closed and job.answer.cancel():
             raise ClosedError("the engine is closed")
         try:
@@ -391,11 +464,7 @@ class Workers:
             return
         self._closed = True
         for kind, queue in self._queues.items():
-            with suppress(Empty):
-                while (job := queue.get_nowait()) is not None:
-                    job.refuse(ClosedError("the engine is closed"))
-            for _ in range(N_THREADS[kind]):
-                queue.put(None)
+            queue.end(N_THREADS[kind], ClosedError("the engine is closed"))
 
     def join(self) -> None:
         """Wait until the threads that have nothing to do are gone, after close()."""
@@ -427,11 +496,3 @@ async def arrival_of(answer: Future[Any]) -> None:
 
     answer.add_done_callback(come)
     await stream.wait()
-
-
-def _work(queue: Queue, busy: set[Thread]) -> None:
-    while (job := queue.get()) is not None:
-        busy.add(current_thread())
-        job()
-        del job  # its error or its prompt would stay until the next one
-        busy.discard(current_thread())

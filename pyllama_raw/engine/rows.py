@@ -128,7 +128,8 @@ def with_logprobs(
             assert isinstance(output, Sampled | RowFailed | Computed)
             n_top = request.params.prompt_logprobs or 0
             try:
-                scores = _of_targets(work.targets, n_top, start, context)
+                first = start + work.n_plain
+                scores = _of_targets(work.targets, n_top, first, context)
             # A row without numbers fails its request alone.
             except InvalidRequest:
                 failed = SamplingFailed("plr_score", EXCEPTION, last_error())
@@ -194,11 +195,16 @@ class Rows:
             [work.slot for work in decodes],
         )
         samplers = [self._open[work.request_id].sampler for work in decodes]
-        # Chunks of prompts: rows of all tokens if they are scored, else of the last one, if at
-        # all.
+        # Chunks of prompts: rows of all tokens that are scored, else of the last one, if at all.
         for work in works[n_rows:]:
-            add = batch.add_scored if type(work) is ScoredPrefill else batch.add
-            add(work.tokens, work.pos, work.slot, work.samples)
+            tokens, pos = work.tokens, work.pos
+            add = batch.add
+            if type(work) is ScoredPrefill:
+                if n_plain := work.n_plain:
+                    batch.add(tokens[:n_plain], pos, work.slot, False)
+                    tokens, pos = tokens[n_plain:], pos + n_plain
+                add = batch.add_scored
+            add(tokens, pos, work.slot, work.samples)
             if work.samples:
                 samplers.append(self._open[work.request_id].sampler)
         self.samplers.set_all(samplers)

@@ -55,7 +55,8 @@ from pyllama_raw.native.sampler import (
 from pyllama_raw.native.stages import HISTORY_MAX, Stage, TopK
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.config import EngineConfig
-from pyllama_raw.options.constraints import refusal, to_lark
+from pyllama_raw.options.constraints import refusal
+from pyllama_raw.options.gbnf import to_lark
 from pyllama_raw.options.sampling import SamplingParams
 
 NO_LANES = "the model reads prompts with an encoder: its rows have no lanes"

@@ -17,7 +17,7 @@ from pyllama_raw.cli.flags import (
 )
 from pyllama_raw.cli.options import MODEL_HELP, add_engine, add_model_argument
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.sim.workload import Lengths
+from pyllama_raw.lab.arrivals import Lengths
 from pyllama_raw.lab.workloads import WORKLOADS, Shape
 from pyllama_raw.native.model import FILE_TYPES
 from pyllama_raw.options.config import SchedulerConfig
@@ -191,7 +191,7 @@ def add_simulate(parser: ArgumentParser) -> None:
     add(group, "--max-tokens", count, "N", text)
     add(group, "--seed", whole_number, "N", "of all that is drawn", default=0)
     group = parser.add_argument_group("machine")
-    add_fields(group, SchedulerConfig, (*OF_SCHEDULER, "budget_mode"))
+    add_fields(group, SchedulerConfig, (*OF_SCHEDULER, "budget_mode", "prefill_order"))
     add(group, "--cells", count, "N", "KV cells of all slots together")
     add(
         group,

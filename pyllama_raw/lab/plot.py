@@ -28,7 +28,7 @@ from pyllama_raw.engine.logs import RequestRecord, read_records
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.calls import Result, told_apart
 from pyllama_raw.lab.report import groups, middle, most_busy, read_results, short_names
-from pyllama_raw.lab.sim.run import Figures
+from pyllama_raw.lab.sim import Figures
 
 # Okabe and Ito, Color Universal Design, 2008; yellow is left out, it is pale on white.
 COLOURS = (

@@ -15,6 +15,7 @@ from pyllama_raw.engine.logs import RequestLog, StepLog, read_records, write_rec
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError, PyllamaError
 from pyllama_raw.lab.arguments import OF_SCHEDULER
+from pyllama_raw.lab.arrivals import Requests
 from pyllama_raw.lab.sim import (
     CostModel,
     Figures,
@@ -27,7 +28,6 @@ from pyllama_raw.lab.sim import (
     until_next,
 )
 from pyllama_raw.lab.sim import simulate as run
-from pyllama_raw.lab.sim.workload import Requests
 from pyllama_raw.options.profile import check_writable
 from pyllama_raw.policy import make_policy
 
@@ -129,7 +129,9 @@ def _fit(options: Namespace) -> int:
 
 
 def _machine(options: Namespace) -> Machine:
-    options_of_scheduler = given(options, (*OF_SCHEDULER, "budget_mode"))
+    options_of_scheduler = given(
+        options, (*OF_SCHEDULER, "budget_mode", "prefill_order")
+    )
     cost = CostModel() if options.cost is None else CostModel.load(options.cost)
     return Machine(
         n_cells=options.cells,

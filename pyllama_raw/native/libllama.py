@@ -33,7 +33,6 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pyllama_raw import _ffi
-from pyllama_raw._ffi import variants
 from pyllama_raw._ffi.loaded import library_of
 from pyllama_raw.errors import (
     ClosedError,
@@ -73,7 +72,7 @@ _LIBRARY = re.compile(r"lib(llama|ggml|mtmd)[^/]*\.(so|dylib)\b")
 WOVEN = "PYLLAMA_RAW_WOVEN"  # the level of our kernels for woven weights
 _lock = threading.Lock()
 _loaded: tuple[Any, Any] | None = None
-_variant: variants.Variant | None = None
+_variant: _ffi.Variant | None = None
 _address = 0  # of a function of libllama, once it is loaded
 
 
@@ -93,7 +92,7 @@ def load() -> tuple[Any, Any]:
             lib.plr_log_install()
             lib.plr_abort_install()
             # Before kernels are asked what they can do here.
-            _variant = variants.use(_ffi.LIBRARIES, lib)
+            _variant = _ffi.use_variant(_ffi.LIBRARIES, lib)
             level = os.environ.get(WOVEN) or "auto"
             if not lib.plr_woven_choose(level.encode()):
                 raise ConfigError(
@@ -164,7 +163,7 @@ def cpu_level() -> str:
     return text(lib.plr_cpu_level())
 
 
-def cpu_variant() -> variants.Variant | None:
+def cpu_variant() -> _ffi.Variant | None:
     """The variant of the CPU backend that computes; None: the backend is linked."""
     load()
     return _variant

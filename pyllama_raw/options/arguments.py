@@ -73,11 +73,11 @@ def checked_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
 
 
 def checked_texts_or_ids(
-    texts: Iterable[str | Sequence[int]],
+    texts: Iterable[str | Sequence[int]], name: str = "texts"
 ) -> list[str | Sequence[int]]:
     """As checked_texts(), where token ids may stand for a text."""
     checked: list[str | Sequence[int]] = requests.checked(
-        requests.TEXTS_OR_IDS, texts, "texts"
+        requests.TEXTS_OR_IDS, texts, name
     )
     return checked
 

@@ -146,7 +146,7 @@ class ContextConfig(Frozen):
     op_offload: bool = True
     """Whether devices compute large products of weights that the host holds."""
     fast_kernels: bool = True
-    """Whether kernels of our own compute Q4_1, Q8_0 and attention where they can."""
+    """Whether kernels of our own compute products of quantised weights and attention where they can."""
     rope_scaling: RopeScaling = "model"
     """Scaling of positions beyond the training length; model is its own way."""
     rope_freq_base: Annotated[Finite, Field(ge=0)] = 0.0
@@ -183,10 +183,18 @@ class SchedulerConfig(Frozen):
     """Requests that run at the same time."""
     token_budget: Count | None = None
     """Tokens in one step. None: as many as target_step_s allows."""
-    target_step_s: Annotated[Finite, Field(gt=0)] = 0.1
-    """Seconds that a step may take while streams run."""
+    target_step_s: Annotated[Finite, Field(gt=0)] | None = None
+    """
+    Seconds that a step may take while streams run. None: 0.1, or up to four times as long where
+    shorter steps would cost prompts more than 3 % of their pace.
+    """
+    prefill_order: Literal["shortest", "turns"] = "shortest"
+    """
+    The prompt that goes on: the one with the fewest tokens left, and each fifth step the one that
+    came first; or each in turn.
+    """
     prefill_quantum: Count = 256
-    """Tokens of one prompt before the next prompt has its turn."""
+    """Tokens of one prompt before the next one has its turn, where they take turns."""
     max_waiting: Annotated[int, Field(ge=0)] = 1024
     """Requests that may wait beyond those that fill the slots."""
     max_waiting_tokens: Annotated[int, Field(ge=0)] = 2**20
@@ -211,7 +219,7 @@ class SchedulerConfig(Frozen):
     """Tokens at the beginning of a prompt that a shift never drops."""
     policy: str = "fcfs"
     """
-    The order of requests: fcfs, priority, sjf, lpm, edf, vtc, hrrn, a registered name, or
+    The order of requests: fcfs, priority, sjf, lpm, edf, vtc, hrrn, spf, a registered name, or
     module:Class.
     """
     budget_mode: Literal["balanced", "latency_first", "throughput_first"] = "balanced"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from copy import deepcopy
 from dataclasses import fields
 from difflib import get_close_matches
@@ -160,6 +160,8 @@ class Frozen(Described):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
+    max_items: ClassVar[Mapping[str, int]] = {}  # of lists and mappings
+
     if not TYPE_CHECKING:  # editors and checkers know the options of each class
 
         def __init__(self, /, **values: Any) -> None:
@@ -179,9 +181,17 @@ class Frozen(Described):
     @model_validator(mode="before")
     @classmethod
     def _check_kinds(cls, values: Any) -> Any:
-        """Pydantic would read an iterator to its end, which may never come."""
+        """Pydantic would read an iterator to its end, which may never come, and check each item."""
         if isinstance(values, dict):
             for name, value in values.items():
+                limit = cls.max_items.get(name)
+                if (
+                    limit is not None
+                    and isinstance(value, Sized)
+                    and len(value) > limit
+                ):
+                    count = f"a {type(value).__name__} of {len(value)} items"
+                    raise wrong(name, count, f"at most {limit} items")
                 if isinstance(value, Iterable) and not isinstance(value, COLLECTIONS):
                     raise wrong(name, shown(value), "a plain value or a list")
                 if isinstance(value, int) and int.bit_length(value) > 64:

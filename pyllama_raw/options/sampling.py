@@ -15,14 +15,14 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from pyllama_raw.errors import ConfigError, InvalidSampling, Unsupported
 from pyllama_raw.options.config import Count, Finite, Token
-from pyllama_raw.options.frozen import Frozen, Listed, Mapped, Mistake, wrong
+from pyllama_raw.options.frozen import Frozen, Listed, Mapped, Mistake
 
 Stage = Literal[
     "penalties",
@@ -78,6 +78,8 @@ Penalty = Annotated[Finite, Field(ge=-100, le=100)]
 
 class SamplingParams(Frozen):
     """The choice of output tokens of one request, and the reasons to stop."""
+
+    max_items = MAX_ITEMS
 
     from_model: bool = False
     """Take from the model file what is not set here."""
@@ -206,19 +208,6 @@ class SamplingParams(Frozen):
         if isinstance(value, type) and hasattr(value, "model_json_schema"):
             return value.model_json_schema()
         return value
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_sizes(cls, values: Any) -> Any:
-        """Pydantic would check each item first."""
-        if isinstance(values, dict):
-            for name, limit in MAX_ITEMS.items():
-                value = values.get(name)
-                if isinstance(value, Sized) and len(value) > limit:
-                    kind = type(value).__name__
-                    count = f"a {kind} of {len(value)} items"
-                    raise wrong(name, count, f"at most {limit} items")
-        return values
 
     def _misfits(self) -> Iterator[tuple[str, str]]:
         if len(set(self.stages)) < len(self.stages):

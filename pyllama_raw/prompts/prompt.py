@@ -256,7 +256,7 @@ class PromptEncoder:
         by_token: dict[int, bytes] = {}
         pieces: list[bytes] = []
         with self._using_vocab():
-            for part in self._parts(token_ids):
+            for part in self._parts(token_ids, "token_ids"):
                 for token in {*part} - by_token.keys():
                     by_token[token] = self._vocab.piece(token, special)
                 pieces += map(by_token.__getitem__, part)
@@ -314,26 +314,26 @@ class PromptEncoder:
         if len(token_ids) > self._n_ctx_slot:  # before a copy: range(10**9) is small
             raise self._too_long(len(token_ids))
         tokens = array("i")
-        for part in self._parts(token_ids):
+        for part in self._parts(token_ids, "prompt"):
             tokens += part
         return tokens
 
-    def _parts(self, prompt: Sequence[int]) -> Iterator[array[int]]:
-        """Checked ids, in parts, because no other thread runs while one is made."""
+    def _parts(self, token_ids: Sequence[int], name: str) -> Iterator[array[int]]:
+        """Checked ids of the argument *name*, in parts, because no other thread runs while one is made."""
         n_tokens = self._vocab.n_tokens
         allowed = f"token ids from 0 to {n_tokens - 1}"
-        ids = islice(prompt, len(prompt))
+        ids = islice(token_ids, len(token_ids))
         while True:
             try:
                 part = array("i", islice(ids, MANY_IDS))
             except (TypeError, OverflowError) as error:
-                kind = type(prompt).__name__
-                raise InvalidRequest("prompt", f"{kind}: {error}", allowed) from error
+                kind = type(token_ids).__name__
+                raise InvalidRequest(name, f"{kind}: {error}", allowed) from error
             if not part:
                 return
             if not 0 <= min(part) <= max(part) < n_tokens:
                 wrong = next(token for token in part if not 0 <= token < n_tokens)
-                raise InvalidRequest("prompt", wrong, allowed)
+                raise InvalidRequest(name, wrong, allowed)
             yield part
 
     def _render(self, messages: Sequence[Message], settings: ChatSettings) -> Rendered:

@@ -26,7 +26,8 @@ from pyllama_raw.engine.guidance import checked_schema
 from pyllama_raw.engine.parts import EngineParts, Reading, TextVocab
 from pyllama_raw.engine.sampling import may_begin_with_space
 from pyllama_raw.errors import BadSchema, InvalidRequest, Unsupported
-from pyllama_raw.options.constraints import to_lark, with_ascii_classes
+from pyllama_raw.options.constraints import with_ascii_classes
+from pyllama_raw.options.gbnf import to_lark
 from pyllama_raw.options.requests import ChatOptions
 from pyllama_raw.options.sampling import MAX_GRAMMAR, SamplingParams
 from pyllama_raw.prompts.chat import MAX_KNOWN, NO_TOKENS

@@ -36,8 +36,8 @@ from starlette.types import Message, Scope
 from pyllama_raw import AsyncEngine, ConfigError, EngineConfig
 from pyllama_raw.replicas.relay import Outbox, Progress, routed_request
 from pyllama_raw.routing import ROUTERS, RoutedRequest, RouterName
+from pyllama_raw.serve.answer import event
 from pyllama_raw.serve.app import make_app
-from pyllama_raw.serve.codec import event
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.deployment import Deployment, read
 from pyllama_raw.serve.failures import Failure

@@ -79,15 +79,15 @@ class ServerError(RunnerFault):
 
 
 class RunnerTimeout(RunnerFault):
-    """The time that *what* may take is over: connect, first_token, between_tokens or total."""
+    """The time that *phase* may take is over: connect, first_token, between_tokens or total."""
 
     code = "timeout"
     http_status = 504
 
-    def __init__(self, what: str, limit_s: float) -> None:
-        self.what, self.limit_s = what, limit_s
+    def __init__(self, phase: str, limit_s: float) -> None:
+        self.phase, self.limit_s = phase, limit_s
         super().__init__(
-            f"{what} took longer than {limit_s:g} s: raise Timeouts.{what}_s, or look "
+            f"{phase} took longer than {limit_s:g} s: raise Timeouts.{phase}_s, or look "
             "what keeps the runner"
         )
 

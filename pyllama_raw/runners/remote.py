@@ -189,8 +189,8 @@ PYLLAMA = Dialect(
     max_tokens="max_tokens",
     sampling=frozenset(SamplingParams.model_fields) - {"prompt_logprobs"},
     options=OF_CHATS
-    | {"template_kwargs", "priority", "deadline_s", "cache_salt", "client"}
-    | {"adapters", "policy_data"},
+    | {"template_kwargs", "priority", "deadline_s", "max_wait_s", "cache_salt"}
+    | {"client", "adapters", "policy_data"},
     ranks=True,
     pooling=True,
 )

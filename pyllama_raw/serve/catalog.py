@@ -20,8 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.runners import ModelEvent, ModelState
-from pyllama_raw.serve.answer import EventStream
-from pyllama_raw.serve.codec import event
+from pyllama_raw.serve.answer import EventStream, event
 from pyllama_raw.serve.failures import JSON, Failure, refused
 from pyllama_raw.serve.service import Service
 

@@ -6,7 +6,6 @@ Keys of most clients see their own requests only, and no folders.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from pyllama_raw.results import EngineState, HealthState
 from pyllama_raw.runners import ModelCache
 from pyllama_raw.serve.failures import JSON, Failure
 from pyllama_raw.serve.llamacpp import settings
+from pyllama_raw.serve.media import MARKER
 from pyllama_raw.serve.service import ServedModel, Service
 
 COMPUTED, CACHED = "computed prompt tokens", "vllm:prefix_cache_hits_total"
@@ -51,7 +51,6 @@ SHOWN = (  # of /props, to keys that do not see all
     *("endpoint_slots", "endpoint_props", "endpoint_metrics", "ui", "is_sleeping"),
 )
 ENDPOINTS = ("slots", "props", "metrics")
-MARKER = os.environ.get("LLAMA_MEDIA_MARKER", "<__media__>")  # of images in raw prompts
 
 
 def routes(app: FastAPI, service: Service) -> None:

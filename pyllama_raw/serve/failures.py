@@ -57,7 +57,10 @@ ADVICE = {  # of errors whose own advice is for programs, by what is not support
 # Whether errors of the current request have their status in `code`, as llama-server's have; our own
 # word is `reason` then.
 NUMBERED: ContextVar[bool] = ContextVar("numbered", default=False)
-NAMES = {"texts": "input"}  # of fields of bodies, by what the engine calls them
+NAMES = {
+    "texts": "input",
+    "token_ids": "tokens",
+}  # of fields of bodies, by what the engine calls them
 
 
 class JSON(Response):

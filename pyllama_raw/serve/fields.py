@@ -266,6 +266,17 @@ RANKS: Rules = ANY | {
     **_refused("shorten the documents", "max_chunks_per_doc", "max_tokens_per_doc"),
     **_refused(NOT_DONE, "softmax", "activation"),
 }
+SCORES: Rules = ANY | {
+    "add_special_tokens": Neutral(
+        (True,), "give token ids, which are taken as they are"
+    ),
+    "chat_template": Neutral(("",), OF_THE_SERVICE),
+    "use_activation": Neutral((True,)),
+    "truncate_prompt_tokens": Neutral((), "shorten the texts"),
+    **_idle("truncation_side"),
+    **_refused("ask /v1/rerank", "text_1", "text_2", "queries", "documents"),
+    **_refused(NOT_DONE, "softmax", "activation"),
+}
 TOKENS: Rules = ANY | {
     "continue_final_message": Neutral((False,)),
     "chat_template": Neutral(("",), OF_THE_SERVICE),

@@ -25,7 +25,15 @@ from pyllama_raw import AsyncEngine, Delta, FinishReason, Result, SamplingParams
 from pyllama_raw.errors import PromptTooLong
 from pyllama_raw.results import LengthLimit, Operation, StopString, TokenLogprobs
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.answer import STREAMED, LineLimits, TextAnswer, TextRequest
+from pyllama_raw.serve.answer import (
+    STREAMED,
+    LineLimits,
+    PromptText,
+    TextAnswer,
+    TextRequest,
+    event,
+    timings,
+)
 from pyllama_raw.serve.body import (
     NO_LIMIT,
     SAMPLED,
@@ -37,8 +45,8 @@ from pyllama_raw.serve.body import (
     adapted,
     checked_params,
 )
-from pyllama_raw.serve.codec import event, timings
 from pyllama_raw.serve.failures import Failure, refused
+from pyllama_raw.serve.media import raw_parts
 from pyllama_raw.serve.service import ServedModel, Service
 
 NAMES = {  # fields of llama.cpp's server, and those of SamplingParams
@@ -48,6 +56,7 @@ NAMES = {  # fields of llama.cpp's server, and those of SamplingParams
 }  # fmt: skip
 SAME = {"top_n_sigma", "adaptive_target"}
 OURS = {ours: theirs for theirs, ours in NAMES.items()}
+MEDIA = "prompt.multimodal_data"
 GAP = ("prefix", "suffix", "middle")
 # Names of llama-server where a request has none, which models have seen.
 REPO, FILE, SNIPPET = "myproject\n", "filename\n", "\n\n--- snippet ---\n\n"
@@ -84,18 +93,20 @@ def routes(app: FastAPI, service: Service) -> None:
 
 
 class PromptString(Exact):
-    """A text as an object; images and sounds beside it belong in a chat."""
+    """A text as an object, with images and sounds in the places of its markers."""
 
     prompt_string: str
     multimodal_data: Items[str] = Field(default_factory=list)
-    """Images and sounds, of which there may be none here."""
+    """Images and sounds in base64, one for each `<__media__>` of the text."""
 
     @property
     def text(self) -> str:
         """What stands in a list for it. Raises Failure if there is more than text."""
         if self.multimodal_data:
-            reason = "images and sounds belong in a chat: ask /v1/chat/completions"
-            raise refused("prompt.multimodal_data", reason, "unsupported")
+            reason = (
+                "images and sounds are no text: give /completion a prompt of its own"
+            )
+            raise refused(MEDIA, reason, "unsupported")
         return self.prompt_string
 
 
@@ -203,8 +214,21 @@ async def read_completion(body: NativeCompletionBody, service: Service) -> TextR
     prompts = prompts_of(body.prompt)
     service.check_outputs(model, len(prompts), body.n_cmpl or body.n)
     service.check_texts("prompt", n_texts(prompts))
-    tokens = [await tokens_of(model.engine, prompt) for prompt in prompts]
-    return await _request(body, model, service, tokens)
+    read: list[list[Any]] = []
+    n_media = 0  # at most, of one prompt
+    for prompt in prompts:
+        data = prompt.multimodal_data if isinstance(prompt, PromptString) else ()
+        # Images and sounds stand between texts; all other prompts are token ids.
+        if data:
+            text = prompt.prompt_string
+            read.append(await raw_parts(text, data, MEDIA, model.engine))
+            n_media = max(n_media, len(data))
+        else:
+            read.append(await tokens_of(model.engine, prompt))
+    request = await _request(body, model, service, read)
+    # An error tells which medium of its prompt is at fault.
+    request.media.extend(f"{MEDIA}[{index}]" for index in range(n_media))
+    return request
 
 
 async def read_infill(body: InfillBody, service: Service) -> TextRequest:
@@ -276,9 +300,9 @@ async def _fitting(engine: AsyncEngine, text: str, *, end: bool) -> list[int]:
 
 
 async def _request(
-    body: NativeBody, model: ServedModel, service: Service, prompts: list[list[int]]
+    body: NativeBody, model: ServedModel, service: Service, prompts: Sequence[Any]
 ) -> TextRequest:
-    """The request of *body* with the tokens of each prompt. Raises Failure and InvalidRequest."""
+    """The request of *body* with tokens or parts of each prompt. Raises Failure and InvalidRequest."""
     names = OURS | dict(body.form.names)
     biases = await _biases(body, model, service)
     reading = partial(_params, body, model, service, biases, names)
@@ -397,7 +421,7 @@ class NativeCodec:
     """Writes the answer to one or more prompts; output *index* counts through all."""
 
     def __init__(
-        self, request: TextRequest, body: NativeBody, texts: Sequence[str]
+        self, request: TextRequest, body: NativeBody, texts: Sequence[PromptText]
     ) -> None:
         self._request, self._body = request, body
         self._texts = texts  # of the prompts
@@ -425,7 +449,7 @@ class NativeCodec:
                 "stop": False,
                 "id_slot": NO_SLOT,
                 "tokens_predicted": self._n_predicted[index],
-                "tokens_evaluated": len(self._request.prompts[prompt]),
+                "tokens_evaluated": self._texts[prompt].n_tokens,
             }
             entries = delta.logprobs[at : at + len(tokens)]
             frames.append(event(fields | self._probabilities(entries)))
@@ -474,7 +498,7 @@ class NativeCodec:
             "tokens_evaluated": n_prompt,
             "tokens_cached": result.usage.cached_tokens,
             "generation_settings": used,
-            "prompt": self._texts[prompt],
+            "prompt": self._texts[prompt].text,
             "has_new_line": "\n" in text,
             "truncated": stop is LengthLimit.SLOT or n_prompt + len(tokens) > n_ctx,
             "stop_type": _stop_type(result),

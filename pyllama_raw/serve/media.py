@@ -1,5 +1,5 @@
 """
-Images and sounds of chats: the bytes that addresses, files and data in base64 stand for.
+Images and sounds of chats and raw prompts: the bytes that addresses, files and data in base64 stand for.
 
 Rules:
 1. Data is decoded here, so an engine gets bytes and each mistake has its place in the body.
@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import os
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,7 +37,8 @@ from anyio import (
 from anyio.abc import ByteStream
 from anyio.lowlevel import checkpoint
 
-from pyllama_raw import AsyncEngine
+from pyllama_raw import AsyncEngine, Audio, Image
+from pyllama_raw.errors import BadMedia
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused
 
@@ -47,6 +49,13 @@ MEDIA = {  # the engine's name of a part, and where its data is
     "image_url": ("image", "url"),
     "input_audio": ("audio", "data"),
 }
+# Stands in a raw prompt for each image and sound; llama-server reads the same variable.
+MARKER = os.environ.get("LLAMA_MEDIA_MARKER", "<__media__>")
+SOUNDS = (
+    b"fLaC",
+    b"OggS",
+    b"ID3",
+)  # files of these begin so; WAVE and MP3 are told apart
 
 MAX_REDIRECTS = 3
 PORTS = {"http": 80, "https": 443}
@@ -156,6 +165,48 @@ async def _data(
         if scheme != "data" or not head.endswith(";base64"):
             reason = "nothing else is read: give a data URL, data:image/png;base64,..."
             raise refused(place, reason, "unsupported")
+    return await _decoded(place, data, max_bytes)
+
+
+async def raw_parts(
+    text: str, data: Sequence[str], place: str, engine: AsyncEngine
+) -> list[str | Image | Audio]:
+    """
+    The pieces of *text* around its markers, with images and sounds in their places.
+
+    Args:
+        data: in base64, in the order of the markers; the bytes tell an image from a sound.
+
+    Raises:
+        Failure: names *place*; there are not as many as markers, or one cannot be read.
+    """
+    limits = engine.info.config.media
+    if limits.mmproj is None:
+        raise refused(place, "the model takes texts only", "unsupported")
+    pieces = text.split(MARKER)
+    if len(pieces) - 1 != len(data):
+        reason = (
+            f"{len(data)} are here, and the text has {len(pieces) - 1} times {MARKER}"
+        )
+        raise refused(place, reason)
+    if len(data) > limits.max_parts:
+        raise refused(place, f"{limits.max_parts} images and sounds are allowed")
+    parts: list[str | Image | Audio] = [pieces[0]]
+    for index, (value, piece) in enumerate(zip(data, pieces[1:], strict=True)):
+        at = f"{place}[{index}]"
+        content = await _decoded(at, value, limits.max_upload_bytes)
+        is_wave = content[:4] == b"RIFF" and content[8:12] == b"WAVE"
+        is_mp3 = content[:1] == b"\xff" and content[1:2] >= b"\xe0"
+        is_sound = is_wave or is_mp3 or content.startswith(SOUNDS)
+        try:
+            parts += [Audio(content) if is_sound else Image(content), piece]
+        except BadMedia as error:
+            raise refused(at, error.reason, error.code) from error
+    return [part for part in parts if part != ""]
+
+
+async def _decoded(place: str, data: str, max_bytes: int) -> bytes:
+    """The bytes of *data* in base64. Raises Failure."""
     if len(data) * 3 // 4 > max_bytes + 2:
         raise refused(place, f"at most {max_bytes} bytes are allowed")
     try:

@@ -31,9 +31,16 @@ from pyllama_raw import Delta, FinishReason, Result
 from pyllama_raw.replies.parser import Content, Reasoning
 from pyllama_raw.results import Operation, StopString
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.answer import STREAMED, TextAnswer, TextRequest
+from pyllama_raw.serve.answer import (
+    STREAMED,
+    Block,
+    Blocks,
+    TextAnswer,
+    TextRequest,
+    blocks_of,
+    named_event,
+)
 from pyllama_raw.serve.body import Items
-from pyllama_raw.serve.codec import Block, Blocks, blocks_of, named_event
 from pyllama_raw.serve.conversation import (
     NAMES,
     OF_MESSAGES,

@@ -30,9 +30,15 @@ from pyllama_raw import AsyncEngine, Delta, FinishReason, Prompt, Result
 from pyllama_raw.replies.parser import CallDelta, Content
 from pyllama_raw.results import Operation, TokenLogprobs
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.answer import STREAMED, TextAnswer, TextRequest
+from pyllama_raw.serve.answer import (
+    DONE,
+    STREAMED,
+    TextAnswer,
+    TextRequest,
+    event,
+    timings,
+)
 from pyllama_raw.serve.body import NO_LIMIT, Items, Limit, TextBody
-from pyllama_raw.serve.codec import DONE, event, timings
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.conversation import (
     NAMES,
@@ -65,7 +71,7 @@ def routes(app: FastAPI, service: Service) -> None:
         """Go on with a chat."""
         request = await read_chat(body, service)
         tells = body.verbose or service.config.tells_prompts
-        prompt = (await request.texts())[0] if tells else None
+        prompt = (await request.texts())[0].text if tells else None
         codec = ChatCodec(request, body, prompt, service.config)
         return TextAnswer(service, request, codec)
 

@@ -29,9 +29,17 @@ from pyllama_raw import Delta, FinishReason, Result
 from pyllama_raw.replies.parser import CallDelta, Content, Reasoning, is_json
 from pyllama_raw.results import Operation
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.answer import STREAMED, TextAnswer, TextRequest
+from pyllama_raw.serve.answer import (
+    STREAMED,
+    Block,
+    Blocks,
+    TextAnswer,
+    TextRequest,
+    blocks_of,
+    named_event,
+    timings,
+)
 from pyllama_raw.serve.body import Items, Limit
-from pyllama_raw.serve.codec import Block, Blocks, blocks_of, named_event, timings
 from pyllama_raw.serve.conversation import (
     NAMES,
     OF_MESSAGES,

@@ -363,8 +363,19 @@ class Service:
             limit = f"at most {self.config.max_texts} are allowed (max_texts)"
             raise refused(name, f"{n} texts are too many: {limit}", "too_many_texts")
 
-    def check_outputs(self, model: ServedModel, n_prompts: int, n: int | None) -> None:
-        """Raise Failure if one body asks for so much that all others would have to go."""
+    def check_outputs(
+        self,
+        model: ServedModel,
+        n_prompts: int,
+        n: int | None,
+        name: str | None = None,
+    ) -> None:
+        """
+        Raise Failure if one body asks for so much that all others would have to go.
+
+        Args:
+            name: of the field that asks for several outputs of a prompt; None: n.
+        """
         info, n_outputs = model.engine.info, n_prompts * (n or 1)
         # Others may still wait beside one that asks for so many outputs.
         max_outputs = info.n_slots + info.config.scheduler.max_waiting // 2
@@ -373,7 +384,7 @@ class Service:
                 f"at most {max_outputs} at a time (half of max_waiting, and all slots)"
             )
             reason = f"{n_outputs} outputs are too many for one request: {limit}"
-            name = "prompt" if n_prompts > 1 else "n"
+            name = name or ("prompt" if n_prompts > 1 else "n")
             raise refused(name, reason, "too_many_outputs")
 
     def options_of(self, exchange: Exchange, options: Any) -> Any:

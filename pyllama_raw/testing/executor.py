@@ -532,8 +532,8 @@ class FakeExecutor:
             return output
         n_top = sampling.prompt_logprobs or 0
         scores = (
-            fake_logprobs(before + i + 1, token, n_top)
-            for i, token in enumerate(work.targets)
+            fake_logprobs(place, token, n_top)
+            for place, token in enumerate(work.targets, before + work.n_plain + 1)
         )
         return Scored(tuple(scores), output)
 
@@ -605,9 +605,11 @@ def _count_rows(work: Work) -> int:
     """Output rows of *work*; the targets are those of its tokens that have one."""
     if type(work) is not ScoredPrefill:
         return int(work.samples)
-    assert len(work.targets) == len(work.tokens) - work.samples
-    assert work.targets[:-1] == work.tokens[1 : len(work.targets)]
-    return len(work.tokens)
+    rows = work.tokens[work.n_plain :]
+    assert 0 <= work.n_plain < len(work.tokens)
+    assert len(work.targets) == len(rows) - work.samples
+    assert work.targets[:-1] == rows[1 : len(work.targets)]
+    return len(rows)
 
 
 def row_position(request: Request, index: int) -> int:

@@ -24,7 +24,7 @@ from pyllama_raw.engine.parts import EngineParts
 from scripts.faults.calls import OTHER_DIGITS, most_ended
 from scripts.faults.lib import RAISES, Fault, FaultyLib, InjectedError
 from scripts.faults.runs import Run, prepare
-from tests.held import check_held
+from tests.support.held import check_held
 
 HANG_S = 20.0
 N_ROUNDS = 2

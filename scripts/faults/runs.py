@@ -25,9 +25,9 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from tests.last_digits import steady_attention
 from tests.media.files import pixels
-from tests.tiny import tiny_adapter, tiny_model, tiny_projector
+from tests.support.last_digits import steady_attention
+from tests.support.tiny import tiny_adapter, tiny_model, tiny_projector
 
 Job = Callable[[AsyncEngine], Awaitable[object]]
 

@@ -88,7 +88,7 @@ SCHEMA_WORDS = tuple(
 
 
 def _gbnf() -> Try:
-    from pyllama_raw.options.constraints import to_lark
+    from pyllama_raw.options.gbnf import to_lark
 
     def text_of(data: bytes) -> str:
         text = data.decode(errors="surrogateescape")

@@ -27,7 +27,7 @@ def _gguf() -> Try:
     from pyllama_raw.native.gguf import check_gguf
     from pyllama_raw.native.model import read_adapter
     from pyllama_raw.native.projector import check_projector
-    from tests.tiny import tiny_model
+    from tests.support.tiny import tiny_model
 
     model, path = check_gguf(str(tiny_model("llama"))), _scratch() / "a.gguf"
 
@@ -46,7 +46,7 @@ def _gguf() -> Try:
 
 def _gguf_seeds() -> list[bytes]:
     from scripts.mutations.gguf_file import File, read
-    from tests.tiny import tiny_adapter, tiny_model, tiny_projector
+    from tests.support.tiny import tiny_adapter, tiny_model, tiny_projector
 
     def small(file: File) -> bytes:
         """Without most of a vocabulary and of the data, which the reader looks at last."""
@@ -62,7 +62,7 @@ def _gguf_seeds() -> list[bytes]:
 
 
 def _adapter() -> str:
-    from tests.tiny import ADAPTERS
+    from tests.support.tiny import ADAPTERS
 
     return next(iter(ADAPTERS))
 

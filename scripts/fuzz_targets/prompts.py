@@ -131,7 +131,7 @@ def _texts() -> Try:
     """A text for the tokenizer that the first byte names; special tokens are read if it is odd."""
     from pyllama_raw.native.model import Model
     from scripts.tiny_models.splitting import SPLITTING
-    from tests.tiny import tiny_model
+    from tests.support.tiny import tiny_model
 
     path, vocabs = tiny_model("llama"), {}
 

@@ -11,7 +11,7 @@ from pyllama_raw import (
     EngineConfig,
 )
 from scripts.mutations.gguf_file import read
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 TEXTS = [
     "hello world",

@@ -23,7 +23,7 @@ from pyllama_raw import (
 from scripts.mutations.gguf_file import read
 from scripts.tiny_models.projectors import PROJECTORS, write
 from tests.media.files import pixels
-from tests.tiny import tiny_projector
+from tests.support.tiny import tiny_projector
 
 N_SLOTS = 8
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)

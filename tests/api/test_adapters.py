@@ -16,9 +16,9 @@ from pyllama_raw.errors import (
     InvalidRequest,
 )
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
-from tests.limits import LIMIT_S
 from tests.native.support import run_python
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import tiny_adapter, tiny_model
 
 pytestmark = [pytest.mark.native, pytest.mark.anyio]
 

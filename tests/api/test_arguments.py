@@ -23,7 +23,7 @@ from pyllama_raw.options.requests import MAX_CACHE_POINTS, MAX_PRIORITY, MAX_SAL
 from pyllama_raw.policy import SchedulingPolicy
 from pyllama_raw.testing import fake_engine
 from tests.api.test_generate import expected
-from tests.hostile import (
+from tests.support.hostile import (
     AngryInt,
     AngryText,
     EndlessMapping,
@@ -33,7 +33,7 @@ from tests.hostile import (
     endless,
     nested,
 )
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 
 def each(names, values):
@@ -395,7 +395,7 @@ def test_a_schema_that_is_no_json_is_a_bad_schema(schema):
     """
     from pyllama_raw.engine.guidance import Guidance
     from pyllama_raw.native.model import Model
-    from tests.tiny import tiny_model
+    from tests.support.tiny import tiny_model
 
     with Model.load(tiny_model("llama")) as model:
         guidance = Guidance(model.vocab)

@@ -13,7 +13,7 @@ from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.errors import ClosedError, InvalidRequest
 from pyllama_raw.options.sampling import MAX_ITEMS, MAX_STOP_BYTES
 from pyllama_raw.testing import FakeExecutor, FakeVocab, fake_limits, fake_parts
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,8 @@ from pyllama_raw.api.blocking import _Loop
 from pyllama_raw.errors import ClosedError, InvalidRequest
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S, HeldSteps
-from tests.loops import anyio_backend  # noqa: F401
-from tests.tiny import tiny_model
+from tests.support.loops import anyio_backend  # noqa: F401
+from tests.support.tiny import tiny_model
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0)
 

@@ -7,7 +7,7 @@ from pyllama_raw import FinishReason, SamplingParams
 from pyllama_raw.errors import DeadlineExceeded
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S, HeldSteps
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from pyllama_raw.prompts.chat import check_reads
 from pyllama_raw.prompts.rendering.template import CompiledTemplate
 from pyllama_raw.testing import fake_engine
 from scripts.mutations import gguf_file
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 CHAT = [{"role": "user", "content": "Name a colour."}]
 MINE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

@@ -13,7 +13,7 @@ from pyllama_raw.errors import DecodeFailed, InvalidRequest, SamplingFailed
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.api.test_generate import expected
 from tests.engine.support import HeldSteps
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

@@ -21,9 +21,9 @@ from tests.api.embedding_support import (
     TEXTS,
     open_engine,
 )
-from tests.last_digits import assert_near
-from tests.limits import LIMIT_S
-from tests.tiny import tiny_model
+from tests.support.last_digits import assert_near
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 

@@ -10,9 +10,9 @@ from pyllama_raw import AsyncEngine, Model, SamplingParams
 from pyllama_raw.engine.info import Pooling
 from pyllama_raw.errors import ClosedError
 from tests.api.embedding_support import TEXTS, config, open_engine
-from tests.last_digits import assert_near
-from tests.limits import LIMIT_S
-from tests.tiny import tiny_model
+from tests.support.last_digits import assert_near
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 

@@ -16,9 +16,9 @@ from tests.api.embedding_support import (
     open_engine,
     with_nan,
 )
-from tests.hostile import AngryText, Unreadable
 from tests.native.support import run_python
-from tests.tiny import tiny_model
+from tests.support.hostile import AngryText, Unreadable
+from tests.support.tiny import tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
@@ -159,7 +159,7 @@ CODE = """
 import anyio, sys
 from pyllama_raw import AsyncEngine, ContextConfig, EmbeddingConfig, EngineConfig
 from pyllama_raw import SamplingParams
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 async def try_one(name, call, **fields):
     config = EngineConfig(context=ContextConfig(n_threads=1), **fields)

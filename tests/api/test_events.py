@@ -12,8 +12,8 @@ from pyllama_raw.core.step import DecodeStatus
 from pyllama_raw.errors import ClosedError, InvalidRequest
 from pyllama_raw.results import Watcher
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
-from tests.limits import LIMIT_S
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.limits import LIMIT_S
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 WAITING, RUNNING, PREEMPTED, ENDED = RequestState

@@ -17,7 +17,7 @@ from pyllama_raw.errors import ClosedError, EngineStopped, InvalidRequest
 from pyllama_raw.results import SpecialToken
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S, HeldSteps
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
 
@@ -164,7 +164,7 @@ async def test_only_token_ids_are_detokenized(ids):
     What no token has as its id is refused.
     """
     async with fake_engine() as engine:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest, match=r"^token_ids"):
             await engine.detokenize(ids)
 
 

@@ -31,7 +31,7 @@ from pyllama_raw.testing import (
     letters,
 )
 from tests.engine.support import HeldSteps
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

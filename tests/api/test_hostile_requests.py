@@ -32,8 +32,15 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
-from tests.hostile import AngryInt, AngryText, Unhashable, Unreadable, endless, nested
-from tests.limits import LIMIT_S
+from tests.support.hostile import (
+    AngryInt,
+    AngryText,
+    Unhashable,
+    Unreadable,
+    endless,
+    nested,
+)
+from tests.support.limits import LIMIT_S
 
 N_CASES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "100"))
 N_TOGETHER = 20  # pairs tried beside the same streams

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from tests.native.support import run_python
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -23,10 +23,10 @@ from pyllama_raw.engine.info import Pooling
 from pyllama_raw.errors import LeaseRefused, Unsupported, WaitedTooLong
 from pyllama_raw.native.libllama import Device
 from pyllama_raw.options.config import LeaseConfig
-from tests.limits import LIMIT_S
-from tests.loops import anyio_backend  # noqa: F401
-from tests.replying import TOOL, reply_engine, reply_parts
-from tests.tiny import tiny_model
+from tests.support.limits import LIMIT_S
+from tests.support.loops import anyio_backend  # noqa: F401
+from tests.support.replying import TOOL, reply_engine, reply_parts
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
 HANG_S = LIMIT_S

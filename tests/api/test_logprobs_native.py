@@ -17,7 +17,7 @@ from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from tests.support.products import CLASSES, in_turn
-from tests.tiny import GENERATING, tiny_model
+from tests.support.tiny import GENERATING, tiny_model
 
 pytestmark = [pytest.mark.native, pytest.mark.anyio]
 

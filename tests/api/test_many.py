@@ -5,8 +5,8 @@ import pytest
 
 from pyllama_raw.api.batches import complete_all
 from pyllama_raw.errors import DecodeFailed, QueueFull
-from tests.limits import LIMIT_S
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.limits import LIMIT_S
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

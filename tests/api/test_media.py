@@ -21,7 +21,7 @@ from tests.media.files import (
     png_of,
     wav_file,
 )
-from tests.tiny import PROJECTORS, tiny_projector
+from tests.support.tiny import PROJECTORS, tiny_projector
 
 pytestmark = pytest.mark.native
 

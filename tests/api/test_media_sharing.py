@@ -34,9 +34,9 @@ from tests.api.media_engines import (
     opened,
     picture,
 )
-from tests.limits import LIMIT_S
 from tests.media.files import wav_file
-from tests.tiny import tiny_model, tiny_projector
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import tiny_model, tiny_projector
 
 pytestmark = pytest.mark.native
 

@@ -22,7 +22,7 @@ from pyllama_raw.engine.shared_models import Shared
 from pyllama_raw.errors import ClosedError, ModelLoadFailed
 from tests.native.support import run_python
 from tests.support.native_loops import anyio_backend  # noqa: F401
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

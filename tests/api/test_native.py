@@ -20,7 +20,7 @@ from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import ModelLoadFailed, PromptTooLong
 from tests.engine.support import HANG_S
 from tests.support.native_loops import anyio_backend  # noqa: F401
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = [pytest.mark.native, pytest.mark.anyio]
 

@@ -5,6 +5,7 @@ import pytest
 from pyllama_raw import SamplingParams
 from pyllama_raw.errors import InvalidRequest, Unsupported
 from pyllama_raw.testing import fake_engine
+from tests.serve.support import chatting
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +62,7 @@ async def test_chats_are_rendered_as_clients_mean_them(messages, options, text):
     """
     Parts, calls, tools and variables reach the template; a begun answer goes on.
     """
-    async with fake_engine(chat_template=PLAIN) as engine:
+    async with chatting(chat_template=PLAIN) as engine:
         rendered = await engine.render(messages, **options)
         n_tokens = await engine.count(messages, **options)
         result = await engine.complete(
@@ -77,7 +78,7 @@ async def test_templates_that_want_parts_get_them():
     Parts stay parts for a template that prints nothing of a plain text.
     """
     messages = [{"role": "user", "content": [part("a"), part("b")]}]
-    async with fake_engine(chat_template=PARTS) as engine:
+    async with chatting(chat_template=PARTS) as engine:
         rendered = await engine.render(messages)
 
     assert rendered == "(a)(b)"
@@ -110,7 +111,7 @@ async def test_what_cannot_be_a_chat_is_refused_by_name(prompt, options, name):
     """
     A wrong option of a chat is the caller's mistake, with its name.
     """
-    async with fake_engine(chat_template=PLAIN) as engine:
+    async with chatting(chat_template=PLAIN) as engine:
         with pytest.raises(InvalidRequest) as caught:
             await engine.complete(prompt, SamplingParams(max_tokens=1), **options)
 
@@ -122,7 +123,7 @@ async def test_images_are_refused_in_words():
     The message says that the model takes none.
     """
     image = {"role": "user", "content": [part("a"), {"type": "image_url"}]}
-    async with fake_engine(chat_template=PLAIN) as engine:
+    async with chatting(chat_template=PLAIN) as engine:
         with pytest.raises(InvalidRequest, match="this model takes no images"):
             await engine.complete([image])
 
@@ -154,7 +155,7 @@ async def test_what_only_renders_takes_no_options_of_serving():
     """
     An option that would do nothing is refused, and so is one that nobody knows.
     """
-    async with fake_engine(chat_template=PLAIN) as engine:
+    async with chatting(chat_template=PLAIN) as engine:
         for options in ({"deadline_s": 1}, {"tool": []}):
             with pytest.raises(TypeError, match="is no option of a chat"):
                 await engine.count([USER], **options)
@@ -189,7 +190,7 @@ async def test_capabilities_tell_of_tools(source, knows):
     """
     Also of a template that cannot be read, and where there is none; after the end, too.
     """
-    async with fake_engine(chat_template=source) as engine:
+    async with chatting(chat_template=source) as engine:
         pass
 
     assert engine.capabilities.tools is knows
@@ -200,7 +201,7 @@ async def test_roles_that_a_template_names_are_taken():
     Others are refused, because a template drops them or makes a turn of nobody.
     """
     source = "{% for m in messages if m.role in ['user', 'critic'] %}{{ m.content }}{% endfor %}"
-    async with fake_engine(chat_template=source) as engine:
+    async with chatting(chat_template=source) as engine:
         rendered = await engine.render([USER, {"role": "critic", "content": "no"}])
 
     assert rendered == "hino"

@@ -14,8 +14,8 @@ from pyllama_raw.api.embedding import pair_tokens
 from pyllama_raw.errors import EmbeddingFailed, InvalidRequest, TextTooLong, Unsupported
 from tests.api.bert_reference import BertReference
 from tests.api.embedding_support import with_nan
-from tests.last_digits import assert_near
-from tests.tiny import tiny_model
+from tests.support.last_digits import assert_near
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
 native = pytest.mark.native

@@ -34,9 +34,9 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.results import Watcher
 from pyllama_raw.testing import fake_engine
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 from tests.support.native_loops import anyio_backend  # noqa: F401
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.tiny import tiny_adapter, tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 HANG_S = LIMIT_S

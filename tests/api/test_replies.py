@@ -14,7 +14,7 @@ from pyllama_raw.prompts.reply_plan import MAX_TAIL, tail_of
 from pyllama_raw.replies.parser import CallDelta, Content, Reasoning, ToolCall
 from pyllama_raw.replies.spec import ReplySpec
 from pyllama_raw.results import StopString, StopToken
-from tests.replying import TEMPLATE, TOOL, ReplyVocab, reply_engine, tokens_of
+from tests.support.replying import TEMPLATE, TOOL, ReplyVocab, reply_engine, tokens_of
 
 pytestmark = pytest.mark.anyio
 

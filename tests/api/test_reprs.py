@@ -7,7 +7,7 @@ from pyllama_raw import FinishReason, SamplingParams
 from pyllama_raw.api.results import Result, Score, Timings, Usage
 from pyllama_raw.core.request import LengthLimit, TokenLogprobs
 from pyllama_raw.testing import fake_engine
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 pytestmark = pytest.mark.anyio
 

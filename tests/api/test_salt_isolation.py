@@ -22,8 +22,8 @@ from pyllama_raw.core.request import Private
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from pyllama_raw.testing.executor import HEAD_BYTES, TOKEN_BYTES
-from tests.hostile import AngryText, Unhashable
-from tests.limits import LIMIT_S
+from tests.support.hostile import AngryText, Unhashable
+from tests.support.limits import LIMIT_S
 
 N_HISTORIES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "40"))
 HANG_S = LIMIT_S

@@ -27,10 +27,10 @@ from pyllama_raw.errors import (
     WrongUse,
 )
 from pyllama_raw.results import FinishReason
-from tests.held import check_held
-from tests.limits import LIMIT_S
+from tests.support.held import check_held
+from tests.support.limits import LIMIT_S
 from tests.support.native_loops import anyio_backend  # noqa: F401
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.tiny import tiny_adapter, tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 HANG_S = LIMIT_S

@@ -9,7 +9,7 @@ from pyllama_raw.engine.requests import OpenRequest, OpenRequests, Pace
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.core.support import make_request
 from tests.engine.support import HANG_S, HeldSteps
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import pytest
 from pyllama_raw import SamplingParams
 from pyllama_raw.errors import PromptTooLong, PyllamaError
 from pyllama_raw.testing import BOS, FakeExecutor, fake_engine, fake_limits
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

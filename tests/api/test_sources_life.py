@@ -12,10 +12,10 @@ from pyllama_raw import (
 )
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.api.test_supervisor import break_executor
-from tests.limits import LIMIT_S
-from tests.loops import anyio_backend  # noqa: F401
-from tests.near_ties import parting
-from tests.tiny import tiny_model
+from tests.support.limits import LIMIT_S
+from tests.support.loops import anyio_backend  # noqa: F401
+from tests.support.near_ties import parting
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
 HANG_S = LIMIT_S

@@ -8,7 +8,7 @@ from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.replies.spec import ReplySpec
 from pyllama_raw.results import StopString
 from scripts.tiny_models.vocab import SEP
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 

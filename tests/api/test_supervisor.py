@@ -14,8 +14,8 @@ from pyllama_raw.errors import (
     ModelLoadFailed,
 )
 from tests.api.test_reload import CONFIG, GREEDY, HANG_S, PROMPT, alone, n_weights
-from tests.loops import anyio_backend  # noqa: F401
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.loops import anyio_backend  # noqa: F401
+from tests.support.tiny import tiny_adapter, tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 SUPERVISED = CONFIG.model_copy(update={"max_restarts": 3})

@@ -16,8 +16,8 @@ from pyllama_raw import (
 )
 from pyllama_raw.errors import BadGrammar, BadSchema, InvalidRequest
 from pyllama_raw.replies.spec import ReplySpec, bundled
-from tests.replying import TEMPLATE
-from tests.tiny import tiny_model
+from tests.support.replying import TEMPLATE
+from tests.support.tiny import tiny_model
 
 jsonschema = pytest.importorskip("jsonschema")
 pytest.importorskip("llguidance")

@@ -15,7 +15,7 @@ from pyllama_raw.engine.mailbox import N_THREADS, Workers, answer_of
 from pyllama_raw.errors import ClosedError, EngineStopped
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.loops import anyio_backend  # noqa: F401
 
 PARAMS = SamplingParams(max_tokens=2)
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -146,6 +146,29 @@ async def test_who_is_cancelled_leaves_at_once(workers):
         await workers.run("adapters", lambda: None)
 
     assert done == ["begun"]
+
+
+async def test_clients_take_turns(workers):
+    """
+    What one sends does not wait for all that another one sent before; each one's comes in order.
+    """
+    start, go_on, order = threading.Event(), threading.Event(), []
+
+    def work():
+        start.set()
+        assert go_on.wait(HANG_S)
+
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(workers.run, "adapters", work)
+            await workers.run("text", partial(start.wait, HANG_S))
+            for client, name in [("a", "a1"), ("a", "a2"), ("a", "a3"), (None, "b1")]:
+                note = partial(order.append, name)
+                group.start_soon(workers.run, "adapters", note, client)
+                await anyio.lowlevel.checkpoint()
+            go_on.set()
+
+    assert order == ["a1", "b1", "a2", "a3"]
 
 
 async def test_closing_ends_the_threads_and_waits_for_no_work():

@@ -16,7 +16,7 @@ from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import WrongUse
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits, fake_parts
 from tests.engine.support import HANG_S, HeldSteps
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.loops import anyio_backend  # noqa: F401
 
 PARAMS = SamplingParams(max_tokens=3, ignore_eos=True)
 COPIES = {

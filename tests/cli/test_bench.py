@@ -17,8 +17,8 @@ from pyllama_raw.engine.logs import (
     write_records,
 )
 from pyllama_raw.lab.sim import Lengths, Machine, Workload, simulate
-from tests.limits import LIMIT_S
-from tests.tiny import tiny_model
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
 

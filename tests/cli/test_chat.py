@@ -11,7 +11,7 @@ from select import select
 
 import pytest
 
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 pytestmark = pytest.mark.native
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw.options import models
-from tests.limits import LIMIT_S
-from tests.tiny import tiny_model
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import tiny_model
 
 OUT = "error: stdout is closed: nothing can be written to it\n"
 IN = "error: stdin is closed: nothing can be read from it\n"
@@ -27,6 +27,14 @@ COMMANDS = {
     "help": ["--help"],
     "version": ["--version"],
 }
+
+
+def each_night(*names: str) -> list[object]:
+    """All commands, of which others than *names* are tried by night, since each is a process."""
+    night = pytest.mark.nightly
+    return [
+        name if name in names else pytest.param(name, marks=night) for name in COMMANDS
+    ]
 
 
 def python(close: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +59,7 @@ def ended(name: str, close: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", each_night("info", "bench", "help"))
 def test_without_stdout_a_command_says_so(name):
     """
     In one line and with status 1, before it does anything.

@@ -20,7 +20,7 @@ from pyllama_raw.cli.generate import JsonLines
 from pyllama_raw.errors import LibraryNotBuilt, ModelLoadFailed
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.cli.support import FakeTty
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 Cli = Callable[..., tuple[int, str, str]]
 

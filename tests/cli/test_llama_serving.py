@@ -6,7 +6,7 @@ from pyllama_raw.cli.llama_arguments import read
 from pyllama_raw.cli.llama_server import main
 from pyllama_raw.cli.llama_serving import deployment_of, whole_context
 from pyllama_raw.errors import ConfigError
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 
 def made(*arguments, **variables):

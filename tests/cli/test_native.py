@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.limits import LIMIT_S
 from tests.media.files import image_file, wav_file
-from tests.tiny import tiny_adapter, tiny_model, tiny_projector
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import tiny_adapter, tiny_model, tiny_projector
 
 pytestmark = pytest.mark.native
 

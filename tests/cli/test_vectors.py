@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.cli.test_native import run
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -79,7 +79,8 @@ def output(work: Work, *tokens: int, lost: Collection[int] = ()) -> Output:
         return Lost()
     sampled = Sampled(tokens) if work.samples else Computed()
     if isinstance(work, ScoredPrefill):
-        return Scored(score(work.pos + 1, work.targets), sampled)
+        first = work.pos + work.n_plain + 1
+        return Scored(score(first, work.targets), sampled)
     return sampled
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost
@@ -11,7 +12,6 @@ from pyllama_raw.core.stats import (
     SLACK,
     Captures,
     CopyPrice,
-    PrefillSpeed,
 )
 from pyllama_raw.core.step import Load, Save, Saved
 from tests.core.support import answer, finished, make_request, make_scheduler
@@ -24,8 +24,8 @@ TARGET_S = 0.1
 
 
 def make_captures(price, tokens_per_s=30_000.0):
-    prefill = PrefillSpeed()
-    prefill.observe(round(tokens_per_s), 1.0)
+    prefill = CostHistory()
+    prefill.observe(round(tokens_per_s), 0, 1.0)
     captures = Captures(price, prefill, TARGET_S)
     captures.begin(others_wait=True)
     return captures
@@ -125,6 +125,7 @@ def test_prices_follow_what_captures_take():
     assert steps[-1] < MIN_PART
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("cell_s", [0.00001, 0.0001, 0.001, 0.003])
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 1.0])
 @pytest.mark.parametrize("base_s", [0.0, 0.000001, 0.01])
@@ -241,6 +242,7 @@ def run(scheduler, requests, capture_s):
     return longest, n_saved
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("kind", [SnapshotKind.RANGE, SnapshotKind.EXACT])
 @pytest.mark.parametrize("cell_s", [0.00001, 0.0001, 0.001])
 def test_no_step_is_long_by_a_capture(kind, cell_s):
@@ -283,7 +285,7 @@ def test_a_restore_that_is_dearer_than_computing_is_not_taken():
     scheduler = make_scheduler(
         1, 400, 400, cache=cache, unified=True, snapshot_cost=SnapshotCost(0, 1, SLOW)
     )
-    scheduler._speed.observe(30_000, 1.0)
+    scheduler._costs.observe(30_000, 0, 1.0)
     scheduler.add(request, 0.0)
     events = []
     while plan := scheduler.schedule(1.0):

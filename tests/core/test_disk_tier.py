@@ -7,9 +7,10 @@ import pytest
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.memory.tiers import StoredState, Tier
+from pyllama_raw.core.memory.tiers import StoredState, Tier, Tiers
 from pyllama_raw.core.request import CacheTier, Private, Request, Span
 from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.stats import Captures, PrefillSpeed
 from pyllama_raw.core.step import (
     DecodeStatus,
     Delete,
@@ -63,6 +64,27 @@ def written(tier: Tier, tokens, payload="file", namespace=None) -> None:
 
 def known_of(tokens, payload) -> StoredState:
     return StoredState(None, array("i", tokens), payload, 10 * len(tokens))
+
+
+def test_saves_have_ids_of_their_own_in_all_tiers():
+    """
+    A report of a save has its id alone, which says in which tier it ends.
+    """
+    index = PrefixCache(SnapshotKind.STATE, max_bytes=10**9, max_entries=9)
+    host, disk = Tier(CacheTier.HOST, index, lambda n: 10 * n), make_tier()
+    prefill = PrefillSpeed()
+    tiers = Tiers(host, disk, prefill, Captures(None, prefill, 0.0), None)
+    contents = Contents(0, None, array("i", range(N)))
+
+    saves = [*tiers.save(contents), *tiers.write(contents, is_whole=True)]
+    tiers.take_report(Written(2, Saved("file", 10 * N)))
+
+    assert [(save.save_id, save.tier) for save in saves] == [
+        (1, CacheTier.HOST),
+        (2, CacheTier.DISK),
+    ]
+    sequence = sequence_of(range(N + 1))
+    assert [found(tier, sequence) for tier in (host, disk)] == [0, N]
 
 
 def test_rows_of_an_image_are_found_whole_or_not_at_all():

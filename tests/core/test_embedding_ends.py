@@ -10,6 +10,7 @@ from pyllama_raw.core.step import (
     RowFailed,
     StepPlan,
     StepResult,
+    Written,
 )
 from pyllama_raw.errors import EmbeddingFailed, InvalidBatch
 from tests.core.embedding_support import (
@@ -159,4 +160,4 @@ def test_nothing_is_kept_of_requests():
 
     assert (scheduler.cache_stats().n_entries, scheduler.clear_cache()) == (0, 0)
     assert (list(scheduler.last_plans()), scheduler.schedule(0.0)) == ([], StepPlan())
-    assert scheduler.take_report(None) is None
+    assert scheduler.take_report(Written(1, None)) is None

@@ -319,3 +319,201 @@ def test_a_new_context_begins_a_load_again():
 
     assert pieces(engine)[:3] == [(0, 32), (32, 64), (0, 32)]
     assert engine.ends[asked].n_cached == len(LONG)
+
+
+def make_full(**options) -> tuple[Engine, int]:
+    """Both slots run, and somebody waits who needs the file."""
+    engine = make_engine(n_slots=2, **options)
+    engine.add([7] * 20, 20)
+    engine.step()
+    return engine, engine.add(ASKED)
+
+
+@KINDS
+def test_a_file_is_read_while_its_request_waits_for_a_slot(kind):
+    """
+    It is in host memory when a slot is free, and loaded at once.
+    """
+    engine, waiting = make_full(kind=kind)
+
+    plans = [engine.step() for _ in range(3)]
+    finish(engine)
+    engine.step()
+    engine.scheduler.cancel(0, 0.0)
+    engine.step()
+    loads = engine.of(Load)
+    engine.run()
+
+    moves = [move for plan in plans for move in plan.moves]
+    assert [move for move in moves if type(move) is Fetch] == engine.of(Fetch)
+    assert len(engine.of(Fetch)) == 1
+    assert len(loads) == 1
+    assert (engine.ends[waiting].n_cached, engine.ends[waiting].cache_tier) == (
+        len(LONG),
+        CacheTier.DISK,
+    )
+    assert engine.cache.n_lent_bytes == engine.cache.disk.n_pinned == 0
+
+
+def test_nothing_is_read_for_who_needs_no_file():
+    """
+    The next request is asked about once, and another one has its turn after it.
+    """
+    engine = make_engine(n_slots=2)
+    engine.add([7] * 20, 20)
+    engine.step()
+    engine.add([8] * 20)
+    waiting = engine.add(ASKED)
+    for _ in range(3):
+        engine.step()
+    fetches = engine.of(Fetch)
+    engine.scheduler.cancel(2, 0.0)
+    engine.step()
+    later = engine.of(Fetch)
+    finish(engine)
+    engine.run()
+
+    assert (fetches, len(later)) == ([], 1)
+    assert engine.ends[waiting].n_cached == len(LONG)
+
+
+def test_who_gets_a_slot_before_its_file_is_read_waits_for_it_there():
+    """
+    The file is read once.
+    """
+    engine, waiting = make_full()
+    engine.step()
+    engine.scheduler.cancel(0, 0.0)
+    engine.step()
+    finish(engine)
+    engine.run()
+
+    assert len(engine.of(Fetch)) == 1
+    assert engine.ends[waiting].n_cached == len(LONG)
+    assert engine.cache.n_lent_bytes == engine.cache.disk.n_pinned == 0
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_who_leaves_the_queue_leaves_nothing_in_host_memory(is_read):
+    """
+    Whether its file was read by then, or is read later.
+    """
+    engine, waiting = make_full()
+    engine.step()
+    if is_read:
+        finish(engine)
+        engine.step()
+
+    lent = engine.cache.n_lent_bytes
+    engine.scheduler.cancel(waiting, 0.0)
+    if not is_read:
+        finish(engine)
+    engine.step()
+
+    assert lent > 0
+    assert engine.cache.n_lent_bytes == engine.cache.disk.n_pinned == 0
+
+
+def test_a_read_ahead_that_fails_is_a_miss():
+    """
+    The request is computed when it has a slot.
+    """
+    engine, waiting = make_full()
+    engine.step()
+    finish(engine, fails=True)
+    engine.step()
+    engine.run()
+
+    assert engine.ends[waiting].n_cached == 0
+    assert engine.cache.n_lent_bytes == engine.cache.disk.n_pinned == 0
+
+
+@pytest.mark.parametrize("salt", [None, "other"])
+def test_who_comes_first_has_what_was_read_for_another_one(salt):
+    """
+    A more urgent request with the same beginning takes it, if it may share it.
+    """
+    engine, waiting = make_full()
+    engine.step()
+    finish(engine)
+    engine.step()
+    urgent = engine.add([*LONG, 8, 9], priority=-1, namespace=salt)
+    engine.scheduler.cancel(0, 0.0)
+    engine.run()
+
+    cached = [engine.ends[i].n_cached for i in (urgent, waiting)]
+    assert cached == ([len(LONG)] * 2 if salt is None else [0, len(LONG)])
+    assert engine.cache.disk.n_pinned == 0
+
+
+def test_a_prompt_that_parts_earlier_does_not_get_the_file_of_another_one():
+    """
+    It is computed, and the file waits for the one that it was read for.
+    """
+    engine, waiting = make_full()
+    engine.step()
+    finish(engine)
+    engine.step()
+    urgent = engine.add([*LONG[:10], 8, 9], priority=-1)
+    engine.scheduler.cancel(0, 0.0)
+    engine.step()
+    lent = engine.cache.n_lent_bytes
+    engine.run()
+
+    assert lent > 0
+    assert engine.ends[waiting].n_cached == len(LONG)
+    assert engine.ends[urgent].n_output == 2
+    assert engine.cache.disk.n_pinned == 0
+
+
+def test_what_is_forgotten_is_not_loaded_though_it_was_read():
+    """
+    clear_cache() between the read and the slot: the prompt is computed.
+    """
+    engine, waiting = make_full()
+    engine.step()
+    finish(engine)
+    engine.step()
+    engine.scheduler.clear_cache()
+    engine.run()
+
+    assert engine.ends[waiting].n_cached == 0
+    assert engine.cache.disk.n_pinned == 0
+
+
+def test_a_slot_that_has_as_much_by_then_is_taken_instead():
+    """
+    The one that ran has computed the same prompt meanwhile.
+    """
+    engine = make_engine(n_slots=2)
+    engine.add([*LONG, 1, 2], 20, namespace="other")
+    engine.step()
+    waiting = engine.add(ASKED)
+    engine.step()
+    finish(engine)
+    engine.step()
+    twin = engine.add([*LONG, 3, 4], priority=-1)
+    engine.scheduler.cancel(0, 0.0)
+    engine.run()
+
+    assert engine.ends[twin].cache_tier is CacheTier.DISK
+    assert engine.ends[waiting].n_cached == len(LONG)
+    assert engine.cache.disk.n_pinned == 0
+
+
+def test_nothing_is_read_ahead_where_those_that_run_may_need_the_memory():
+    """
+    Host memory has room for one such file, and not for two.
+    """
+    file = FakeFile(0, tuple(enumerate(LONG)))
+    engine, waiting = make_full(max_bytes=file.n_bytes * 3 // 2)
+
+    engine.step()
+    ahead = engine.of(Fetch)
+    while not engine.ends.get(waiting):
+        engine.step()
+        while engine.memory.reading:
+            finish(engine)
+
+    assert ahead == []
+    assert engine.ends[waiting].reason is FinishReason.LENGTH

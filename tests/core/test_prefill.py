@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama_raw.core.exact import chunk_size, without_rest
+from pyllama_raw.core.request import Scoring
 from pyllama_raw.core.scheduling.packer import (
     PrefillTurns,
     share_rows,
@@ -36,22 +37,23 @@ def test_one_token_of_budget_is_not_spent_on_another_prompt():
     """
     prompts = [make_running(slot, 10) for slot in range(2)]
 
-    shares = PrefillTurns(quantum=4).share(5, prompts)
+    shares = PrefillTurns("turns", quantum=4).share(5, prompts)
 
     assert shares == {0: 4}
 
 
 @given(
     st.lists(st.integers(2, 40), min_size=1, max_size=3),
+    st.sampled_from(["shortest", "turns"]),
     st.integers(1, 20),
     st.integers(3, 40),
 )
-def test_no_prompt_is_divided_into_single_tokens(n_prompts, quantum, budget):
+def test_no_prompt_is_divided_into_single_tokens(n_prompts, order, quantum, budget):
     """
-    Where a step takes one prompt, whatever the quantum and the budget.
+    Where a step takes one prompt, whatever the order, the quantum and the budget.
     """
     sequences = [make_running(slot, n) for slot, n in enumerate(n_prompts)]
-    turns = PrefillTurns(quantum)
+    turns = PrefillTurns(order, quantum)
     while behind := [s for s in sequences if s.n_behind]:
         shares = turns.share(budget, behind, single=True)
 
@@ -77,12 +79,64 @@ def test_no_micro_batch_is_a_single_token_of_a_prompt(sizes, n_decodes, n_ubatch
     assert n_tokens <= n_ubatch or n_tokens % n_ubatch != 1 or max(sizes) <= 3
 
 
+def test_after_the_last_slot_the_first_has_its_turn():
+    """
+    Turns go by slot, and none follows the last one.
+    """
+    turns = PrefillTurns("turns", quantum=4)
+    prompts = [make_running(slot, 10) for slot in range(2)]
+
+    heads = [turns.pick(prompts).slot for _ in range(3)]
+
+    assert heads == [0, 1, 0]
+
+
+def test_the_shortest_prompt_goes_first():
+    """
+    A step has all of it before another prompt has a token; of equal ones the first that came.
+    """
+    prompts = [make_running(slot, n) for slot, n in enumerate((30, 10, 10))]
+
+    shares = PrefillTurns("shortest", quantum=4).share(25, prompts)
+
+    assert shares == {1: 10, 2: 10, 0: 5}
+
+
+def test_the_prompt_that_came_first_has_one_step_in_five():
+    """
+    Shorter ones pass it four times, however many there are.
+    """
+    turns = PrefillTurns("shortest", quantum=4)
+    long = make_running(0, 1000)
+    shorter = [make_running(slot, 10) for slot in range(1, 11)]
+
+    heads = [list(turns.share(10, [long, prompt])) for prompt in shorter]
+
+    assert heads == [[1], [2], [3], [4], [0], [6], [7], [8], [9], [0]]
+
+
+def test_a_step_that_is_repeated_has_the_same_prompt():
+    """
+    What was not computed was no turn of the prompt that came first.
+    """
+    turns = PrefillTurns("shortest", quantum=4)
+    prompts = [make_running(0, 1000), make_running(1, 40)]
+    for _ in range(4):
+        turns.share(10, prompts)
+    lost = turns.share(10, prompts)
+    turns.repeat()
+
+    again = turns.share(10, prompts)
+
+    assert (lost, again) == ({0: 10}, {0: 10})
+
+
 @pytest.mark.parametrize(("single", "expected"), [(False, 4), (True, 8)])
 def test_who_is_alone_in_a_step_has_all_rows(single, expected):
     """
     Scored prompts share output rows only where they share a step.
     """
-    prompts = [make_running(slot, 10, scores_prompt=True) for slot in range(2)]
+    prompts = [make_running(slot, 10, scoring=Scoring()) for slot in range(2)]
 
     share_rows(8, prompts, single=single)
 

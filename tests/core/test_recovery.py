@@ -72,6 +72,7 @@ class Served:
         return self.stats.failed_steps, self.stats.rebuilds
 
 
+@pytest.mark.unwatched
 @LAYOUTS
 @STATUSES
 def test_a_decode_that_fails_once_loses_nothing(layout, status):
@@ -89,6 +90,7 @@ def test_a_decode_that_fails_once_loses_nothing(layout, status):
     assert {run.failures for run in served} == {(1, n_rebuilds)}
 
 
+@pytest.mark.unwatched
 @LAYOUTS
 @STATUSES
 def test_only_who_always_fails_ends(layout, status):
@@ -254,7 +256,10 @@ def test_a_culprit_does_not_clear_who_failed_alone():
     One failure alone is remembered while another request turns out to be a culprit.
     """
     scheduler = make_scheduler(
-        unified=False, deterministic=True, kind=SnapshotKind.STATE
+        unified=False,
+        deterministic=True,
+        kind=SnapshotKind.STATE,
+        prefill_order="turns",
     )
     for request_id in range(2):
         scheduler.add(make_request(request_id, n_prompt=4, max_tokens=9), 0.0)

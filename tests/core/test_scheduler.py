@@ -1,7 +1,9 @@
 from array import array
+from dataclasses import astuple
 
 import pytest
 
+from pyllama_raw.core.costs import StepCost
 from pyllama_raw.core.request import (
     FinishReason,
     LengthLimit,
@@ -85,7 +87,9 @@ def test_prompts_take_turns_of_one_quantum():
     """
     A long prompt gives way after its quantum; the turn goes on where it ended.
     """
-    scheduler = make_scheduler(n_slots=3, token_budget=4, prefill_quantum=6)
+    scheduler = make_scheduler(
+        n_slots=3, token_budget=4, prefill_order="turns", prefill_quantum=6
+    )
     for request_id in range(3):
         scheduler.add(make_request(request_id, n_prompt=12, max_tokens=1), 0.0)
 
@@ -366,6 +370,44 @@ def test_the_budget_follows_the_measured_speed():
         scheduler.apply(plan, answer(plan), now + plan.n_tokens / 256)
 
     assert sizes == [64, 128, 128, 128]
+
+
+def test_a_formula_of_steps_is_learned_and_told():
+    """
+    Of all steps, those of streams, too: from then on the budget is what it allows.
+    """
+    scheduler = make_scheduler(
+        n_ctx_slot=4096, n_batch=2048, token_budget=None, target_step_s=0.5
+    )
+    scheduler.add(make_request(0, n_prompt=1, max_tokens=99), 0.0)
+    machine, now = StepCost(0.1, 0.001, 0.0, 0, 0.001), 0.0
+    for request_id in (1, 2):
+        scheduler.add(make_request(request_id, n_prompt=600, max_tokens=1), now)
+        for _ in range(5):
+            plan = scheduler.schedule(now)
+            now += machine.seconds(plan.n_tokens)
+            scheduler.apply(plan, answer(plan), now)
+    scheduler.add(make_request(3, n_prompt=4000, max_tokens=1), now)
+
+    plan = scheduler.schedule(now)
+
+    cost = scheduler.stats().step_cost
+    assert astuple(cost)[:2] == pytest.approx((0.1, 0.001), rel=0.01)
+    assert plan.n_tokens == 400
+
+
+def test_a_step_that_was_begun_ahead_takes_what_its_decode_took():
+    """
+    When it was planned most of it had run.
+    """
+    scheduler = make_scheduler(token_budget=None)
+    scheduler.add(make_request(0, n_prompt=8, max_tokens=9), 0.0)
+    plan = scheduler.schedule(0.0)
+    result = answer(plan)._replace(decode_s=0.75, sample_s=0.25)
+
+    scheduler.apply(plan, result, 0.125)
+
+    assert scheduler.stats().step_cost.seconds(8, 1) == pytest.approx(1.0)
 
 
 def test_rows_of_images_leave_streams_half_of_the_target():

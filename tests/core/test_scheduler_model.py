@@ -20,7 +20,15 @@ from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.policy_runner import KEYS
-from pyllama_raw.core.request import TOKENS, CacheTier, Lot, NewTokens, Request, Span
+from pyllama_raw.core.request import (
+    TOKENS,
+    CacheTier,
+    Lot,
+    NewTokens,
+    Request,
+    Scoring,
+    Span,
+)
 from pyllama_raw.core.step import (
     Copy,
     Decode,
@@ -152,7 +160,8 @@ class SchedulerModel(RuleBasedStateMachine):
         patience=st.none() | st.integers(0, 30),
         namespace=st.sampled_from([None, None, None, "salt"]),
         points=st.lists(st.integers(0, 30), max_size=2),
-        scored=st.sampled_from([False, False, True]),
+        scored=st.sampled_from([None, None, 1, 1, 3, 7]),
+        n_top=st.integers(0, 1),
         lot=st.sampled_from(LOTS),
         images=st.lists(st.sampled_from(IMAGES), max_size=2),
     )
@@ -167,6 +176,7 @@ class SchedulerModel(RuleBasedStateMachine):
         namespace,
         points,
         scored,
+        n_top=0,
         lot=TOKENS,
         images=(),
     ):
@@ -177,7 +187,8 @@ class SchedulerModel(RuleBasedStateMachine):
             spans.append(Span(len(tokens), stop, n_pos, is_causal, key))
             tokens.extend([token] * n_rows)
         tokens.extend(tail or [10])
-        scored = scored and not spans
+        scored = None if spans or scored is None else min(scored, len(tokens))
+        scoring = None if scored is None else Scoring(scored, n_top)
         request = Request(
             len(self.texts),
             tokens,
@@ -187,7 +198,7 @@ class SchedulerModel(RuleBasedStateMachine):
             deadline=None if patience is None else self.now + patience,
             namespace=namespace,
             cache_points=tuple(points),
-            scores_prompt=scored,
+            scoring=scoring,
             lot=lot,
             spans=tuple(spans),
         )
@@ -197,7 +208,9 @@ class SchedulerModel(RuleBasedStateMachine):
             return
         self.texts[request.request_id] = list(tokens)
         self.requests[request.request_id] = request
-        self.scored[request.request_id] = score(1, tokens[1:]) if scored else ()
+        self.scored[request.request_id] = (
+            () if scored is None else score(scored, tokens[scored:])
+        )
 
     def unrepeatable(self):
         """Who runs and must not be preempted: shifted, where cells are never short."""
@@ -458,7 +471,9 @@ def decoded(works):
 
 
 def n_rows(work):
-    return len(work.tokens) if isinstance(work, ScoredPrefill) else work.samples
+    if isinstance(work, ScoredPrefill):
+        return len(work.tokens) - work.n_plain
+    return work.samples
 
 
 def make_disk(kind):
@@ -480,6 +495,7 @@ SchedulerModel.TestCase.settings = settings(
     max_examples=int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "60")),
     stateful_step_count=40,
 )
+SchedulerModel.TestCase.pytestmark = [pytest.mark.unwatched]
 TestSchedulerModel = SchedulerModel.TestCase
 
 
@@ -526,7 +542,7 @@ def play(seed):
             patience=None,
             namespace=rng.choice([None, None, "salt"]),
             points=[],
-            scored=False,
+            scored=None,
             lot=rng.choice(LOTS),
             images=rng.choices(IMAGES[:2], k=rng.choice([0, 0, 0, 1])),
         )
@@ -552,6 +568,7 @@ def kind_of(move):
     return type(move).__name__
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("n", [16, pytest.param(96, marks=pytest.mark.nightly)])
 def test_long_histories_go_through_all_tiers(n):
     """

@@ -276,6 +276,7 @@ def test_cancelled_while_it_is_read():
     assert bench.tokens == {1: alone(make_request(1))}
 
 
+@pytest.mark.unwatched
 @pytest.mark.chance
 @pytest.mark.parametrize("seed", range(N_CASES))
 def test_random_histories_equal_requests_alone(seed):

@@ -4,10 +4,11 @@ from array import array
 
 import pytest
 
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier, Request
-from pyllama_raw.core.stats import CopySpeed, PrefillSpeed
+from pyllama_raw.core.stats import CopySpeed
 from pyllama_raw.core.step import Load
 from tests.core.support import answer, finished, make_request, make_scheduler
 
@@ -15,8 +16,8 @@ N_BYTES = 1000  # of the snapshot
 
 
 def make_speeds(tokens_per_s=100.0):
-    prefill = PrefillSpeed()
-    prefill.observe(round(tokens_per_s), 1.0)
+    prefill = CostHistory()
+    prefill.observe(round(tokens_per_s), 0, 1.0)
     return prefill, CopySpeed(prefill)
 
 
@@ -25,9 +26,9 @@ def test_prefill_speed_follows_the_newest_steps():
     The first step counts whole, later ones by a quarter; small steps do not count.
     """
     speed, _ = make_speeds(100)
-    speed.observe(200, 1.0)
-    speed.observe(1, 1.0)
-    speed.observe(100, 0.0)
+    speed.observe(200, 0, 1.0)
+    speed.observe(1, 0, 1.0)
+    speed.observe(100, 0, 0.0)
 
     assert speed.tokens_per_s == 125
 
@@ -58,7 +59,7 @@ def test_what_was_not_measured_is_tried():
     """
     Neither an unknown prefill nor an unknown tier rules out a restore.
     """
-    unknown = CopySpeed(PrefillSpeed())
+    unknown = CopySpeed(CostHistory())
     unknown.observe(1, 100.0)
     _, unused = make_speeds()
 

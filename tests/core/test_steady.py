@@ -2,6 +2,7 @@
 
 import pytest
 
+from pyllama_raw.core.request import Scoring
 from pyllama_raw.core.text import StopStrings
 from tests.core.support import answer, make_request, make_scheduler
 
@@ -23,7 +24,8 @@ def test_prompts_are_steady_when_all_have_ended():
     """
     requests = make_request(0, n_prompt=10), make_request(1, n_prompt=2)
 
-    found = hints(make_scheduler(token_budget=4), *requests, n_steps=3)
+    scheduler = make_scheduler(token_budget=4, prefill_order="turns")
+    found = hints(scheduler, *requests, n_steps=3)
 
     assert found == [(False, 4), (False, 4), (True, 4)]
 
@@ -56,7 +58,7 @@ def test_a_scored_prompt_is_not_steady():
     Its rows are read after the step.
     """
     scheduler = make_scheduler()
-    scheduler.add(make_request(0, n_prompt=4, scores_prompt=True), 0.0)
+    scheduler.add(make_request(0, n_prompt=4, scoring=Scoring()), 0.0)
 
     assert not scheduler.schedule(0.0).steady
 

@@ -69,7 +69,7 @@ def test_who_is_sooner_computed_is_not_swapped():
 
 def slow_copies(engine):
     tiers = engine.scheduler._memory.tiers
-    engine.scheduler._speed.observe(1000, 1.0)
+    engine.scheduler._costs.observe(1000, 0, 1.0)
     tiers._speeds["host"].observe(1000, 1.0)
 
 
@@ -82,12 +82,55 @@ def test_who_is_dearer_to_copy_than_to_compute_is_not_swapped():
         tiers = engine.scheduler._memory.tiers
         tiers.captures = Captures(
             CopyPrice(base_s=5.0, run_s=5.0, restore_s=5.0),
-            engine.scheduler._speed,
+            engine.scheduler._costs,
             0.1,
         )
-        engine.scheduler._speed.observe(1000, 0.1)
+        engine.scheduler._costs.observe(1000, 0, 0.1)
 
     engine, ends = press(prepare=dear_captures)
+    stats = engine.scheduler.stats()
+
+    assert [end.n_output for end in ends] == [N_OUTPUT] * 2
+    assert (stats.preempted, stats.swapped) == (1, 0)
+
+
+def test_a_swap_that_was_cleared_is_computed_again():
+    """
+    Whoever clears the cache means the states of preempted requests, too.
+    """
+    engine = Engine(2, n_cells=220, n_ctx_slot=140)
+    ids = [engine.add(tokens, N_OUTPUT) for tokens in (A, B)]
+    while not engine.scheduler.stats().swapped:
+        engine.step()
+    engine.scheduler.clear_cache()
+    while engine.step():
+        pass
+
+    assert [engine.ends[i].n_output for i in ids] == [N_OUTPUT] * 2
+    assert engine.n_computed > 2 * (len(A) + N_OUTPUT - 1)
+
+
+def test_a_swap_is_not_loaded_where_a_slot_has_as_much():
+    """
+    An urgent request went on with the text that the preempted one had so far.
+    """
+    engine = Engine(1, n_ctx_slot=140, preempt="priority")
+    late = engine.add(A, 40, priority=1)
+    for _ in range(21):
+        engine.step()
+    urgent = engine.add(engine.texts[late], 20, priority=0)
+    while engine.step():
+        pass
+
+    assert [engine.ends[i].n_output for i in (late, urgent)] == [40, 20]
+    assert (engine.scheduler.stats().swapped, engine.of(Load)) == (1, [])
+
+
+def test_a_part_of_a_window_is_not_swapped_where_repeats_are_exact():
+    """
+    The rest would be computed with other rows beside it than those that it had.
+    """
+    engine, ends = press(deterministic=True, n_swa=60)
     stats = engine.scheduler.stats()
 
     assert [end.n_output for end in ends] == [N_OUTPUT] * 2

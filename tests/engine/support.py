@@ -11,7 +11,7 @@ from pyllama_raw.core.step import StepPlan
 from pyllama_raw.engine.mailbox import Refused, Stream
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.testing import FakeExecutor, fake_parts
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 HANG_S = LIMIT_S  # a test that waits longer has failed
 

@@ -13,9 +13,9 @@ from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.options.config import ContextConfig, SchedulerConfig
 from tests.engine.test_executor import make_prompt
-from tests.held import check_held
+from tests.support.held import check_held
 from tests.support.products import CLASSES, in_turn
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -178,7 +178,7 @@ def test_the_wrong_class_is_refused_before_weights_are_read(name, monkeypatch):
     Opening an engine reads the header and nothing else.
     """
     from pyllama_raw.engine import opening
-    from tests.tiny import tiny_model
+    from tests.support.tiny import tiny_model
 
     loads: list[object] = []
     monkeypatch.setattr(opening, "open_model", lambda *args: loads.append(args))
@@ -195,7 +195,7 @@ def test_an_override_counts_as_the_file():
     kv_overrides change what a model is taken for.
     """
     from pyllama_raw.engine.info import probe
-    from tests.tiny import tiny_model
+    from tests.support.tiny import tiny_model
 
     overrides = {"bert.pooling_type": 2}
 
@@ -219,7 +219,7 @@ def test_the_width_of_what_a_model_makes_of_a_text_is_in_its_header(
     A vector has the width of the model, ranks have a score for each label, or one.
     """
     from pyllama_raw.engine.info import probe
-    from tests.tiny import tiny_model
+    from tests.support.tiny import tiny_model
 
     model = probe(tiny_model(name)).model
 

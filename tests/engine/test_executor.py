@@ -19,7 +19,7 @@ from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import InvalidBatch, SamplingFailed
 from pyllama_raw.native.context import StepOutcome
 from pyllama_raw.options.config import ContextConfig, SchedulerConfig
-from tests.tiny import GENERATING, tiny_model
+from tests.support.tiny import GENERATING, tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -24,7 +24,7 @@ from pyllama_raw.engine.estimate import (
 )
 from pyllama_raw.errors import ContextFailed
 from pyllama_raw.native.libllama import Device
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

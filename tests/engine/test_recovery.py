@@ -9,14 +9,14 @@ from itertools import chain, repeat
 import pytest
 
 from pyllama_raw import EngineConfig, SamplingParams
-from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.core.request import Finished, Request, Scoring
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import ContextFailed, DecodeFailed, InvalidBatch
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.options.config import ContextConfig, SchedulerConfig
-from tests.held import check_held
-from tests.tiny import tiny_model
+from tests.support.held import check_held
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 
@@ -39,7 +39,9 @@ SCORED = SamplingParams(temperature=0, seed=0, ignore_eos=True, prompt_logprobs=
 def make_requests(sampling=GREEDY, max_tokens=10) -> list[Request]:
     return [
         Request(i, make_prompt(i, 5 + 6 * i), max_tokens, sampling=sampling, **scored)
-        for scored in [{"scores_prompt": sampling.prompt_logprobs is not None}]
+        for scored in [
+            {"scoring": None if sampling.prompt_logprobs is None else Scoring()}
+        ]
         for i in range(N_STREAMS)
     ]
 

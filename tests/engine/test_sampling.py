@@ -9,7 +9,7 @@ from pyllama_raw import SamplingParams
 from pyllama_raw.engine.sampling import Constraints, Reach, open_sampler, stages_of
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.stages import Draw, Dry, Greedy
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

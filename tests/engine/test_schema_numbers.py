@@ -10,8 +10,8 @@ from pyllama_raw.engine.guidance import Guidance
 from pyllama_raw.errors import BadSchema
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.constraints import FORMATS
-from tests.number_schemas import invalid, is_valid, outputs
-from tests.tiny import tiny_model
+from tests.support.number_schemas import invalid, is_valid, outputs
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

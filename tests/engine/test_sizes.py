@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, SchedulerConfig
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = [pytest.mark.native, pytest.mark.anyio]
 

@@ -11,8 +11,8 @@ from pyllama_raw.engine.opening import build
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
 from tests.engine.test_executor import make_prompt
-from tests.held import check_held
-from tests.tiny import tiny_model
+from tests.support.held import check_held
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -24,7 +24,7 @@ from pyllama_raw.engine.logs import (
     StepRecord,
     read_records,
     size_of,
-    step_record,
+    step_fields,
     write_records,
 )
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
@@ -122,20 +122,10 @@ def test_a_record_has_the_seconds_of_a_result():
     """
     result = StepResult(decode_s=0.25, sample_s=0.125, restore_s={0: 0.5, 1: 0.25})
 
-    record = step_record(
-        StepPlan(),
-        result,
-        Occupancy(1, 2, 3, 4, 5, 6),
-        at_s=1.0,
-        seconds=0.5,
-        host_s=0.0625,
-        n_preempted=7,
-        warms_up=False,
-    )
+    fields = step_fields(StepPlan(), result, Occupancy(1, 2, 3, 4, 5, 6))
 
-    assert record == StepRecord(
-        *(1.0, 0.5, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 7, 6),
-        host_s=0.0625,
+    assert StepRecord(at_s=1.0, seconds=0.5, **fields) == StepRecord(
+        *(1.0, 0.5, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 0, 6),
         decode_s=0.25,
         sample_s=0.125,
         restore_s=0.75,

@@ -17,10 +17,10 @@ from examples import handler
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from scripts.service_clients import Clients
 from tests.engine.support import HeldSteps
-from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, serving
 from tests.serve.test_clients import until_left
-from tests.tiny import tiny_model
+from tests.support.loops import anyio_backend  # noqa: F401
+from tests.support.tiny import tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,7 @@ import runpy
 from pathlib import Path
 
 from pyllama_raw import AsyncEngine
-from tests.replying import reply_engine
+from tests.support.replying import reply_engine
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

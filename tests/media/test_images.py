@@ -12,8 +12,8 @@ from PIL import ImageOps
 
 from pyllama_raw.errors import BadMedia, InvalidRequest
 from pyllama_raw.media import Audio, Image
-from tests.hostile import Unreadable
 from tests.media.files import deep_png, image_file, moving, pixels, png_of
+from tests.support.hostile import Unreadable
 
 FILES = {
     "png": image_file("PNG"),

@@ -29,8 +29,8 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.projector import Cut, Projector, RowRun, Run
 from tests.media.files import pixels, tone
 from tests.native.media_support import AFTER, BEFORE, helper_logits, text_tokens
-from tests.player import GREEDY, make_config
-from tests.tiny import tiny_projector
+from tests.support.player import GREEDY, make_config
+from tests.support.tiny import tiny_projector
 
 ENCODED: dict[tuple[str, bytes], array[float]] = {}
 

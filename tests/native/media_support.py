@@ -16,7 +16,7 @@ from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Bitmap, Cut, Projector, RowRun, TokenRun
 from tests.media.files import pixels, tone
-from tests.tiny import tiny_projector
+from tests.support.tiny import tiny_projector
 
 BEFORE, AFTER = "hello ", " there"
 

@@ -17,7 +17,7 @@ from pyllama_raw.native.kernels import woven_levels
 from pyllama_raw.native.libllama import WOVEN, lib, text
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 N_THREADS = 1  # more only wait for each other on a machine that is busy
 

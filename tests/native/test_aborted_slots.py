@@ -18,7 +18,7 @@ from pyllama_raw.native.context import AbortFlag, Context
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 from tests.native.support import EXACT, make_context, prefill
-from tests.tiny import ATTENTION, SWA, tiny_model
+from tests.support.tiny import ATTENTION, SWA, tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -12,7 +12,7 @@ from pyllama_raw.native.model import ControlVector, Model, load_adapter
 from scripts.mutations import gguf_file
 from scripts.mutations.mutations import mutate
 from tests.native.support import last_logits, make_context, make_prompt, run_python
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.tiny import tiny_adapter, tiny_model
 
 pytestmark = pytest.mark.native
 

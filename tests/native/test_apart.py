@@ -15,7 +15,7 @@ from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model, quantize
 from tests.native.support import last_logits, make_context, prefill
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 N_SLOTS, N_PROMPT, N_STEPS = 8, 40, 4
 TOKENS = np.random.default_rng(0).integers(3, 200, (N_SLOTS, N_PROMPT), np.int32)

@@ -21,7 +21,7 @@ from pyllama_raw.native.memory import CELL_BYTES, NO_WEIGHTS, breakdown_of
 from pyllama_raw.native.model import Model, quantize
 from pyllama_raw.native.projector import Projector
 from tests.native.support import run_python
-from tests.tiny import GENERATING, tiny_model, tiny_projector
+from tests.support.tiny import GENERATING, tiny_model, tiny_projector
 
 pytestmark = pytest.mark.native
 

@@ -22,9 +22,15 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import ContextConfig
 from tests.native.support import EXACT, last_logits, make_context, prefill
-from tests.player import Played, Player, differences, distance_to_replay, playing
+from tests.support.player import (
+    Played,
+    Player,
+    differences,
+    distance_to_replay,
+    playing,
+)
 from tests.support.products import in_turn, of_a_class
-from tests.tiny import GENERATING, HYBRID, RECURRENT, SWA, tiny_model
+from tests.support.tiny import GENERATING, HYBRID, RECURRENT, SWA, tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -15,7 +15,7 @@ from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler, RowSamplers
 from tests.native.support import EXACT, generate, make_context, run_python
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

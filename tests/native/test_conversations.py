@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from pyllama_raw.core.exact import N_FRESH
-from tests.conversations import converse
-from tests.last_digits import steady_attention
-from tests.player import playing
+from tests.support.conversations import converse
+from tests.support.last_digits import steady_attention
+from tests.support.player import playing
 from tests.support.products import in_turn, of_a_class
-from tests.tiny import GENERATING, HYBRID, RECURRENT, SWA, tiny_model
+from tests.support.tiny import GENERATING, HYBRID, RECURRENT, SWA, tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -4,7 +4,7 @@ import pytest
 
 from pyllama_raw import SamplingParams
 from pyllama_raw.api.blocking import Engine
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -21,7 +21,7 @@ from pyllama_raw.engine.state_files import ENTRY_BYTES, INDEX_BYTES, SpanKeys
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
 from tests.engine.test_disk_store import flip, n_used, states_in
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -36,7 +36,7 @@ from tests.native.stage_reference import (
     mirostat_first,
     softmax,
 )
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -8,7 +8,7 @@ import pytest
 from pyllama_raw import EmbeddingConfig
 from scripts.mutations.gguf_file import read
 from tests.native.support import run_python
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from pyllama_raw.engine.operations import SlotOperations
-from tests.conversations import converse
-from tests.experts import Parting, parting
-from tests.player import playing
-from tests.tiny import tiny_model
+from tests.support.conversations import converse
+from tests.support.experts import Parting, parting
+from tests.support.player import playing
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -12,7 +12,7 @@ from pyllama_raw.native.kernels import Watch
 from pyllama_raw.native.libllama import system_info
 from pyllama_raw.native.model import Model, quantize
 from tests.native.support import last_logits, make_context, make_prompt
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

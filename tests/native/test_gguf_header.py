@@ -19,7 +19,7 @@ from pyllama_raw.native.model import Model
 from scripts.mutations.gguf_file import ARRAY, STRING, U32, File, Value, read
 from scripts.tiny_models import gguf
 from scripts.tiny_models.recipe import Recipe, experts, sizes
-from tests.tiny import RECIPES, tiny_model
+from tests.support.tiny import RECIPES, tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -9,7 +9,7 @@ import pytest
 
 from build_lib import FFI_DIR
 from scripts.sync_cdef import built_include
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 pytestmark = pytest.mark.native
 

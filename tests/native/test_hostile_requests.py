@@ -10,8 +10,8 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.errors import InvalidRequest
-from tests.hostile import Unhashable
-from tests.tiny import tiny_model
+from tests.support.hostile import Unhashable
+from tests.support.tiny import tiny_model
 
 pytestmark = [pytest.mark.native, pytest.mark.anyio]
 

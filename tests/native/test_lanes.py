@@ -24,7 +24,7 @@ from tests.native.support import (
     names_of,
     prefill,
 )
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

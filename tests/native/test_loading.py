@@ -10,7 +10,7 @@ from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams
 from pyllama_raw.engine import executor
 from pyllama_raw.native import LoadMode
 from tests.support.native_loops import anyio_backend  # noqa: F401
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -18,7 +18,7 @@ from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.vocab import MAX_WORD
 from scripts.tiny_models.splitting import SPLITTING
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from tests.last_digits import assert_near
 from tests.native.media_support import evaluate, helper_logits, loaded, sample
 from tests.native.support import EXACT, make_context
-from tests.tiny import PROJECTORS
+from tests.support.last_digits import assert_near
+from tests.support.tiny import PROJECTORS
 
 pytestmark = pytest.mark.native
 

@@ -18,7 +18,7 @@ from pyllama_raw.native.model import Model
 from tests.api.media_engines import opened, picture
 from tests.media.files import wav_file
 from tests.native.support import make_context
-from tests.tiny import PROJECTORS
+from tests.support.tiny import PROJECTORS
 
 pytestmark = pytest.mark.native
 

@@ -11,7 +11,7 @@ from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
 from scripts.mutations.gguf_file import read
 from tests.native.support import run_python
-from tests.tiny import PROJECTORS, tiny_projector
+from tests.support.tiny import PROJECTORS, tiny_projector
 
 pytestmark = pytest.mark.native
 

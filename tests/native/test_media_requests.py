@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from pyllama_raw.core.memory.slots import HEADROOM
 from pyllama_raw.core.request import CacheTier
-from tests.last_digits import assert_near
 from tests.native.media_player import MediaPlayer, Prompt, playing_media
+from tests.support.last_digits import assert_near
 from tests.support.products import in_turn
-from tests.tiny import PROJECTORS
+from tests.support.tiny import PROJECTORS
 
 pytestmark = pytest.mark.native
 

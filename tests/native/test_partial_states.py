@@ -19,7 +19,7 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import CacheConfig, EngineConfig
 from tests.native.support import last_logits, make_context, make_prompt, prefill
-from tests.tiny import HYBRID, RECURRENT, SWA, tiny_model
+from tests.support.tiny import HYBRID, RECURRENT, SWA, tiny_model
 
 pytestmark = pytest.mark.native
 

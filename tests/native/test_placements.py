@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.try_placements import generating
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 ALWAYS = {"qwen2", "lfm2"}  # attention, and a hybrid

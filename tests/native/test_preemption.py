@@ -14,8 +14,8 @@ from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
-from tests.held import check_held
-from tests.tiny import tiny_model
+from tests.support.held import check_held
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

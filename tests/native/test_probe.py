@@ -12,7 +12,7 @@ from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import ContextConfig
 from scripts.mutations.gguf_file import F32, Value, read
 from tests.native.support import EXACT, make_context, make_prompt, prefill
-from tests.tiny import GENERATING, tiny_model
+from tests.support.tiny import GENERATING, tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -27,10 +27,10 @@ from pyllama_raw.native.sampler import RowSampler
 from scripts.mutations.gguf_file import Tensor, Value, read
 from scripts.tiny_models.projectors import F16
 from tests.api.media_engines import deep_projector
-from tests.limits import LIMIT_S
 from tests.native.media_support import N_SAMPLES, loaded, rows_of, sample
 from tests.native.support import EXACT, generate, make_context
-from tests.tiny import PROJECTORS, tiny_model, tiny_projector
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import PROJECTORS, tiny_model, tiny_projector
 
 pytestmark = pytest.mark.native
 

@@ -9,7 +9,7 @@ from pyllama_raw import ConfigError
 from pyllama_raw.errors import ModelLoadFailed, QuantizeFailed
 from pyllama_raw.native.gguf import check_gguf
 from pyllama_raw.native.model import FILE_TYPES, Model, quantize
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

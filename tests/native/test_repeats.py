@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pyllama_raw.core.request import CacheTier
-from tests.last_digits import is_usable
-from tests.player import Played, playing
-from tests.tiny import GENERATING, tiny_model
+from tests.support.last_digits import is_usable
+from tests.support.player import Played, playing
+from tests.support.tiny import GENERATING, tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -23,7 +23,7 @@ from pyllama_raw import (
 )
 from pyllama_raw.native.context import StepOutcome
 from scripts.tiny_models.vocab import END_OF_GENERATION
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = [
     pytest.mark.native,

@@ -19,7 +19,7 @@ from pyllama_raw.engine import opening
 from pyllama_raw.errors import ModelLoadFailed
 from scripts.mutations.gguf_file import read
 from tests.native.support import run_python
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

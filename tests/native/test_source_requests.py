@@ -26,9 +26,9 @@ from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import DecodeFailed, InvalidBatch
 from pyllama_raw.native.libllama import lib
-from tests.near_ties import parting
 from tests.support.native_loops import anyio_backend  # noqa: F401
-from tests.tiny import tiny_model
+from tests.support.near_ties import parting
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

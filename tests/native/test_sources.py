@@ -11,7 +11,7 @@ from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import AbortFlag, Context
 from pyllama_raw.native.model import Model
 from tests.native.support import make_context
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -13,7 +13,7 @@ from pyllama_raw.native import vocab as vocabs
 from pyllama_raw.native.model import Model
 from scripts.mutations.gguf_file import read
 from scripts.tiny_models import vocab
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

@@ -11,7 +11,7 @@ from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.memory import ALL_SLOTS
 from pyllama_raw.native.model import Model
 from tests.native.support import EXACT, last_logits, make_context, make_prompt, prefill
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 UNIFIED: dict[str, Any] = {"kv_unified": True, "n_ctx": 256}

@@ -19,7 +19,7 @@ from pyllama_raw.prompts.rendering.processes import (
     TemplateRefused,
     Unreadable,
 )
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 CHAT = [{"role": "user", "content": "a"}]
 ENDLESS = (

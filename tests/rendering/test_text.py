@@ -11,7 +11,7 @@ from pyllama_raw.prompts.rendering.environment import (
     from_template,
     origins,
 )
-from tests.markers import texts
+from tests.support.markers import texts
 
 pieces = st.lists(st.tuples(texts, st.booleans()), max_size=5)
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from pyllama_raw.replicas.relay import Outbox
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 pytestmark = pytest.mark.anyio
 

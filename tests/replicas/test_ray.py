@@ -16,7 +16,7 @@ import pytest
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
 from pyllama_raw.serve.deployment import Deployment
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytest.importorskip("ray.serve", reason="needs the extra ray")
 

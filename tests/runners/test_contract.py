@@ -18,9 +18,9 @@ from pyllama_raw.runners import (
 from pyllama_raw.runners.errors import NetworkError
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.testing import FakeExecutor, fake_limits
-from tests.loops import anyio_backend  # noqa: F401
 from tests.runners.stub import Stub, chunk, honest, stream
 from tests.serve.support import chatting, serving
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytest.register_assert_rewrite("pyllama_raw.testing.runner_contract")
 

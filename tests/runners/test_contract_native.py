@@ -11,7 +11,7 @@ from pyllama_raw.runners import PYLLAMA, LocalRunner, ModelRunner, RemoteRunner
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.testing.runner_contract import RunnerContract
 from tests.serve.support import serving
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

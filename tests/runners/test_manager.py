@@ -17,9 +17,9 @@ from pyllama_raw.runners import (
 )
 from pyllama_raw.runners.errors import NetworkError
 from pyllama_raw.runners.pool import runner_for
-from tests.limits import LIMIT_S
-from tests.loops import anyio_backend  # noqa: F401
 from tests.runners.pooled import FEW, Sick, Stillborn, ask
+from tests.support.limits import LIMIT_S
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

@@ -25,9 +25,9 @@ from pyllama_raw.runners import (
     RunnerHealth,
     RunnerMemory,
 )
-from tests.limits import LIMIT_S
-from tests.loops import anyio_backend  # noqa: F401
 from tests.runners.pooled import FEW, Clock, ask
+from tests.support.limits import LIMIT_S
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

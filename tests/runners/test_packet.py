@@ -11,7 +11,7 @@ from pyllama_raw.runners import LocalRunner, MockRunner, TensorPacket
 from pyllama_raw.runners.packet import SIZES, asked_by, infer, model_info
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from pyllama_raw.testing.runner_contract import settled
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.loops import anyio_backend  # noqa: F401
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from pyllama_raw.runners.errors import (
     NetworkError,
     UnexpectedAnswer,
 )
-from tests.loops import anyio_backend  # noqa: F401
 from tests.runners.stub import (
     CHAT,
     DONE,
@@ -36,6 +35,7 @@ from tests.runners.stub import (
     stream,
     stub_of,
 )
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

@@ -28,7 +28,6 @@ from pyllama_raw.runners.errors import (
     ServerError,
     UnexpectedAnswer,
 )
-from tests.loops import anyio_backend  # noqa: F401
 from tests.runners.stub import (
     DONE,
     answer_of,
@@ -41,6 +40,7 @@ from tests.runners.stub import (
     stream,
     stub_of,
 )
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 
@@ -168,7 +168,7 @@ async def test_a_service_that_hangs_has_a_limit():
         with pytest.raises(RunnerTimeout) as caught:
             await answer_of(runner)
 
-        assert (caught.value.what, len(stub_of(runner).requests)) == (what, n_tries)
+        assert (caught.value.phase, len(stub_of(runner).requests)) == (what, n_tries)
 
 
 async def test_health_has_a_short_limit_of_its_own():

@@ -19,7 +19,6 @@ from pyllama_raw.runners.errors import (
     ServerError,
     UnexpectedAnswer,
 )
-from tests.loops import anyio_backend  # noqa: F401
 from tests.runners.stub import (
     CHAT,
     answer_of,
@@ -31,6 +30,7 @@ from tests.runners.stub import (
     stream,
     stub_of,
 )
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

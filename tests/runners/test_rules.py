@@ -34,7 +34,7 @@ from pyllama_raw.runners.guards import (
     retried,
     timed,
 )
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.loops import anyio_backend  # noqa: F401
 
 BUSY = ServerError(503, "busy")
 EXAMPLES = [
@@ -423,7 +423,7 @@ async def test_a_source_that_hangs_is_named_by_its_limit(n_before, limits, what)
         async for _ in timed(source(), Timeouts(**limits)):
             pass
 
-    assert (caught.value.what, ended) == (what, [True])
+    assert (caught.value.phase, ended) == (what, [True])
 
 
 # -- money --------------------------------------------------------------------

@@ -27,8 +27,8 @@ from pyllama_raw.runners import (
 from pyllama_raw.runners.child import Child
 from pyllama_raw.runners.errors import NotReady, RunnerDied
 from pyllama_raw.runners.keeper import members
-from tests.limits import LIMIT_S
-from tests.loops import anyio_backend  # noqa: F401
+from tests.support.limits import LIMIT_S
+from tests.support.native_loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 STUB = Path(__file__).with_name("stub_server.py")

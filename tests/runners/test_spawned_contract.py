@@ -23,7 +23,7 @@ from pyllama_raw.runners import (
 )
 from pyllama_raw.runners.errors import RunnerDied
 from pyllama_raw.testing.runner_contract import RunnerContract
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 GENERATES = ["generate"]

@@ -10,7 +10,7 @@ from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams, SchedulerConf
 from pyllama_raw.errors import RequestError, Unsupported
 from pyllama_raw.options.sampling import FIELDS, PREFIX, STAGES, with_declared
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
-from tests.tiny import RECIPES
+from tests.support.tiny import RECIPES
 
 DECLARED = {
     "sequence": "penalties;top_k;typ_p;adaptive_p;temperature",

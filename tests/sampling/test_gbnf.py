@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyllama_raw.errors import BadGrammar
-from pyllama_raw.options.constraints import MAX_ITEMS, to_lark
+from pyllama_raw.options.gbnf import MAX_ITEMS, to_lark
 
 GOOD = [
     'root ::= "a"',

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 OURS = [sys.executable, "-m", "pyllama_raw.cli.llama_server"]
 LISTENS = re.compile(

@@ -17,7 +17,7 @@ from fastapi.utils import ModelField, create_model_field
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import make_app
 from pyllama_raw.testing import FakeExecutor, fake_parts
-from tests.limits import LIMIT_S  # noqa: F401 - tests of the service have it from here
+from tests.support.limits import LIMIT_S  # noqa: F401 - tests of the service have it from here
 
 BACKLOG = 2048  # connections that wait for the server
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"

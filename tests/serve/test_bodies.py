@@ -20,9 +20,9 @@ from pyllama_raw.serve.keys import VARIABLE
 from pyllama_raw.serve.reading import INLINE, MAX_DEPTH, check_values
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
-from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting, serving
 from tests.serve.wire import chat, wire
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from scripts.service_clients import Clients, Outcome, chat, read, taken
 from tests.engine.support import HeldSteps
-from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting, serving
-from tests.tiny import tiny_model
+from tests.support.loops import anyio_backend  # noqa: F401
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
 

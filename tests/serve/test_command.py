@@ -18,7 +18,7 @@ from pyllama_raw.serve.config import ModelsConfig
 from pyllama_raw.serve.deployment import Deployment, read
 from pyllama_raw.serve.residents import budget_of
 from tests.serve.support import LIMIT_S
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 FILE = """
 port = 8080

@@ -12,7 +12,7 @@ from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.keys import ADMIN, VARIABLE
 from scripts.llama_server import FILL
 from tests.serve.support import chatting, serving
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
 

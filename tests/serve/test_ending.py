@@ -13,7 +13,7 @@ import pytest
 
 from tests.serve.support import LIMIT_S
 from tests.serve.wire import PATH, chat, wire
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

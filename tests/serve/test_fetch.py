@@ -10,8 +10,8 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.media import UNREACHED, fetch, is_public
-from tests.loops import anyio_backend
 from tests.serve.support import LIMIT_S
+from tests.support.loops import anyio_backend
 
 __all__ = ["anyio_backend"]
 pytestmark = pytest.mark.anyio

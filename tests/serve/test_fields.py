@@ -11,6 +11,9 @@ from openai.types.responses import input_token_count_params, response_create_par
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import ServeConfig, make_app
+from pyllama_raw.serve.actions import AdapterBody
+from pyllama_raw.serve.app import BodyRoute
+from pyllama_raw.serve.body import Body
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.llamacpp import NativeCompletionBody
 from pyllama_raw.serve.messages import MessagesBody
@@ -18,11 +21,11 @@ from pyllama_raw.serve.openai import ChatBody, CompletionBody, read_completion
 from pyllama_raw.serve.responses import ResponsesBody
 from pyllama_raw.serve.tokens import DetokenizeBody, TokenizeBody
 from pyllama_raw.serve.vectors import EmbeddingBody, RerankBody
-from scripts.field_table import PAGE, written
-from tests.last_digits import assert_near
+from scripts.field_table import PAGE, ROWS, written
 from tests.serve.support import chatting
 from tests.serve.test_gate import CHAT, PATH, asking, client_of
-from tests.tiny import tiny_model
+from tests.support.last_digits import assert_near
+from tests.support.tiny import tiny_model
 
 MESSAGES = [{"role": "user", "content": "a"}]
 SDK = (
@@ -120,6 +123,25 @@ def test_the_table_of_the_docs_is_what_the_code_does():
     page = PAGE.read_text("utf-8")
 
     assert written(page) == page
+
+
+@pytest.mark.anyio
+async def test_each_body_has_a_row_of_the_table():
+    """
+    But that of an operator, who sends no fields of other servers.
+    """
+    async with chatting() as engine:
+        routes = make_app({"a": engine}).routes
+    fields = [
+        field.field_info.annotation
+        for route in routes
+        if isinstance(route, BodyRoute)
+        for field in route.dependant.body_params
+    ]
+    bodies = {kind for kind in fields if isinstance(kind, type)}
+
+    rows = {body for _, body, _ in ROWS}
+    assert {body for body in bodies if issubclass(body, Body)} - rows == {AdapterBody}
 
 
 @pytest.mark.parametrize(("body", "names"), OTHERS)

@@ -10,7 +10,7 @@ import pytest
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import make_app
-from tests.replying import TEMPLATE, TOOL, reply_engine, reply_parts
+from tests.support.replying import TEMPLATE, TOOL, reply_engine, reply_parts
 
 pytest.importorskip("llguidance")
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from scripts.fuzz_bodies import KEPT_BYTES, fuzz
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 COUNT = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "100"))
 MODELS = ("llama", "bert", "bert-rank")

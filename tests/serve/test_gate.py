@@ -2,6 +2,7 @@
 
 import json
 from contextlib import asynccontextmanager
+from functools import cache
 from types import SimpleNamespace
 
 import anyio
@@ -15,8 +16,8 @@ from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.keys import ADMIN, VARIABLE, Bucket, Keys
 from pyllama_raw.serve.service import retry_s
-from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 
@@ -46,11 +47,17 @@ def client_of(app, headers=None):
     )
 
 
-def paths_of(app):
-    """Methods and paths of all routes, with values for what is named."""
-    for path, methods in app.openapi()["paths"].items():
-        for method in methods:
-            yield method, path.replace("{", "").replace("}", "")
+@cache
+def described():
+    """Methods and paths of all routes; to describe them takes longer than to ask them all."""
+    paths = make_app({"a": chatting()}).openapi()["paths"]
+    return [(method, path) for path, methods in paths.items() for method in methods]
+
+
+def requests_of_all():
+    """Methods and paths of all routes, with values for what is named, and of some others."""
+    for method, path in described():
+        yield method, path.replace("{", "").replace("}", "")
     yield from [("get", "/openapi.json"), ("get", "/docs"), ("get", "/nothing")]
 
 
@@ -75,10 +82,10 @@ async def test_a_wrong_key_opens_probes_alone(headers, keys_file):
     """
     Whatever the route is, and whether or not there is one.
     """
-    async with asking(headers, api_keys_file=keys_file) as (app, client):
+    async with asking(headers, api_keys_file=keys_file) as (_, client):
         statuses = {
             (path, (await client.request(method, path)).status_code)
-            for method, path in paths_of(app)
+            for method, path in requests_of_all()
         }
 
     assert {path for path, status in statuses if status == 401} >= {PATH, "/nothing"}
@@ -375,8 +382,8 @@ async def test_routes_that_answer_get_answer_head():
     """
     With the headers of GET and no body, as monitors ask.
     """
-    async with asking() as (app, client):
-        paths = [path for method, path in paths_of(app) if method == "get"]
+    async with asking() as (_, client):
+        paths = [path for method, path in requests_of_all() if method == "get"]
         got = [await client.get(path) for path in (*paths, "/")]
         heads = [await client.head(path) for path in (*paths, "/")]
         other = await client.head(PATH)

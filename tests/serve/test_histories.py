@@ -10,8 +10,8 @@ from pyllama_raw.serve.messages import MessagesBody
 from pyllama_raw.serve.messages import read as read_messages
 from pyllama_raw.serve.responses import ResponsesBody
 from pyllama_raw.serve.responses import read as read_responses
-from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
-from tests.serve.support import request_of
+from pyllama_raw.testing import FakeExecutor, fake_limits
+from tests.serve.support import chatting, request_of
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +33,7 @@ PNG = "iVBORw0KGgo="
 
 def odd_engine():
     limits = fake_limits(n_ctx_slot=2**15, n_cells=2**17, n_batch=2**15)
-    return fake_engine(FakeExecutor(limits), chat_template=TEMPLATE)
+    return chatting(FakeExecutor(limits), chat_template=TEMPLATE)
 
 
 def claude_code() -> list[dict[str, Any]]:
@@ -438,7 +438,7 @@ async def test_a_role_that_stays_refused_is_said_in_the_words_that_agents_look_f
         {"role": "system", "content": "b"},
         {"role": "assistant", "content": "c"},
     ]
-    async with fake_engine(chat_template=never) as engine:
+    async with chatting(chat_template=never) as engine:
         transport = httpx.ASGITransport(make_app({"a": engine}))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://here"

@@ -12,9 +12,9 @@ from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.service import Exchange
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
-from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting, serving
 from tests.serve.wire import PATH, chat, wire
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

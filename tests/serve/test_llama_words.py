@@ -10,10 +10,10 @@ from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.llamacpp import NativeCompletionBody
 from pyllama_raw.serve.openai import ChatBody, CompletionBody
-from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
-from tests.loops import anyio_backend  # noqa: F401
+from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.serve.support import chatting
 from tests.serve.test_gate import CHAT, PATH, asking, client_of
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 
@@ -88,7 +88,7 @@ async def test_templates_know_the_day():
     """
     template = "{{ date_string }}, {{ datetime }}: {{ messages[0].content }}"
     own = {"chat_template_kwargs": {"datetime": "now"}}
-    async with fake_engine(chat_template=template) as engine:
+    async with chatting(chat_template=template) as engine:
         async with client_of(make_app(engine)) as client:
             told = await client.post("/apply-template", json=CHAT)
             given = await client.post("/apply-template", json=CHAT | own)
@@ -171,7 +171,7 @@ async def test_a_template_need_not_ask_for_an_answer():
     Of a prompt that is shown, and of one that is answered.
     """
     template = "{{ messages[0].content }}{% if add_generation_prompt %}: {% endif %}"
-    async with fake_engine(chat_template=template) as engine:
+    async with chatting(chat_template=template) as engine:
         async with client_of(make_app(engine)) as client:
             told = []
             for asks in (None, True, False):

@@ -9,12 +9,12 @@ import pytest
 
 from pyllama_raw.serve import make_app
 from pyllama_raw.serve.messages import MessagesBody, read
-from tests.limits import LIMIT_S
 from tests.media.files import image_file
-from tests.replying import TOOL, reply_engine
 from tests.serve.agent_clients import joined_message, message_events, messaging
 from tests.serve.support import request_of
 from tests.serve.test_openai_native import seeing
+from tests.support.limits import LIMIT_S
+from tests.support.replying import TOOL, reply_engine
 
 pytestmark = pytest.mark.anyio
 

@@ -17,10 +17,10 @@ from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig, estimate_m
 from pyllama_raw.runners import CachedModel, LocalRunner, ModelCache
 from pyllama_raw.serve import make_app
 from tests.core.residency_support import least_loads
-from tests.limits import LIMIT_S
 from tests.serve.support import serving
 from tests.serve.test_gate import client_of
-from tests.tiny import tiny_model
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import tiny_model
 
 pytestmark = [pytest.mark.native]
 

@@ -14,10 +14,10 @@ from pyllama_raw.runners import CachedModel, LocalRunner, ModelCache, RunnerMemo
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
-from tests.limits import LIMIT_S
-from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import chatting
 from tests.serve.test_gate import CHAT, PATH
+from tests.support.limits import LIMIT_S
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 FACTS = (

@@ -11,7 +11,7 @@ from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, ModelConfig
 from pyllama_raw.serve import make_app
 from scripts.tiny_models import vocab
 from tests.serve.support import LIMIT_S, serving
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.tiny import tiny_adapter, tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 

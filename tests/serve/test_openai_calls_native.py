@@ -11,10 +11,10 @@ from anyio import to_thread
 
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig
 from pyllama_raw.api.model import Opener
-from tests.replying import TEMPLATE
 from tests.serve.calls import joined, seen
 from tests.serve.clients import chat_chunks, talking
-from tests.tiny import tiny_model
+from tests.support.replying import TEMPLATE
+from tests.support.tiny import tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 

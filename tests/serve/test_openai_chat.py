@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
+from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.serve.clients import chat_chunks, joined_chat, talking, whole_chat
 from tests.serve.support import TEMPLATE, chatting
 
@@ -114,7 +114,7 @@ async def test_tools_reach_the_template_unless_none_may_be_called():
     """
     asked = {"model": "a", "messages": MESSAGES, "max_tokens": 1, "user": "me"}
     counts = []
-    async with fake_engine(chat_template=WITH_TOOLS) as engine, talking(engine) as c:
+    async with chatting(chat_template=WITH_TOOLS) as engine, talking(engine) as c:
         for choice in ("auto", "none"):
             answer = await c.chat.completions.create(
                 **asked, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False
@@ -129,7 +129,7 @@ async def test_a_call_that_nobody_knows_how_to_write_cannot_be_demanded():
     It is a 400 that names the choice, because the template prints no calls.
     """
     asked = {"model": "a", "messages": MESSAGES, "tools": [TOOL]}
-    async with fake_engine(chat_template=WITH_TOOLS) as engine, talking(engine) as c:
+    async with chatting(chat_template=WITH_TOOLS) as engine, talking(engine) as c:
         with pytest.raises(openai.BadRequestError) as caught:
             await c.chat.completions.create(**asked, tool_choice="required")
 

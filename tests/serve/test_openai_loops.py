@@ -7,8 +7,8 @@ import httpx2
 import pytest
 
 from pyllama_raw.serve import make_app
-from tests.loops import anyio_backend
 from tests.serve.support import LIMIT_S, chatting, serving
+from tests.support.loops import anyio_backend
 
 __all__ = ["anyio_backend"]
 pytestmark = pytest.mark.anyio

@@ -6,9 +6,15 @@ import json
 import openai
 import pytest
 
-from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, MediaConfig
+from pyllama_raw import (
+    AsyncEngine,
+    ContextConfig,
+    EngineConfig,
+    Image,
+    MediaConfig,
+    SamplingParams,
+)
 from pyllama_raw.serve import make_app
-from tests.last_digits import assert_near
 from tests.media.files import image_file, wav_file
 from tests.serve.clients import (
     chat_chunks,
@@ -19,7 +25,8 @@ from tests.serve.clients import (
     whole_chat,
 )
 from tests.serve.test_gate import client_of
-from tests.tiny import tiny_model, tiny_projector
+from tests.support.last_digits import assert_near
+from tests.support.tiny import tiny_model, tiny_projector
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
@@ -132,6 +139,48 @@ async def test_an_image_is_seen_whole_and_streamed():
 
     assert joined_chat(chunks) == whole_chat(whole)
     assert n_encoded == 1
+
+
+async def test_a_raw_prompt_has_images_at_its_markers():
+    """
+    As llama-server has them: the prompt is that of the engine's list, and a stream counts its rows.
+    """
+    picture = image_file("PNG")
+    data = [base64.b64encode(picture).decode()]
+    raw = {"prompt_string": "see <__media__> now", "multimodal_data": data}
+    asked = {"prompt": raw, "temperature": 0, "n_predict": 5, "return_tokens": True}
+    async with seeing() as engine, client_of(make_app({"a": engine})) as client:
+        own = await engine.complete(
+            ["see ", Image(picture), " now"],
+            SamplingParams(temperature=0, max_tokens=5),
+        )
+        whole = (await client.post("/completion", json=asked)).json()
+        stream = await client.post("/completion", json=asked | {"stream": True})
+
+    assert tuple(whole["tokens"]) == own.token_ids
+    assert whole["tokens_evaluated"] == own.usage.prompt_tokens > 10
+    first = json.loads(stream.text.splitlines()[0][6:])
+    assert first["tokens_evaluated"] == own.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "place"),
+    [
+        ("no marker", ["eA=="], "prompt.multimodal_data"),
+        ("<__media__><__media__>", ["eA=="], "prompt.multimodal_data"),
+        ("<__media__>", ["?"], "prompt.multimodal_data[0]"),
+        ("<__media__>", ["eA=="], "prompt.multimodal_data[0]"),
+    ],
+)
+async def test_wrong_media_of_a_raw_prompt_have_their_place(text, data, place):
+    """
+    A number of markers that is not that of the media, and data that is no image.
+    """
+    prompt = {"prompt_string": text, "multimodal_data": data}
+    async with seeing() as engine, client_of(make_app({"a": engine})) as client:
+        answer = await client.post("/completion", json={"prompt": prompt})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, place)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import httpx
 import openai
 import pytest
 
-from tests.limits import LIMIT_S
-from tests.replying import TEMPLATE, TOOL, reply_engine
 from tests.serve.calls import joined, seen
 from tests.serve.clients import chat_chunks, talking
+from tests.support.limits import LIMIT_S
+from tests.support.replying import TEMPLATE, TOOL, reply_engine
 
 pytestmark = pytest.mark.anyio
 

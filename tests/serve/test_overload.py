@@ -9,9 +9,9 @@ from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.service import Service
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
-from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting, serving
 from tests.serve.wire import chat, wire
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

@@ -20,11 +20,11 @@ from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.page import HTML
 from pyllama_raw.testing import EOS, FakeExecutor, fake_engine, fake_limits
 from scripts.browser import PROGRAM, Page, browsing
-from tests.limits import LIMIT_S
 from tests.media.files import image_file
-from tests.replying import reply_engine
 from tests.serve.support import serving
-from tests.tiny import tiny_projector
+from tests.support.limits import LIMIT_S
+from tests.support.replying import reply_engine
+from tests.support.tiny import tiny_projector
 
 has_none = pytest.mark.skipif(PROGRAM is None, reason="apt-get install chromium")
 

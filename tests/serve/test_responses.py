@@ -6,11 +6,11 @@ import pytest
 
 from pyllama_raw.serve import make_app
 from pyllama_raw.serve.responses import ResponsesBody, read
-from tests.limits import LIMIT_S
-from tests.replying import TOOL, reply_engine
 from tests.serve.agent_clients import items_of, joined_response, response_events
 from tests.serve.clients import talking
 from tests.serve.support import chatting, request_of
+from tests.support.limits import LIMIT_S
+from tests.support.replying import TOOL, reply_engine
 
 pytestmark = pytest.mark.anyio
 

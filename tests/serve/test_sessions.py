@@ -15,7 +15,6 @@ from pyllama_raw.serve.responses import ResponsesBody
 from pyllama_raw.serve.service import Service
 from scripts.mutations import gguf_file
 from scripts.tiny_models.gguf_values import encode
-from tests.replying import TEMPLATE, TOOL
 from tests.serve.agent_clients import (
     items_of,
     joined_message,
@@ -27,7 +26,8 @@ from tests.serve.agent_clients import (
 from tests.serve.clients import talking
 from tests.serve.sessions import claude_code, codex
 from tests.serve.support import request_of
-from tests.tiny import tiny_model
+from tests.support.replying import TEMPLATE, TOOL
+from tests.support.tiny import tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 

@@ -10,7 +10,6 @@ import pytest
 
 import pyllama_raw
 from scripts.tiny_models import vocab
-from tests.limits import LIMIT_S
 from tests.serve.starters import (
     MEMORY,
     OURS,
@@ -20,7 +19,8 @@ from tests.serve.starters import (
     started,
     theirs,
 )
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import tiny_adapter, tiny_model
 
 pytestmark = pytest.mark.native
 

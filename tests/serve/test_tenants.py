@@ -14,12 +14,12 @@ from pyllama_raw.serve.service import Exchange, Service
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from scripts.service_clients import Clients
 from tests.engine.support import HeldSteps
-from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting, serving
 from tests.serve.test_clients import until_left
 from tests.serve.test_gate import CHAT, PATH, asking, client_of
 from tests.serve.wire import chat
-from tests.tiny import tiny_model
+from tests.support.loops import anyio_backend  # noqa: F401
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
 

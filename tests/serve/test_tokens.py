@@ -7,7 +7,7 @@ import pytest
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import make_app
 from tests.serve.support import LIMIT_S, serving
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 CHAT = [{"role": "user", "content": "a text"}]
 
@@ -35,6 +35,7 @@ async def test_tokens_go_there_and_back(anyio_backend_name):
                     n_chat = await engine.count(CHAT)
                     prompt = await post("/tokenize", prompt="a text")
                     text = await post("/detokenize", tokens=wanted)
+                    no_ids = await post("/detokenize", tokens=[1, 2**40])
                     nothing = await post("/tokenize")
                     no_chat = await post("/tokenize", messages=[])
                     info = (await client.get("/tokenizer_info")).json()
@@ -47,6 +48,7 @@ async def test_tokens_go_there_and_back(anyio_backend_name):
     assert content["max_model_len"] == engine.n_ctx_slot
     assert "a text" in text["content"]
     assert nothing["error"]["param"] == "content"
+    assert no_ids["error"]["param"] == "tokens"
     assert no_chat["error"]["message"] == "messages: give at least one message"
     assert info["eos_token"]
 

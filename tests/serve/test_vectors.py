@@ -11,10 +11,10 @@ import pytest
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import make_app
-from tests.last_digits import assert_near
 from tests.serve.support import LIMIT_S, serving
 from tests.serve.test_chat import client_of
-from tests.tiny import tiny_model
+from tests.support.last_digits import assert_near
+from tests.support.tiny import tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 

@@ -1,4 +1,8 @@
-"""Both event loops, trio by night: the library waits as fakes do, which both loops have each time."""
+"""
+Both event loops, trio by night.
+
+The library and child processes wait as fakes do, which both loops have each time.
+"""
 
 import pytest
 

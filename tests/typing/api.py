@@ -20,7 +20,9 @@ from pyllama_raw.results import (
     EngineInfo,
     EngineState,
     EngineStats,
+    LabelScore,
     LengthLimit,
+    Likelihood,
     SamplerUse,
     Score,
     SlotStats,
@@ -98,6 +100,8 @@ async def facts() -> None:
     assert_type(engine.info.n_ctx_slot, int)
     assert_type(engine.stats().state, EngineState)
     assert_type(engine.state, EngineState)
+    assert_type(await engine.score_many([1], [[2]], n_top=1), list[Likelihood])
+    assert_type(await engine.classify("a", ("b",)), list[LabelScore])
     assert_type(await engine.warmup(), None)
     assert_type(await engine.sleep(2), None)
     assert_type(await engine.wake(), None)
@@ -119,6 +123,8 @@ def blocking() -> None:
         assert_type(either, list[Result | PyllamaError])
         assert_type(engine.complete_n("a", SamplingParams(n=2)), tuple[Result, ...])
         assert_type(engine.score("a"), Score)
+        assert_type(engine.score_many("a", ["b", [1]]), list[Likelihood])
+        assert_type(engine.classify("a", ["b"], "per_token"), list[LabelScore])
         assert_type(engine.stats(), EngineStats)
         assert_type(engine.info, EngineInfo)
         assert_type(engine.sleep(), None)

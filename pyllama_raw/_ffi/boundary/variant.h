@@ -1,4 +1,4 @@
-/* Variants of ggml's CPU backend, each a library of its own: see _ffi/variants.py. */
+/* Variants of ggml's CPU backend, each a library of its own: see _ffi/__init__.py. */
 #pragma once
 
 #include <stdbool.h>

@@ -107,6 +107,8 @@ class Kernels {
             follow(node);
         } else if (node->op == GGML_OP_CUSTOM) {
             reset(node);
+        } else if (weaves_ && woven_.looks_up(node)) {
+            take(node, kernels::WOVEN + WovenProduct::kind_of(node->src[0]->type), lookup_node_);
         } else if (weaves_ && woven_.takes(node)) {
             take(node, kernels::WOVEN + WovenProduct::kind_of(node->src[0]->type), woven_node_);
         } else if (sums_ == PLR_SUMS_LIBLLAMA && columns_.takes(node, are_streams())) {
@@ -170,7 +172,7 @@ class Kernels {
 
     // libllama computes a graph again without making its nodes anew.
     void reset(ggml_tensor * node) const {
-        for (const CustomNode * ours : {&woven_node_, &columns_node_, &attention_node_, &text_node_,
+        for (const CustomNode * ours : {&woven_node_, &lookup_node_, &columns_node_, &attention_node_, &text_node_,
                                         &f32_node_, &f16_node_, &gelu_node_, &norm_node_,
                                         &halves_node_}) {
             if (ours->is_of(node)) {
@@ -229,6 +231,7 @@ class Kernels {
     F32Product             f32_;
     F16Product             f16_;
     const CustomNode woven_node_{WovenProduct::compute, &woven_};
+    const CustomNode lookup_node_{WovenProduct::look_up, &woven_};
     const CustomNode columns_node_{ColumnProduct::compute, &columns_};
     const CustomNode attention_node_{Attention::compute, &orders_};
     const CustomNode text_node_{TextAttention::compute, &orders_};

@@ -50,12 +50,13 @@ struct plr_watch {
 
     void count(const ggml_tensor & node, ggml_op op) {
         // What was ours when a graph was made is ours when it is computed again. Of our
-        // operations products alone have weights first.
+        // operations products alone have weights and then columns of floats.
         const bool ours     = node.op != op || op == GGML_OP_CUSTOM;
         const bool is_named = op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID;
         if (op == GGML_OP_FLASH_ATTN_EXT) {
             add(attentions[ours ? PLR_BY_US : PLR_BY_LIBLLAMA], 1);
-        } else if ((is_named || op == GGML_OP_CUSTOM) && is_weight(node.src[0])) {
+        } else if ((is_named || op == GGML_OP_CUSTOM) && is_weight(node.src[0]) &&
+                   node.src[1]->type == GGML_TYPE_F32) {
             const ggml_tensor & rows = *node.src[0];
             add(products[rows.type][ours ? PLR_BY_US : by_buffer(rows)],
                 ggml_nelements(&node) * rows.ne[0]);

@@ -331,11 +331,13 @@ struct Kind {
     int       n_blocks;  // of 32 weights, that are woven together
     int       n_bytes;   // of these, of 16 rows
     void (*weave)(const char * const *, uint8_t *);
+    void (*unpack)(const uint8_t * rows, int row, int n_blocks, float * to);  // perhaps nullptr
 };
 
 template <class... W>
 constexpr std::array<Kind, sizeof...(W)> kinds_of(Types<W...>) {
-    return {{{W::kType, W::kBlocks, W::kBytes, W::weave}...}};
+    return {{{W::kType, W::kBlocks, W::kBytes, W::weave,
+              W::kMinimum == Minimum::NONE ? plain::unpack<W> : nullptr}...}};
 }
 
 constexpr auto kKinds = kinds_of(plain::All());

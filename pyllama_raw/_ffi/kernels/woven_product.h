@@ -5,8 +5,10 @@
 // matrix is woven by the first product that needs it, by all threads. So the first tokens of a
 // large mixture of experts wait for the experts that they are sent to, and not for all of them, and
 // an expert that is never used is never read. Contexts of one model share what is woven. The pages
-// of the file that it was read from are given back, so a model takes as much memory as before. Only
-// weights that are mapped from their file are taken, because others would be there twice.
+// of the file that it was read from are given back a step at a time, so a model takes as much memory
+// as before, also meanwhile. Rows of embeddings that are weights of the output, too, are unpacked
+// again, if that gives the same bits. Whoever else reads the file's form has it from the cache of the
+// system. Only weights that are mapped from their file are taken, because others would be there twice.
 #pragma once
 
 #include <sys/mman.h>
@@ -15,11 +17,13 @@
 #include <algorithm>
 #include <atomic>
 #include <bitset>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <unordered_map>
+#include <utility>
 
 #include "custom_node.h"
 #include "ggml-backend.h"
@@ -27,12 +31,53 @@
 #include "scratch.h"
 #include "woven_levels.h"
 
+// Memory of huge pages, of which tensors of one model take parts. A stream reads all weights for each
+// token, and small pages slow that by a fifth. A tensor alone would fill its last one in vain.
+class WovenPages {
+  public:
+    // A part for a tensor in *buffer*, which holds its pages; nullptr: there is no memory. To be
+    // called by one thread at a time.
+    static std::shared_ptr<uint8_t> part(const void * buffer, size_t n_bytes) {
+        static std::unordered_map<const void *, std::weak_ptr<WovenPages>> latest;  // by buffer
+        n_bytes    = (n_bytes + kAhead + 63) / 64 * 64;
+        auto pages = latest[buffer].lock();
+        if (pages == nullptr || pages->n_left_ < n_bytes) {
+            pages          = std::make_shared<WovenPages>();
+            pages->n_left_ = (std::max(n_bytes, kMany) + kHuge - 1) / kHuge * kHuge;
+            pages->next_   = static_cast<uint8_t *>(std::aligned_alloc(kHuge, pages->n_left_));
+            pages->data_.reset(pages->next_);
+            if (pages->next_ == nullptr) {
+                return nullptr;
+            }
+#ifdef MADV_HUGEPAGE
+            madvise(pages->next_, pages->n_left_, MADV_HUGEPAGE);  // a wish: it may go unheard
+#endif
+            latest[buffer] = pages;
+        }
+        pages->n_left_ -= n_bytes;
+        return {pages, std::exchange(pages->next_, pages->next_ + n_bytes)};
+    }
+
+  private:
+    static constexpr size_t kHuge  = size_t(2) << 20;
+    static constexpr size_t kMany  = size_t(64) << 20;  // what nobody writes to takes no memory
+    static constexpr size_t kAhead = 4096;  // that a tile may look at behind the end
+
+    struct Free {
+        void operator()(uint8_t * data) const { std::free(data); }
+    };
+
+    std::unique_ptr<uint8_t, Free> data_;
+    uint8_t *                      next_   = nullptr;
+    size_t                         n_left_ = 0;
+};
+
 class WovenWeights {
   public:
     using Flags = std::unique_ptr<std::atomic<bool>[]>;
 
-    Scratch memory;
-    Flags   is_ready;  // of each matrix
+    std::shared_ptr<uint8_t> memory;
+    Flags                    is_ready;  // of each matrix
 
     // Those of *rows*, which contexts of one model share; nullptr: there is no memory.
     static std::shared_ptr<WovenWeights> of(const ggml_tensor & rows, size_t n_bytes) {
@@ -44,7 +89,8 @@ class WovenWeights {
         }
         auto made      = std::make_shared<WovenWeights>();
         made->is_ready = Flags(new std::atomic<bool>[rows.ne[2]]());
-        if (!made->memory.reserve(n_bytes)) {
+        made->memory   = WovenPages::part(rows.buffer, n_bytes);
+        if (made->memory == nullptr) {
             return nullptr;
         }
         all[rows.data] = made;
@@ -89,9 +135,41 @@ class WovenProduct {
         }
         auto & weights = weights_[rows->data];
         if (!weights) {
-            weights = WovenWeights::of(*rows, rows->ne[2] * matrix_bytes(*rows) + kAhead);
+            weights = WovenWeights::of(*rows, rows->ne[2] * matrix_bytes(*rows));
         }
         return weights != nullptr;
+    }
+
+    // Whether *node* looks up rows of embeddings that a product has woven. Others are in the file.
+    bool looks_up(const ggml_tensor * node) const {
+        if (node->op != GGML_OP_GET_ROWS || node->type != GGML_TYPE_F32 || !ggml_is_contiguous(node) ||
+            node->src[1]->type != GGML_TYPE_I32 || ggml_nrows(node->src[1]) != 1 ||
+            !ggml_is_contiguous(node->src[1])) {
+            return false;
+        }
+        const auto it = weights_.find(node->src[0]->data);
+        return it != weights_.end() && it->second != nullptr && node->src[0]->ne[2] == 1 &&
+               woven::kKinds[kind_of(node->src[0]->type)].unpack != nullptr &&
+               it->second->is_ready[0].load(std::memory_order_acquire);
+    }
+
+    // Every thread of libllama calls this for every such lookup, and takes one row at a time.
+    static void look_up(ggml_tensor * node, int, int, void * data) {
+        const auto &         self    = *static_cast<const WovenProduct *>(data);
+        const ggml_tensor &  rows    = *node->src[0];
+        const WovenWeights & weights = *self.weights_.at(rows.data);
+        const woven::Kind &  kind    = woven::kKinds[kind_of(rows.type)];
+        const auto *         ids     = static_cast<const int32_t *>(node->src[1]->data);
+        NodeState &          state   = NodeState::of(node);
+        for (int i = state.take(); i < node->ne[1]; i = state.take()) {
+            auto * to = reinterpret_cast<float *>(static_cast<char *>(node->data) + i * node->nb[1]);
+            if (ids[i] < 0 || ids[i] >= rows.ne[1]) {
+                std::fill_n(to, rows.ne[0], 0.0f);
+                continue;
+            }
+            const uint8_t * group = memory_of(rows, weights, 0) + ids[i] / woven::kRows * group_bytes(rows);
+            kind.unpack(group, ids[i] % woven::kRows, int(rows.ne[0] / woven::kBlock), to);
+        }
     }
 
     // Every thread of libllama calls this for every product, as number *ith* of *n_threads*.
@@ -108,16 +186,18 @@ class WovenProduct {
         const Matrices missing = missing_of(*node, weights);
         for (int32_t matrix = 0; missing.any() && matrix < rows.ne[2]; ++matrix) {
             if (missing[matrix]) {
-                const int64_t n = n_groups(rows);
-                weave(rows, weights, matrix, n * ith / n_threads, n * (ith + 1) / n_threads);
+                const int64_t n = n_groups(rows), last = n * (ith + 1) / n_threads;
+                const int64_t step = std::max<int64_t>(1, kStep / (woven::kRows * rows.nb[1]));
+                for (int64_t group = n * ith / n_threads; group < last; group += step) {
+                    weave(rows, weights, matrix, group, std::min(group + step, last));
+                }
             }
         }
         state.wait_for_all(n_threads);
         const int32_t * begins = self.begins();
         for (int32_t matrix = 0; ith == 0 && matrix < rows.ne[2]; ++matrix) {
-            if (begins[matrix] < begins[matrix + 1] &&
-                !weights.is_ready[matrix].exchange(true, std::memory_order_acq_rel)) {
-                give_back(rows, matrix);
+            if (begins[matrix] < begins[matrix + 1]) {
+                weights.is_ready[matrix].store(true, std::memory_order_release);
             }
         }
         self.multiply(*node, weights, state, n_threads);
@@ -127,7 +207,7 @@ class WovenProduct {
 
   private:
     static constexpr int     kChunks      = 8;        // large ones that each thread finds
-    static constexpr size_t  kAhead       = 4096;     // that a tile may look at behind the end
+    static constexpr size_t  kStep        = 2 << 20;  // bytes that are woven, then given back
     static constexpr int64_t kMaxValues   = 1 << 18;  // of a row
     static constexpr int64_t kMaxMatrices = 1024;     // libllama: 512 experts
 
@@ -226,7 +306,7 @@ class WovenProduct {
         }
     }
 
-    // Rows that do not exist repeat the last one.
+    // Rows that do not exist repeat the last one. The pages of the file are given back.
     static void weave(const ggml_tensor & rows, const WovenWeights & weights, int32_t matrix,
                       int64_t first, int64_t last) {
         const woven::Kind & kind = woven::kKinds[kind_of(rows.type)];
@@ -246,6 +326,8 @@ class WovenProduct {
                 }
             }
         }
+        give_back(rows, data_of(rows, matrix) + first * woven::kRows * rows.nb[1],
+                  size_t(last - first) * woven::kRows * rows.nb[1]);
     }
 
     // A thread takes some rows of a matrix at a time, and multiplies all columns of the matrix.
@@ -278,11 +360,12 @@ class WovenProduct {
 
     // Rows first to last of *matrix*, times its columns.
     void multiply(ggml_tensor & node, const uint8_t * memory, int matrix, int first, int last) const {
-        const ggml_tensor & rows   = *node.src[0];
-        const int           kind   = kind_of(rows.type);
-        const size_t        stride = node.nb[1] / sizeof(float);
-        const int64_t       n_each = node.src[1]->ne[1];  // experts may share one
-        const int32_t       end    = begins()[matrix + 1];
+        const ggml_tensor & rows     = *node.src[0];
+        const woven::Tiles  tiles    = level_->tiles[kind_of(rows.type)];
+        const size_t        n_bytes  = group_bytes(rows), stride = node.nb[1] / sizeof(float);
+        const int64_t       n_each   = node.src[1]->ne[1];  // experts may share one
+        const int32_t       end      = begins()[matrix + 1];
+        const bool          in_order = node.src[2] == nullptr;  // results of a matrix
         for (int32_t i = begins()[matrix]; i < end; i += woven::kMostColumns) {
             const int            n  = std::min(woven::kMostColumns, end - i);
             const int32_t *      to = order(node) + i;
@@ -291,14 +374,19 @@ class WovenProduct {
                 from[c] = int32_t(to[c] / node.ne[1] * n_each + to[c] % node.ne[1] % n_each);
             }
             const woven::Columns columns{packed_.data(), int(rows.ne[0] / woven::kBlock), from};
+            auto * const         results = static_cast<float *>(node.data);
             for (int row = first; row < last; row += woven::kRows) {
                 alignas(64) float out[woven::kMostColumns * woven::kRows];
                 const int         n_rows = std::min(woven::kRows, last - row);
-                level_->tiles[kind](memory + row / woven::kRows * group_bytes(rows), columns, 0, n, out,
-                           woven::kRows, n_rows);
+                const uint8_t *   group  = memory + row / woven::kRows * n_bytes;
+                if (in_order) {
+                    tiles(group, columns, 0, n, results + to[0] * stride + row, stride, n_rows);
+                    continue;
+                }
+                tiles(group, columns, 0, n, out, woven::kRows, n_rows);
                 for (int c = 0; c < n; ++c) {
-                    std::memcpy(static_cast<float *>(node.data) + to[c] * stride + row,
-                                out + c * woven::kRows, n_rows * sizeof(float));
+                    std::memcpy(results + to[c] * stride + row, out + c * woven::kRows,
+                                n_rows * sizeof(float));
                 }
             }
         }
@@ -309,17 +397,19 @@ class WovenProduct {
     }
 
     static uint8_t * memory_of(const ggml_tensor & rows, const WovenWeights & weights, int32_t matrix) {
-        return reinterpret_cast<uint8_t *>(weights.memory.data()) + matrix * matrix_bytes(rows);
+        return weights.memory.get() + matrix * matrix_bytes(rows);
     }
 
-    static void give_back(const ggml_tensor & rows, int32_t matrix) {
-        const auto page  = uintptr_t(sysconf(_SC_PAGESIZE));
-        const auto data  = uintptr_t(data_of(rows, matrix));
-        const auto begin = (data + page - 1) / page * page;
-        const auto end   = (data + rows.nb[2]) / page * page;
-        if (begin < end) {
-            madvise(reinterpret_cast<void *>(begin), end - begin, MADV_DONTNEED);
-        }
+    // Whole huge pages of the file, because systems map these at once. Who needs what else is there
+    // has it mapped again.
+    static void give_back(const ggml_tensor & rows, const char * data, size_t n_bytes) {
+        constexpr uintptr_t kHuge = uintptr_t(2) << 20;
+        const auto page   = uintptr_t(sysconf(_SC_PAGESIZE));
+        const auto buffer = uintptr_t(ggml_backend_buffer_get_base(rows.buffer));
+        const auto first  = std::max(uintptr_t(data) / kHuge * kHuge, buffer / page * page);
+        const auto last   = std::min((uintptr_t(data) + n_bytes + kHuge - 1) / kHuge * kHuge,
+                                     buffer + ggml_backend_buffer_get_size(rows.buffer));
+        madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
     }
 
     const woven::Level * const level_ = woven::level();

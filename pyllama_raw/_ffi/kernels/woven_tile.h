@@ -92,6 +92,29 @@ inline void tiles(const uint8_t * rows, const Columns & columns, int first, int 
     }
 }
 
+// One of 16 woven rows, as floats with the bits that libllama has of the file's form. Of a type with
+// a minimum they would be others, because compilers round its product and sum once or twice.
+template <class W>
+PLR_WOVEN void unpack(const uint8_t * rows, int row, int n_blocks, float * to) {
+    const int part = row / kLanes, lane = row % kLanes;
+    for (int i = 0; i < n_blocks; ++i) {
+        const uint8_t * from  = rows + size_t(i / W::kBlocks) * W::kBytes;
+        const int       block = i % W::kBlocks;
+        const float     d     = W::scales(from, block, part).d[lane];
+        float           by[2] = {d, d};
+        if constexpr (W::kIsHalved) {
+            const Pairs pairs = W::half_scales(from, block, part);
+            by[0] *= float(pairs[2 * lane]), by[1] *= float(pairs[2 * lane + 1]);
+        }
+        for (int g = 0; g < kGroups; ++g) {
+            const Group numbers = W::Numbers::group(from + block * W::kOne, g, part);
+            for (int k = 0; k < 4; ++k) {
+                *to++ = by[g / 4] * float(int(numbers[4 * lane + k]) - W::kZero);
+            }
+        }
+    }
+}
+
 template <class... W>
 constexpr std::array<Tiles, sizeof...(W)> tiles_of(Types<W...>) {
     return {{tiles<W>...}};

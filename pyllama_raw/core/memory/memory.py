@@ -18,6 +18,7 @@ Rules:
    namespace of its own.
 6. Memory that cannot be cut is captured on the way, at points of a prompt where its
    chunks end.
+7. While no slot is free, the file that the next sequence will need is read ahead.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.placement import (
@@ -42,6 +44,7 @@ from pyllama_raw.core.memory.placement import (
     n_reusable,
     place,
 )
+from pyllama_raw.core.memory.scores import take_scores
 from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots, contents_of
 from pyllama_raw.core.memory.snapshots import (
     Hit,
@@ -49,10 +52,17 @@ from pyllama_raw.core.memory.snapshots import (
     snapshot_points,
     spaced,
 )
-from pyllama_raw.core.memory.tiers import Loading, SnapshotCost, Tier, Tiers
+from pyllama_raw.core.memory.tiers import (
+    EarlyFile,
+    Loading,
+    ReadAhead,
+    SnapshotCost,
+    Tier,
+    Tiers,
+)
 from pyllama_raw.core.request import CacheTier, Namespace, Private, border, is_of
 from pyllama_raw.core.sequence import Running, Sequence
-from pyllama_raw.core.stats import Captures, PrefillSpeed
+from pyllama_raw.core.stats import Captures
 from pyllama_raw.core.step import Delete, Move, StepResult
 
 MIN_WAIT = 16  # tokens that waiting for a leader must save
@@ -77,7 +87,7 @@ class Memory:
         *,
         cache: PrefixCache | None,
         disk: Tier | None,
-        prefill: PrefillSpeed,
+        prefill: CostHistory,
         cost: SnapshotCost,
         interval: int,
         target_step_s: float,
@@ -106,6 +116,7 @@ class Memory:
         # By fetch_id: sequences that wait for a file, and files that were read.
         self._fetchers: dict[int, Running] = {}
         self._loads: dict[int, Loading] = {}
+        self.ahead = ReadAhead(self.tiers)
 
     # -- a sequence comes ------------------------------------------------------------
 
@@ -115,26 +126,45 @@ class Memory:
         slot, start = place(*self._survey(sequence), free)
         if (swap := self._swap_of(sequence, start)) is not None:
             slot, start = free[0], swap
+        file: EarlyFile | None = None
+        if self.ahead.file is not None:
+            file = self.ahead.take(sequence, start, self.slots.n_not_running)
+        if file is not None:
+            slot, start = free[0], file.restore
         # Hold it first, because what is saved of the slot might evict it.
-        if isinstance(start, Restore):
+        elif isinstance(start, Restore):
             self.tiers.hold(start)
         idle = self.slots.all[slot]
         assert isinstance(idle, Idle)
-        self._cut(idle, start.n_tokens if isinstance(start, TakeOver) else 0)
-        self._start(self.slots.seat(sequence, slot), start)
+        n_tokens = start.n_tokens if isinstance(start, TakeOver) else 0
+        if sequence.request.scoring is not None:
+            take_scores(idle, sequence, n_tokens)
+        self._cut(idle, n_tokens)
+        running = self.slots.seat(sequence, slot)
+        if file is None:
+            self._start(running, start)
+            return
+        # It is on its way, or there: then catch_up() loads it.
+        self._fetchers[file.fetch_id] = running
+        running.fetch_id = file.fetch_id
+        if file.loading is not None:
+            self._loads[file.fetch_id] = file.loading
+
+    def prefetch(self, sequence: Sequence) -> None:
+        """Have the file read that *sequence*, the next to get a slot, will need."""
+        if self.ahead.asks_about(sequence):
+            start = fill(*self._survey(sequence))
+            self.slots.add(self.ahead.read(sequence, start))
 
     def _survey(self, sequence: Sequence) -> tuple[Question, list[Source], list[Offer]]:
         """The question that placement answers, and what slots and tiers have."""
-        n_most, can_cut = n_reusable(sequence), self.slots.limits.kind.can_cut
+        can_cut = self.slots.limits.kind.can_cut
+        n_most = n_reusable(sequence)
         question = Question(n_most, can_cut, self.min_wait, self.tiers.disk.min_gain)
-        if not self._may_reuse(sequence):
+        if not self.reuses:
             return question, [], []
         offers = self._offers(sequence, n_most)
         return question, find_sources(self.slots, sequence), offers
-
-    def _may_reuse(self, sequence: Sequence) -> bool:
-        # Tokens that are not computed could not be scored.
-        return self.reuses and not sequence.is_scoring
 
     def _offers(self, sequence: Sequence, n_most: int) -> list[Offer]:
         """What the tiers have of *sequence*, as far as there are cells for it."""
@@ -194,6 +224,8 @@ class Memory:
                 self._load(running, Loading(start), start.hit.n_tokens)
             case CopyOf(slot, n_tokens):
                 # Another slot has it, too. In unified memory both have the same cells.
+                if running.request.scoring is not None:
+                    take_scores(self.slots.all[slot], running.sequence, n_tokens)
                 self.slots.copy(slot, running, n_tokens)
                 self._begin(running)
             case _:
@@ -204,8 +236,9 @@ class Memory:
         """*running* computes from here on; nothing was restored of it."""
         running.note_cached(CacheTier.LIVE)
         sequence = running.sequence
-        if self._may_reuse(sequence):
-            hit = self.tiers.host.match(sequence, n_reusable(sequence))
+        if self.reuses:
+            n_most = n_reusable(sequence)
+            hit = self.tiers.host.match(sequence, n_most)
             # A longer snapshot was not taken, so it is no hit.
             if hit.n_tokens > running.n_computed:
                 hit = replace(hit, n_tokens=0, spans=())
@@ -250,6 +283,8 @@ class Memory:
         # Files that were read are to be loaded, one after the other.
         for fetch_id, loading in self.tiers.take_fetched():
             running = self._fetchers.get(fetch_id)
+            if self.ahead.take_report(fetch_id, loading):
+                continue  # its sequence has no slot yet
             if loading is not None and running is not None:
                 self._loads[fetch_id] = loading
             elif loading is not None:
@@ -397,6 +432,8 @@ class Memory:
 
     def drop_swap(self, sequence: Sequence) -> None:
         """*sequence* has ended, or has what it had before: its swap is of no use."""
+        if self.ahead.file is not None:
+            self.ahead.drop(sequence)
         swap = self._swaps.pop(sequence, None)
         if swap is None:
             return
@@ -507,11 +544,11 @@ class Memory:
         Args:
             prefixes: of this moment; many sequences can be asked about with them.
         """
-        if not self._may_reuse(sequence):
+        if not self.reuses:
             return 0
         n_most = n_reusable(sequence)
         counts = [offer.hit.n_tokens for offer in self._offers(sequence, n_most)]
-        if self.slots.limits.kind.can_cut:
+        if self.slots.limits.kind.can_cut and not sequence.is_scoring:
             counts.append(prefixes.n_longest(sequence, n_most))
         else:
             sources = find_sources(self.slots, sequence)

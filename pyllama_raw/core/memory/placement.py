@@ -7,6 +7,7 @@ further than its tier asks for; else they are computed.
 
 `find_sources()` looks at all slots for what `place()` and `fill()` decide on. Only
 slots of the same namespace count, and none whose tokens a context shift changed.
+A sequence that is scored has less of them: see core.memory.scores.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from pyllama_raw.core.exact import N_FRESH
+from pyllama_raw.core.memory.scores import n_scored_by
 from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots
 from pyllama_raw.core.memory.snapshots import TOKEN_BYTES, Hit, n_common
 from pyllama_raw.core.request import CacheTier, Namespace
@@ -74,6 +76,11 @@ class Restore(NamedTuple):
     hit: Hit
     n_live: int  # tokens of it that a slot has, too
 
+    @property
+    def n_tokens(self) -> int:
+        """All that it has."""
+        return self.hit.n_tokens
+
 
 class Follow(NamedTuple):
     """Wait until the sequence in *slot* has *n_tokens*, and copy them."""
@@ -84,6 +91,8 @@ class Follow(NamedTuple):
 
 class Cold(NamedTuple):
     """Compute everything."""
+
+    n_tokens: int = 0
 
 
 Placement = TakeOver | CopyOf | Restore | Follow | Cold
@@ -158,13 +167,27 @@ def _nearest(sources: Items[Source]) -> Source | None:
 
 
 def n_reusable(sequence: Sequence) -> int:
-    """Tokens of *sequence* that may be taken over; those after are computed."""
+    """
+    Tokens of *sequence* that may be taken over; those after are computed.
+
+    Of slots that have scores it may have more: see n_scored_by().
+    """
+    if sequence.is_scoring:
+        return min(_n_shareable(sequence), sequence.n_unscored)
     return sequence.whole(max(sequence.n_in_chunks - N_FRESH, 0))
+
+
+def _n_shareable(sequence: Sequence) -> int:
+    """Likewise, whether it needs scores of them or not; such a prompt has no spans."""
+    return max(sequence.n_in_chunks - N_FRESH, 0)
 
 
 def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
     """The slots that have something of *sequence*, or will."""
-    key = sequence.tokens[: n_reusable(sequence)].tobytes()
+    n_most = n_reusable(sequence)
+    if sequence.request.scoring is not None:
+        n_most = _n_shareable(sequence)
+    key = sequence.tokens[:n_most].tobytes()
     first, first_token = key[:TOKEN_BYTES], sequence.tokens[0]
     sources = []
     for place in slots.all if key else ():
@@ -198,7 +221,10 @@ def _source(
     n_same = min(n_common(tokens, key), n_shareable)
     if n_same == 0:
         return None
-    n_now = sequence.whole(min(n_same, n_held))
+    n_least = n_most = n_same
+    if sequence.request.scoring is not None:
+        n_least, n_most = n_scored_by(place, sequence, n_same)
+    n_now = sequence.whole(min(n_least, n_held))
     # Memory that cannot be cut is of use as a whole only.
     if not limits.kind.can_cut and (n_now < n_held or limits.n_movable(n_now) < n_now):
         n_now = 0
@@ -210,7 +236,7 @@ def _source(
     while leads and ahead is not None:
         leads, ahead = ahead.sequence is not sequence, ahead.leader
     if leads:
-        n_later = max(n_now, sequence.whole(_n_later(place, n_same, limits)))
+        n_later = max(n_now, sequence.whole(_n_later(place, n_most, limits)))
     return Source(place.slot, n_now, n_later) if n_later else None
 
 

@@ -16,12 +16,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyllama_raw.core import exact
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.request import Namespace, Request, Spans, position
+from pyllama_raw.core.request import (
+    Namespace,
+    Request,
+    Scoring,
+    Spans,
+    TokenLogprobs,
+    position,
+)
 from pyllama_raw.core.sequence import NO_LIMIT, Running, Sequence
 from pyllama_raw.core.step import Copy, Load, Move, Release, Shift, Trim
 from pyllama_raw.errors import BadMedia, PromptTooLong
@@ -262,6 +270,8 @@ class Slots:
             is_usable,
             running.request.spans,
             running.request.n_prompt,
+            running.request.scoring,
+            sequence.prompt_logprobs,
         )
         self.all[idle.slot] = idle
         self._list_running()
@@ -347,6 +357,8 @@ class Idle:
     is_usable: bool = True  # False: it holds more than others may take over, uncut
     spans: Spans = ()
     n_prompt: int = 0  # tokens that were computed in chunks; others one by one
+    scoring: Scoring | None = None  # of *scores*
+    scores: Items[TokenLogprobs] = ()  # of its tokens from scoring.first on
 
     @property
     def n_held(self) -> int:

@@ -180,15 +180,11 @@ class SnapshotKind(Enum):
     EXACT = "exact"  # all positions from 0; of use at its last position only
     CHAIN = "chain"  # its own positions, and what holds at its last one: of use there
 
-    @property
-    def can_cut(self) -> bool:
+    def __init__(self, kind: str) -> None:
+        self.can_cut = kind in ("range", "state")
         """Whether memory of this kind can forget its last tokens only."""
-        return self in (SnapshotKind.RANGE, SnapshotKind.STATE)
-
-    @property
-    def is_part(self) -> bool:
+        self.is_part = kind in ("range", "chain")
         """Whether what lies before its own positions comes from other snapshots."""
-        return self in (SnapshotKind.RANGE, SnapshotKind.CHAIN)
 
     @property
     def whole(self) -> SnapshotKind:

@@ -2,7 +2,7 @@
 Tiers: states of slots that are kept in host memory and in files.
 
 `Tier` is one of the two. `Tiers` is both: saves to them, what they offer a sequence,
-and loads on their way. A load from host memory is done by the next step. A file is read
+and loads on their way. `ReadAhead` is a file for a sequence that has no slot yet. A load from host memory is done by the next step. A file is read
 by another thread first, while its sequence has no work and all others go on.
 
 Rules:
@@ -20,15 +20,22 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import NamedTuple, Self
 
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.memory.cache import PrefixCache, Reservation
-from pyllama_raw.core.memory.placement import Offer, Restore
+from pyllama_raw.core.memory.placement import (
+    Offer,
+    Placement,
+    Restore,
+    n_reusable,
+)
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import CapturePlan, Hit, SnapshotKind
 from pyllama_raw.core.request import CacheTier, Namespace, Private, Spans, position
 from pyllama_raw.core.sequence import Running, Sequence
-from pyllama_raw.core.stats import Captures, CopyPrice, CopySpeed, PrefillSpeed
+from pyllama_raw.core.stats import Captures, CopyPrice, CopySpeed
 from pyllama_raw.core.step import (
     Delete,
     Fetch,
@@ -63,15 +70,18 @@ class Tiers:
         self,
         host: Tier,
         disk: Tier,
-        prefill: PrefillSpeed,
+        prefill: CostHistory,
         captures: Captures,
         price: CopyPrice | None,
     ) -> None:
         self.host = host
         self.disk = disk
         self.captures = host.captures = disk.captures = captures
+        # What a step reports of a save is its id alone, so ids differ in all tiers.
+        host.save_ids = disk.save_ids = count(1)
         self.is_open = True  # False: nothing is saved or loaded any more
-        self._by_name = {tier.name: tier for tier in (host, disk)}
+        self._all = host, disk  # the nearest first
+        self._by_name = {tier.name: tier for tier in self._all}
         self._speeds = {
             name: CopySpeed(prefill, price.restore_s if price else 0.0)
             for name in self._by_name
@@ -119,7 +129,7 @@ class Tiers:
     def offers(self, sequence: Sequence, n_most: int) -> list[Offer]:
         """Offers for the first *n_most* tokens of *sequence*, of nearer tiers first."""
         offers = []
-        for tier in self._by_name.values() if self.is_open else ():
+        for tier in self._all if self.is_open else ():
             if not tier.cache.stores:
                 continue
             hit = tier.match(sequence, n_most)
@@ -157,10 +167,11 @@ class Tiers:
 
     def take_report(self, report: Written | Fetched) -> None:
         """A file was written or read, or could not be."""
-        if isinstance(report, Written):
-            self.disk.end_save(*report)
-        else:
+        if isinstance(report, Fetched):
             self._fetched.append(report)
+            return
+        for tier in self._all:
+            tier.end_save(*report)
 
     def take_fetched(self) -> list[tuple[int, Loading | None]]:
         """The fetches that have ended, by id; None: there is nothing to load."""
@@ -200,7 +211,7 @@ class Tiers:
 
     def deletions(self) -> list[Move]:
         """Moves that delete files of no use; host memory is free at once."""
-        return [*self.host.deletions(), *self.disk.deletions()]
+        return [move for tier in self._all for move in tier.deletions()]
 
     def settle(self, result: StepResult) -> list[int]:
         """Take in what a step has saved and loaded; the slots it could not fill."""
@@ -218,31 +229,135 @@ class Tiers:
                 self._by_name[restore.tier].cache.record(restore.hit, restore.n_live)
             self.let_go(restore, failed=is_lost)
         self._loading.clear()
-        self.host.end_saves(result.saved)
+        for tier in self._all:
+            tier.end_saves(result.saved)
         return failed
 
     def give_up(self, moves: Iterable[Move]) -> None:
-        """Wait for no file of *moves*, which perhaps were not done."""
+        """Wait for no save and no file of *moves*, which perhaps were not done."""
         for move in moves:
-            if isinstance(move, Save) and move.tier is CacheTier.DISK:
-                self.disk.end_save(move.save_id, None)
+            if isinstance(move, Save):
+                self._by_name[move.tier].end_save(move.save_id, None)
             elif isinstance(move, Fetch):
                 self._fetched.append(Fetched(move.fetch_id, None, 0.0))
 
     def clear(self, salt: str | None = None) -> int:
         """Forget what is kept of *salt*, None: all; the host bytes freed."""
-        self.disk.cache.clear(salt)
-        return self.host.cache.clear(salt)
+        # What a file takes is no memory.
+        freed = [(tier.cache.clear(salt), tier.is_on_disk) for tier in self._all]
+        return sum(n_bytes for n_bytes, is_on_disk in freed if not is_on_disk)
 
     def close(self) -> None:
         """Save and load nothing any more; what is in host memory is forgotten."""
         self.is_open = False
-        self.host.cache.clear()
+        for tier in self._all:
+            if not tier.is_on_disk:
+                tier.cache.clear()
 
     def check_integrity(self) -> None:
-        """The conservation laws of both."""
-        self.host.cache.check_integrity()
-        self.disk.cache.check_integrity()
+        """The conservation laws of each tier."""
+        for tier in self._all:
+            tier.cache.check_integrity()
+
+
+@dataclass(slots=True, eq=False)
+class EarlyFile:
+    """A file, which is held, that is read for a sequence without a slot."""
+
+    sequence: Sequence
+    restore: Restore
+    fetch_id: int
+    loading: Loading | None = None  # None: it is not read yet
+
+
+class ReadAhead:
+    """
+    The file that is read while the sequence that needs it waits for a slot.
+
+    One at a time, of the sequence that gets the next slot, and only if the host memory that
+    it takes leaves as much to those that run. A sequence that gets a slot takes it, read or on
+    its way, unless something else has as much by then; another one with the same beginning may
+    take it before. Who does without lets go of it: at once if it is read, else when the report
+    comes.
+    """
+
+    def __init__(self, tiers: Tiers) -> None:
+        self.file: EarlyFile | None = None
+        self.has_files = tiers.disk.cache.stores
+        self._tiers = tiers
+        self._last: Sequence | None = None  # that was asked about
+
+    def asks_about(self, sequence: Sequence) -> bool:
+        """Whether *sequence*, the next to get a slot, may need a file; says yes once."""
+        if self.file is not None or sequence is self._last:
+            return False
+        self._last = sequence
+        return True
+
+    def read(self, sequence: Sequence, start: Placement) -> list[Fetch]:
+        """Begin to read what *start* restores for *sequence*, if that is a file."""
+        if not isinstance(start, Restore) or not start.tier.is_file:
+            return []
+        if not self._tiers.host.cache.can_lend(2 * start.hit.n_bytes):
+            return []
+        self._tiers.hold(start)
+        fetch = self._tiers.fetch(start)
+        self.file = EarlyFile(sequence, start, fetch.fetch_id)
+        return [fetch]
+
+    def take_report(self, fetch_id: int, loading: Loading | None) -> bool:
+        """Whether the fetch was for this; None: nothing could be read."""
+        file = self.file
+        if file is None or file.fetch_id != fetch_id:
+            return False
+        file.loading = loading
+        self.file = file if loading is not None else None
+        return True
+
+    def take(
+        self, sequence: Sequence, start: Placement, n_cells: int
+    ) -> EarlyFile | None:
+        """
+        The file, which there is, if *sequence* begins with it and has nothing better.
+
+        Args:
+            sequence: gets a slot.
+            start: what it would start from without.
+            n_cells: those that it could have.
+        """
+        file = self.file
+        assert file is not None
+        hit, other = file.restore.hit, file.sequence
+        n_tokens = hit.n_tokens
+        if sequence is not other and (
+            sequence.request.namespace != other.request.namespace
+            or n_tokens > n_reusable(sequence)
+            or sequence.tokens[:n_tokens] != other.tokens[:n_tokens]
+        ):
+            return None
+        # Something else may have come up since, such as a slot that has as much.
+        is_same = isinstance(start, Restore) and start.hit.entries == hit.entries
+        n_other = 0 if is_same else start.n_tokens
+        is_cleared = hit.entries[0].node is None
+        is_worth = n_tokens >= n_other + self._tiers.disk.min_gain
+        if (
+            is_worth
+            and hit.n_cells <= n_cells
+            and self._tiers.is_open
+            and not is_cleared
+        ):
+            self.file = None
+            return file
+        self.drop(sequence)
+        return None
+
+    def drop(self, sequence: Sequence) -> None:
+        """*sequence* has ended, or does without."""
+        file = self.file
+        if file is not None and file.sequence is sequence:
+            self.file = None
+            if file.loading is not None:
+                self._tiers.let_go(file.restore)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +406,16 @@ class Tier:
             bound: no state of so many tokens is larger; its tokens are not counted.
             stored: what is there already, from the one used longest ago to the latest.
         """
-        # Captures of all tiers together take the time of one step; `Tiers` sets them.
-        self.captures = Captures(None, PrefillSpeed(), 0.0)
+        # Captures of all tiers together take the time of one step, and no two saves have one id;
+        # `Tiers` sets both.
+        self.captures = Captures(None, CostHistory(), 0.0)
+        self.save_ids = count(1)
         self.name = name
         self.cache = cache
         self.is_on_disk = name is CacheTier.DISK
         assert not (self.is_on_disk and cache.kind.is_part)
         self.min_gain = MIN_GAIN if self.is_on_disk else 1
         self.bound = bound
-        self._n_saves = 0
         self._saves: dict[int, Saving] = {}
         self._superfluous: list[object] = []  # files that are not in the index
         for state in stored:
@@ -406,15 +522,15 @@ class Tier:
         if reservation is None:
             free()
             return []
-        self._n_saves += 1
-        self._saves[self._n_saves] = Saving(reservation, free, n_runs)
+        save_id = next(self.save_ids)
+        self._saves[save_id] = Saving(reservation, free, n_runs)
         key = None
         if self.is_on_disk:
             assert not isinstance(plan.namespace, Private)  # see _plan()
             spans_in_it = tuple(span for span in spans if span.start < plan.stop)
             key = FileKey(plan.namespace, plan.key, spans_in_it)
         start, stop = position(spans, plan.start), position(spans, plan.stop)
-        save = Save(self._n_saves, self.name, source, start, stop, n_bytes, key)
+        save = Save(save_id, self.name, source, start, stop, n_bytes, key)
         # What the state displaces goes first.
         return [*self.deletions(), save]
 

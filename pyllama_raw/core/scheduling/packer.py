@@ -13,14 +13,15 @@ The packer chooses what the next step computes.
    | latency_first | all | what is left, if there is any |
    | throughput_first | at most a quarter | the others |
 
-3. The budget is the latency knob: a step stalls each stream as long as it takes, so it
-   has what the machine computes in `target_s`. The speed is learned from the steps
-   themselves.
-4. Prompts share the step by deficit round-robin. The prompt whose turn it is takes
-   tokens until its quantum is spent or it is done, then the next one's turn comes. A
-   turn outlives the step: what is left of a quantum is the sequence's `deficit`. So a
-   short prompt waits for at most one quantum of each other prompt, however long those
-   are, and few prompts share a step, which keeps chunks large.
+3. The budget is the latency knob: a step stalls each stream as long as it takes. What it
+   takes is learned from the steps themselves; `StepBudget` says how long it may take.
+4. The prompt with the fewest tokens left has the step first, so few prompts share a step,
+   and most have their first token soon. One step in five begins with the prompt that came
+   first, so each goes on, and a short one waits for one such step at a time.
+   In the order `turns` prompts share the step by deficit round-robin instead. The prompt
+   whose turn it is takes tokens until its quantum is spent or it is done, then the next
+   one's turn comes. A turn outlives the step: what is left of a quantum is the sequence's
+   `deficit`. So a short prompt waits for at most one quantum of each other prompt.
 5. When cells are short, the sequence of the worst rank gives up its own.
 
 Source: Shreedhar and Varghese, Efficient Fair Queuing using Deficit Round Robin, 1995.
@@ -29,12 +30,13 @@ Source: Shreedhar and Varghese, Efficient Fair Queuing using Deficit Round Robin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from types import MappingProxyType
 from typing import Literal
 
 from pyllama_raw.core import exact
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.request import Lot, border, span_at
 from pyllama_raw.core.scheduling.lots import (
     Groups,
@@ -46,8 +48,7 @@ from pyllama_raw.core.scheduling.lots import (
     n_least,
 )
 from pyllama_raw.core.scheduling.roster import Roster
-from pyllama_raw.core.sequence import Running
-from pyllama_raw.core.stats import PrefillSpeed
+from pyllama_raw.core.sequence import NO_LIMIT, Running
 from pyllama_raw.core.step import (
     Decode,
     Prefill,
@@ -59,11 +60,22 @@ from pyllama_raw.core.step import (
 
 MAX_WITHOUT = 8  # steps in a row in which streams leave prompts nothing
 FIRST_BUDGET = 64  # before anything was measured
+GOAL_S = 0.1  # of a step that streams wait for, unless the target is another
 IDLE_FACTOR = 4  # a step that stalls no stream may take longer
+STRETCH = 4  # times the goal, that a step may take to be worth it
+IDLE_STRETCH = (
+    2  # likewise of a step that stalls no stream, whose goal is longer already
+)
+GROWTH = 4  # times the rows of the largest step that was seen
+LOSS = (
+    0.02  # of the pace of prompts, that small steps may cost; rounding costs some more
+)
+PATIENCE = 4  # steps of shorter prompts for one of the prompt that came first
 GRAIN = 16  # matrix kernels like multiples
 NO_CAPS: Mapping[int, int] = MappingProxyType({})
 
 BudgetMode = Literal["balanced", "latency_first", "throughput_first"]
+PrefillOrder = Literal["shortest", "turns"]
 
 new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a token
 
@@ -76,7 +88,7 @@ class Packer:
         roster: Roster,
         suspects: Suspects,
         budget: StepBudget,
-        quantum: int,
+        make_turns: Callable[[], PrefillTurns],
         mode: BudgetMode,
     ) -> None:
         self.prefill_cap: int | None = None  # after a step that found no space
@@ -87,7 +99,7 @@ class Packer:
         self._slots = roster.slots
         self._suspects = suspects
         self._budget = budget
-        self._quantum = quantum
+        self._make_turns = make_turns
         self._mode = mode
         self._n_without = 0  # steps in a row in which streams left prompts nothing
         self._next_stream = 0  # slot of the stream that has waited longest for its turn
@@ -113,7 +125,7 @@ class Packer:
             if lot not in self._turns:
                 turns = self._turns.items()
                 self._turns = {key: turn for key, turn in turns if key in groups}
-                self._turns[lot] = PrefillTurns(self._quantum)
+                self._turns[lot] = self._make_turns()
             if lot.is_whole:
                 # Rows that see each other are computed at once, whatever the budget.
                 prompt = self._turns[lot].pick(prompts)
@@ -204,11 +216,15 @@ class Packer:
     ) -> tuple[list[Running], int]:
         """The *decodes* that go on beside prompts, and the tokens of the prompts."""
         captures = self._memory.captures
+        n_ready = len(decodes)
         total = self._budget.limit(
-            streams=n_streams > 0, n_turns=n_turns, spent_s=captures.spent_s
+            n_ready,
+            n_streams,
+            len(self._slots.running),
+            n_turns=n_turns,
+            spent_s=captures.spent_s,
         )
         captures.reserve_slack()
-        n_ready = len(decodes)
         # Prompts that have had nothing for many steps get some, whatever the mode.
         mode = "balanced" if self._n_without >= MAX_WITHOUT else self._mode
         if mode != "throughput_first":  # no stream waits
@@ -242,7 +258,8 @@ class Packer:
             prompts, caps = policy.quotas(prompts, all_may_wait=goes_on)
         # Scored prompts need a row for each token: those that streams leave.
         n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
-        share_rows(n_rows, prompts, single=lot.is_single)
+        if any(running.sequence.is_scoring for running in prompts):
+            share_rows(n_rows, prompts, single=lot.is_single)
         # As many as there are, as fit the batch, and as have cells beside streams.
         n_left = min(n_tokens, sum(running.n_behind for running in prompts))
         if self.prefill_cap is not None:
@@ -303,53 +320,84 @@ def _prefill(running: Running, n_tokens: int) -> Work:
     end = start + n_tokens
     chunk, samples = tokens[start:end], end == len(tokens)
     pos = sequence.position(start)
-    span = span_at(running.request.spans, start)
-    if span is not None:
-        n_before = start - running.request.spans[span].start
+    spans = running.request.spans
+    if spans and (span := span_at(spans, start)) is not None:
+        n_before = start - spans[span].start
         return PrefillSpan(request_id, slot, pos, chunk, span, n_before)
-    # Tokens that were scored before are computed again without.
-    if sequence.is_scoring and start == len(sequence.prompt_logprobs):
-        targets = tokens[start + 1 : end + 1]
-        return ScoredPrefill(request_id, slot, pos, chunk, samples, targets)
+    # Tokens whose successors have a score, or need none, are computed without rows.
+    if sequence.is_scoring and (n_plain := sequence.n_unscored - start) < n_tokens:
+        targets = tokens[start + n_plain + 1 : end + 1]
+        return ScoredPrefill(request_id, slot, pos, chunk, samples, targets, n_plain)
     return Prefill(request_id, slot, pos, chunk, samples)
 
 
 class StepBudget:
-    """Token budget of the next step: a fixed number, or one learned from step times."""
+    """
+    Token budget of the next step: a fixed number, or one that follows what steps take here.
+
+    A step stalls each stream, so it is to take `target_s` at most. But its fixed time is paid by
+    the step, and few rows make poor products. With a target of None the goal is GOAL_S, and a step
+    is larger where that goal would cost more than LOSS of the throughput of prompts, up to
+    STRETCH times the goal, or times what the streams alone take. Without streams the goal is
+    IDLE_FACTOR times as long, because only who comes meanwhile waits.
+
+    The decodes of a step are worth their share of a decode of all that run, because there they
+    would end up. The more streams go on beside a prompt, the less a small step loses.
+    """
 
     def __init__(
         self,
         fixed: int | None,
-        target_s: float,
+        target_s: float | None,
         max_tokens: int,
-        speed: PrefillSpeed,
+        costs: CostHistory,
     ) -> None:
         self._fixed = fixed
         self._target_s = target_s
         self._max_tokens = max_tokens
-        self._speed = speed
+        self._costs = costs
 
-    def limit(self, *, streams: bool, n_turns: int = 1, spent_s: float = 0.0) -> int:
+    def limit(
+        self,
+        n_decodes: int,
+        n_streams: int,
+        n_running: int,
+        *,
+        n_turns: int = 1,
+        spent_s: float = 0.0,
+    ) -> int:
         """
         Tokens the next step may hold, 1 to max_tokens.
 
         Args:
-            streams: some are decoding.
+            n_decodes: streams that are to go on in it.
+            n_streams: streams that wait for it.
+            n_running: sequences that will decode side by side.
             n_turns: the steps from one token of a stream to the next, which share the
                 target.
             spent_s: what captures take of the step.
         """
         if self._fixed is not None:
             return min(self._fixed, self._max_tokens)
+        cost = self._costs.cost
+        if cost is None:
+            return min(FIRST_BUDGET, self._max_tokens)
         # What stalls nobody may take longer.
-        factor = 1 / n_turns if streams else IDLE_FACTOR
-        target = max(self._target_s * factor - spent_s, 0.0)
-        tokens_per_s = self._speed.tokens_per_s
-        if tokens_per_s is None:
-            n_tokens = FIRST_BUDGET
-        else:
-            n_tokens = int(tokens_per_s * target) // GRAIN * GRAIN
-        return max(min(n_tokens, self._max_tokens), min(GRAIN, self._max_tokens))
+        factor = 1 / n_turns if n_streams else IDLE_FACTOR
+        goal_s = (self._target_s or GOAL_S) * factor
+        n_rows = cost.n_rows(goal_s - spent_s, n_decodes)
+        if self._target_s is None:
+            alone_s = factor * cost.seconds(max(n_streams, 1), max(n_streams, 1))
+            stretch = STRETCH if n_streams else IDLE_STRETCH
+            most_s = stretch * max(goal_s, alone_s) - spent_s
+            worth_s = cost.seconds(n_running, n_running) * n_decodes / max(n_running, 1)
+            n_worth = cost.n_worth(n_decodes, worth_s, LOSS)
+            n_rows = max(n_rows, min(n_worth, cost.n_rows(most_s, n_decodes)))
+        # Steps grow step by step, because a formula of small ones is a guess of large ones.
+        n_rows = min(n_rows, max(GROWTH * self._costs.largest, FIRST_BUDGET))
+        # A hundredth of a row is the rounding of the fit.
+        n_tokens = int(min(n_rows, self._max_tokens) + 0.01) // GRAIN * GRAIN
+        return max(n_tokens, min(GRAIN, self._max_tokens))
 
 
 def divide(mode: BudgetMode, n_streams: int, total: int) -> tuple[int, int]:
@@ -364,12 +412,21 @@ def divide(mode: BudgetMode, n_streams: int, total: int) -> tuple[int, int]:
 
 
 class PrefillTurns:
-    """Remembers whose turn it is between steps."""
+    """
+    Divides a step among prompts, and remembers between steps whose turn it is.
 
-    def __init__(self, quantum: int) -> None:
-        self._quantum = quantum
+    Args:
+        order: `shortest` looks at what prompts have left, `turns` at a quantum of each.
+        quantum: tokens of a turn.
+    """
+
+    def __init__(self, order: PrefillOrder, quantum: int) -> None:
+        self._order = order
+        self._quantum = quantum if order == "turns" else NO_LIMIT
         self._turn = 0  # slot that goes first
         self._last_turn = 0  # the one that went first the last time
+        self._n_passed = 0  # tokens by which others passed the first one
+        self._last_passed = 0  # those before the last time
 
     def share(
         self,
@@ -390,8 +447,8 @@ class PrefillTurns:
         Returns:
             Tokens by slot; they sum up to the budget unless no prompt can take more.
         """
-        self._last_turn = self._turn
-        ring = self._ring(prompts)
+        *_, first = min([(r.sequence.rank, r.slot, r) for r in prompts])
+        ring = self._ring(prompts, first, budget)
         shares: dict[int, int] = {}
         while ring and budget > 0:
             running = ring[0]
@@ -420,21 +477,38 @@ class PrefillTurns:
                 ring.rotate(-1)
         if ring:
             self._turn = ring[0].slot
+        self._n_passed += sum(shares.values()) - shares.get(first.slot, 0)
         return shares
 
     def pick(self, prompts: Items[Running]) -> Running:
         """The prompt whose turn it is, where a turn is one work."""
-        self._last_turn = self._turn
-        prompt = self._ring(prompts)[0]
+        *_, first = min([(r.sequence.rank, r.slot, r) for r in prompts])
+        prompt = self._ring(prompts, first, n_least(first))[0]
         self._turn = prompt.slot + 1
+        self._n_passed += n_least(prompt) if prompt is not first else 0
         return prompt
 
     def repeat(self) -> None:
         """Take back the last turn, because it was not computed."""
-        self._turn = self._last_turn
+        self._turn, self._n_passed = self._last_turn, self._last_passed
 
-    def _ring(self, prompts: Items[Running]) -> deque[Running]:
-        """*prompts* from the one on whose turn it is."""
+    def _ring(
+        self, prompts: Items[Running], first: Running, budget: int
+    ) -> deque[Running]:
+        """*prompts* in the order in which they have tokens of this step."""
+        self._last_turn, self._last_passed = self._turn, self._n_passed
+        if self._order == "shortest":
+            lengths = sorted(
+                [(r.n_behind, r.sequence.rank, r.slot, r) for r in prompts]
+            )
+            ring = deque([running for *_, running in lengths])
+            # The one that came first has waited for enough others: this step is its own.
+            if self._n_passed >= PATIENCE * budget:
+                self._n_passed = 0
+                ring.remove(first)
+                ring.appendleft(first)
+            return ring
+        # From the one on whose turn it is.
         ring = deque(prompts)
         for _ in range(len(ring)):
             if ring[0].slot >= self._turn:
@@ -448,7 +522,7 @@ def n_ready(running: Running) -> int:
     Tokens *running* may compute in one step.
 
     Chunks end at its points and have text or rows of one span. While it is scored each
-    token takes an output row, and what has been scored before is computed without.
+    token takes an output row, but for the first ones, whose successors need no score.
     """
     sequence, n_computed = running.sequence, running.n_computed
     n_ready = sequence.n_in_chunks - n_computed
@@ -456,27 +530,24 @@ def n_ready(running: Running) -> int:
     if running.points:
         n_ready = running.points[0] - n_computed
     # Tokens and rows share no decode.
-    end = border(running.request.spans, n_computed)
-    if end is not None:
+    spans = running.request.spans
+    if spans and (end := border(spans, n_computed)) is not None:
         n_ready = min(n_ready, end - n_computed)
-    # What was scored already needs no rows, and the others one each.
+    # As many as there are rows for, beside those that need none.
     if sequence.is_scoring:
-        n_scored = len(sequence.prompt_logprobs)
-        n_plain = n_scored - n_computed
-        n_rows = running.max_rows
-        n_ready = min(n_ready, n_plain) or exact.chunk_size(n_rows, n_ready, n_rows)
+        n_most = sequence.n_unscored - n_computed + running.max_rows
+        n_ready = exact.chunk_size(n_most, n_ready, n_most)
     return n_ready
 
 
 def share_rows(n_rows: int, prompts: Items[Running], *, single: bool = False) -> None:
     """
-    Divide *n_rows* output rows among *prompts*: one for each that is not scored.
+    Divide *n_rows* output rows among *prompts*, of which some are scored: one for each other.
 
     Where only one of them gets into the step, it has all.
     """
     scoring = [running for running in prompts if running.sequence.is_scoring]
-    if scoring:
-        n_free = n_rows - (len(prompts) - len(scoring))
-        n_each = n_rows if single else n_free // len(scoring)
-        for running in scoring:
-            running.max_rows = max(n_each, 1)
+    n_free = n_rows - (len(prompts) - len(scoring))
+    n_each = n_rows if single else n_free // len(scoring)
+    for running in scoring:
+        running.max_rows = max(n_each, 1)

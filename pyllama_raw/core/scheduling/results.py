@@ -224,7 +224,7 @@ class Failures:
             n_held = min(n_held, n_tokens - n_fresh)
             # Nor were the rows of its other tokens, if they are scored.
             if sequence.is_scoring:
-                n_held = min(n_held, len(sequence.prompt_logprobs))
+                n_held = min(n_held, sequence.n_unscored)
             self._slots.rewind(running, n_held)
 
     def _squeeze(self, plan: StepPlan, now: float) -> None:

@@ -22,6 +22,7 @@ from heapq import heappop, heappush
 from math import isnan
 from typing import Literal
 
+from pyllama_raw.core.costs import StepCost
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.policy_runner import PolicyRunner, Victim, WaitingQueue, choose
 from pyllama_raw.core.request import (
@@ -84,7 +85,16 @@ class Admission:
             QueueFull: too much waits at present.
             InvalidRequest: there are more outputs than an idle engine takes.
         """
-        self._check_number(requests)
+        # All are outputs of one prompt, so the first one tells how many could ever wait.
+        n_prompt = requests[0].n_prompt
+        n_fitting = self.max_waiting_tokens // n_prompt
+        n_most = self.n_slots + min(self.max_waiting, n_fitting)
+        if len(requests) > n_most:
+            allowed = (
+                f"at most {n_most} outputs of a prompt of {n_prompt} tokens, or raise "
+            )
+            allowed += "max_waiting or max_waiting_tokens"
+            raise InvalidRequest("n", len(requests), allowed)
         # The first ones find slots free, so nothing of them counts in tokens.
         n_free = max(self.n_slots - self.n_open, 0)
         counts = [0] * len(requests)
@@ -109,19 +119,6 @@ class Admission:
         self.seat(ticket)
         self.n_open -= ticket.is_open
         ticket.is_open = False
-
-    def _check_number(self, requests: Items[Request]) -> None:
-        # All are outputs of one prompt, so the first one tells how many could ever wait.
-        n_prompt = requests[0].n_prompt
-        n_fitting = self.max_waiting_tokens // n_prompt
-        n_most = self.n_slots + min(self.max_waiting, n_fitting)
-        if len(requests) > n_most:
-            raise InvalidRequest(
-                "n",
-                len(requests),
-                f"at most {n_most} outputs of a prompt of {n_prompt} tokens, or raise "
-                "max_waiting or max_waiting_tokens",
-            )
 
     def _check_room(self, n_requests: int, n_tokens: int) -> None:
         n_waiting = self.n_open + n_requests - self.n_slots
@@ -199,7 +196,8 @@ class Roster:
         assert isinstance(request.priority, int)
         assert are_valid(request.spans, request.n_prompt)
         assert len(request.payloads) in (0, len(request.spans))
-        assert not (request.spans and request.scores_prompt)
+        assert not (request.spans and request.scoring is not None)
+        assert request.scoring is None or request.scoring.first >= 1
         if request.deadline is not None:
             assert isinstance(request.deadline, float | int)
             assert not isnan(request.deadline)
@@ -336,7 +334,7 @@ class Roster:
         for sequence in list(self.alive.values()):
             self.finish(sequence, error, now)
 
-    def stats(self) -> SchedulerStats:
+    def stats(self, step_cost: StepCost | None = None) -> SchedulerStats:
         """The state of this moment and all totals."""
         limits = self.slots.limits
         host, disk = self.memory.ledgers
@@ -354,6 +352,7 @@ class Roster:
             kv_bytes_used=self.slots.cells.n_used * self.memory.cell_bytes,
             cache_bytes=host.n_used_bytes,
             disk_bytes=disk.n_used_bytes,
+            step_cost=step_cost,
             policy_faults=0 if self.policy is None else self.policy.n_faults,
             **asdict(self.counters),
         )

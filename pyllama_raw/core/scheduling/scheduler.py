@@ -18,9 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from functools import partial
 from itertools import islice
 from typing import Literal
 
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.slots import ContextLimits, growth
@@ -34,13 +36,27 @@ from pyllama_raw.core.policy_runner import (
 )
 from pyllama_raw.core.request import SOURCES, Event, FinishReason, Request
 from pyllama_raw.core.scheduling.lots import Suspects
-from pyllama_raw.core.scheduling.packer import BudgetMode, Packer, StepBudget
+from pyllama_raw.core.scheduling.packer import (
+    GOAL_S,
+    BudgetMode,
+    Packer,
+    PrefillOrder,
+    PrefillTurns,
+    StepBudget,
+)
 from pyllama_raw.core.scheduling.results import Failures, Outputs
 from pyllama_raw.core.scheduling.roster import Note, Roster
 from pyllama_raw.core.scheduling.texts import SourceSteps, Texts
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.stats import Occupancy, PrefillSpeed, SchedulerStats, SlotStats
-from pyllama_raw.core.step import DecodeStatus, Fetched, StepPlan, StepResult, Written
+from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
+from pyllama_raw.core.step import (
+    Computed,
+    DecodeStatus,
+    Fetched,
+    StepPlan,
+    StepResult,
+    Written,
+)
 from pyllama_raw.errors import PyllamaError
 
 NO_COST = SnapshotCost()
@@ -56,7 +72,8 @@ class Scheduler:
         pieces: Items[bytes],
         *,
         token_budget: int | None = None,
-        target_step_s: float = 0.1,
+        target_step_s: float | None = None,
+        prefill_order: PrefillOrder = "shortest",
         prefill_quantum: int = 256,
         max_overtakes: int = 16,
         preempt: Literal["memory", "priority"] = "memory",
@@ -85,15 +102,15 @@ class Scheduler:
         """
         self._max_overtakes = max_overtakes
         self._for_priority = preempt == "priority"
-        self._speed = PrefillSpeed()
+        self._costs = CostHistory()
         self._memory = Memory(
             limits,
             cache=cache,
             disk=disk,
-            prefill=self._speed,
+            prefill=self._costs,
             cost=snapshot_cost,
             interval=snapshot_interval_tokens,
-            target_step_s=target_step_s,
+            target_step_s=target_step_s or GOAL_S,
         )
         self._slots = self._memory.slots
         self._policy = None
@@ -105,15 +122,16 @@ class Scheduler:
             self._roster, limits, pieces, n_keep if shifts else None
         )
         self._suspects = Suspects()
-        budget = StepBudget(token_budget, target_step_s, limits.n_batch, self._speed)
+        budget = StepBudget(token_budget, target_step_s, limits.n_batch, self._costs)
+        make_turns = partial(PrefillTurns, prefill_order, prefill_quantum)
         self._packer = Packer(
-            self._roster, self._suspects, budget, prefill_quantum, budget_mode
+            self._roster, self._suspects, budget, make_turns, budget_mode
         )
         self._failures = Failures(self._roster, self._packer, self._suspects)
         self._sources = SourceSteps(self._roster) if limits.n_source else None
         self._started = 0.0  # when the last plan was made
         texts = limits if texts is None else texts
-        self._texts = Texts(self._roster, texts, token_budget, target_step_s)
+        self._texts = Texts(self._roster, texts, token_budget, target_step_s or GOAL_S)
         self._texts_are_next = False  # texts and sequences take turns, a step each
 
     # -- requests ---------------------------------------------------------------
@@ -184,7 +202,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
-        return self._roster.stats()
+        return self._roster.stats(self._costs.cost)
 
     def slots(self) -> tuple[SlotStats, ...]:
         """The slots that run a request, by number."""
@@ -259,6 +277,8 @@ class Scheduler:
         if self._for_priority:
             self._make_way(now)
         self._admit(now)
+        if self._memory.ahead.has_files and self._roster.waiting:
+            self._memory.prefetch(self._roster.waiting.head)
         self._memory.catch_up()
         plan, waits = StepPlan(), False
         if self._sources is not None:
@@ -368,10 +388,11 @@ class Scheduler:
         n_tokens = self._outputs.take(plan.works, result.outputs, now)
         if self._suspects.all:
             self._suspects.clear(self._roster.alive, self._slots.running)
-        # A step with prompts says how fast they are, one without what a decode takes.
         computed_s = now - self._started - result.moves_s
-        if n_tokens > len(plan.works):
-            self._speed.observe(n_tokens, computed_s)
-        elif not plan.moves:
+        # A step that was begun ahead has taken what its decode took, too.
+        step_s = max(computed_s, result.decode_s + result.sample_s)
+        n_outputs = sum([type(output) is not Computed for output in result.outputs])
+        self._costs.observe(n_tokens, n_outputs, step_s)
+        if n_tokens == len(plan.works) and not plan.moves:
             self._memory.captures.observe_decode(computed_s)
         return self.take_events()

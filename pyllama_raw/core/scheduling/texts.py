@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import SOURCES, Embedded, FinishReason, Lot
 from pyllama_raw.core.scheduling.lots import Turns
 from pyllama_raw.core.scheduling.packer import StepBudget
 from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.sequence import Running, TextSequence
-from pyllama_raw.core.stats import PrefillSpeed
 from pyllama_raw.core.step import (
     DecodeStatus,
     Encode,
@@ -65,9 +65,9 @@ class Texts:
     ) -> None:
         self._roster = roster
         self._max_texts = limits.n_slots
-        self._speed = PrefillSpeed()
+        self._costs = CostHistory()
         target_s = STREAM_SHARE * target_step_s
-        self._budget = StepBudget(token_budget, target_s, limits.n_batch, self._speed)
+        self._budget = StepBudget(token_budget, target_s, limits.n_batch, self._costs)
         self._lots = Turns[Lot]()
         self._planned = 0.0
         self._n_alone = 0  # steps to come with a single text, after one that failed
@@ -84,7 +84,7 @@ class Texts:
         ready = [text for text in texts if text.request.lot == lot]
         ready.sort(key=lambda text: text is not cut)
         n_texts = 1 if self._n_alone else self._max_texts
-        works = _works(ready, self._budget.limit(streams=True), n_texts)
+        works = _works(ready, self._budget.limit(0, 1, 0), n_texts)
         for work in works:
             sequence = self._roster.alive[work.request_id]
             if sequence.admitted is None:
@@ -104,7 +104,7 @@ class Texts:
         match result.status:
             case DecodeStatus.OK:
                 counters.computed_tokens += plan.n_tokens
-                self._speed.observe(plan.n_tokens, now - self._planned)
+                self._costs.observe(plan.n_tokens, 0, now - self._planned)
                 self._take_outputs(plan, result, now)
             case DecodeStatus.ABORTED:
                 counters.aborted_steps += 1

@@ -240,7 +240,8 @@ def test_a_quota_limits_a_prompt():
     """
     A prompt gets no more tokens than the policy allows; others share the rest.
     """
-    scheduler, _ = with_policy(quota_policy({0: 4}), token_budget=16, prefill_quantum=8)
+    turns = {"prefill_order": "turns", "prefill_quantum": 8}
+    scheduler, _ = with_policy(quota_policy({0: 4}), token_budget=16, **turns)
     for request_id in range(2):
         scheduler.add(make_request(request_id, n_prompt=40), 0.0)
 

@@ -3,6 +3,7 @@
 import os
 from array import array
 from collections import Counter
+from dataclasses import replace
 from itertools import count, islice
 from random import Random
 
@@ -43,6 +44,7 @@ def test_the_more_urgent_priority_goes_first(name):
     assert order_of(SHIPPED[name](), requests) == [3, 1, 0, 2]
 
 
+@pytest.mark.unwatched
 @every
 def test_equals_go_in_the_order_of_arrival(name):
     """
@@ -141,6 +143,35 @@ def test_hrrn_lets_a_long_job_go_when_it_has_waited():
 
     assert plan.works[0].request_id == 2
     assert next(iter(scheduler._slots.running.values())).request.request_id == 2
+
+
+def test_spf_starts_prompts_that_are_soon_computed():
+    """
+    Short ones, whatever their outputs, and long ones that are cached or have waited longer.
+    """
+    cache = PrefixCache(SnapshotKind.RANGE, max_bytes=0, max_entries=0)
+    scheduler, _ = with_policy(SHIPPED["spf"](), n_slots=1, n_ctx_slot=256, cache=cache)
+    scheduler.add(make_request(0, n_prompt=100, max_tokens=1), 0.0)
+    run_until_idle(scheduler)
+    lengths = {1: 100, 2: 100, 3: 20}
+    patient, long, short = (
+        replace(make_request(i), tokens=array("i", range(1000 * i, 1000 * i + n)))
+        for i, n in lengths.items()
+    )
+    scheduler.add(patient, 30.0)
+    scheduler.add(long, 80.0)
+    scheduler.add(make_request(4, n_prompt=110), 90.0)  # most of these are cached
+    scheduler.add(short, 90.0)
+
+    admitted = []
+    for _ in range(4):
+        plan = scheduler.schedule(100.0)
+        [request_id] = {work.request_id for work in plan.works}
+        admitted.append(request_id)
+        scheduler.apply(plan, answer(plan), 100.0)
+        scheduler.cancel(request_id, 100.0)
+
+    assert admitted == [4, 1, 3, 2]
 
 
 def test_lpm_takes_what_is_cached():
@@ -304,6 +335,7 @@ def play(name: str, seed: int, n_requests: int = 40) -> Watched:
     return watched
 
 
+@pytest.mark.unwatched
 @pytest.mark.chance
 @every
 def test_nobody_waits_longer_than_the_bound(name):

@@ -9,7 +9,7 @@ from benchmarks.peers import raw_client
 from pyllama_raw.lab import targets
 from pyllama_raw.lab.targets import HttpFailed, open_client
 from tests.lab.bench.raw_server import chunked, serving, sized
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 
 @asynccontextmanager

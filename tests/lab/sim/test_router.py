@@ -38,7 +38,7 @@ def test_least_load_beats_round_robin_for_unequal_requests():
     """
     Who gets a long request gets no others meanwhile.
     """
-    unequal = replace(BUSY, prompt=Lengths(100, "lognormal", 2.0, most=400))
+    unequal = replace(BUSY, prompt=Lengths(100, "lognormal", 2.0, limit=400))
     turns, least = (
         simulate(unequal, MACHINE, n_replicas=4, router=router).row()
         for router in ("round_robin", "least_load")

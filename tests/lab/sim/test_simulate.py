@@ -9,22 +9,24 @@ from random import Random
 import numpy as np
 import pytest
 
+from pyllama_raw.core.costs import StepCost
 from pyllama_raw.core.request import Request
-from pyllama_raw.engine.logs import StepLog
+from pyllama_raw.engine.logs import Size, StepLog
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError, Unsupported
+from pyllama_raw.lab.arrivals import Answer
 from pyllama_raw.lab.sim import (
     CostModel,
     Lengths,
     Machine,
+    SimExecutor,
+    VirtualClock,
     Workload,
     fit,
     simulate,
     table,
     until_next,
 )
-from pyllama_raw.lab.sim.run import SimExecutor, VirtualClock
-from pyllama_raw.lab.sim.workload import Answer
 
 BUSY = Workload(n_requests=300, rate=20, burstiness=0.25, seed=3)
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)
@@ -353,7 +355,7 @@ def test_lengths_have_their_mean(text):
             "Workload.deadline_s=3: give an instance of Lengths",
         ),
         (lambda: Lengths("5"), "Lengths.mean='5': give a valid number"),
-        (lambda: Lengths(5, most=4), "Lengths.mean=5: give at most 4"),
+        (lambda: Lengths(5, limit=4), "Lengths.mean=5: give at most 4"),
         (lambda: Machine(n_slots="2"), "Machine.n_slots='2': give a valid integer"),
         (lambda: Machine(n_ctx_slot=1), "Machine.n_ctx_slot=1: give at least 4"),
         (lambda: Machine(policy=None), "Machine.policy=None: give a valid string"),
@@ -433,3 +435,20 @@ def test_prompts_that_an_encoder_reads_are_refused_by_name():
         executor.open(read)
 
     assert executor.n_steps == 0
+
+
+def test_what_an_engine_has_learned_is_a_machine():
+    """
+    The formula of its steps, beyond the knee, where prompts are computed.
+    """
+    line = StepCost(0.01, 0.002, 0.001, 0, 0.002)
+    tiles = StepCost(0.01, 0.002, 0.001, 32, 0.001)
+    flat = StepCost(0.01, 0.0, 0.0, 64, 0.001)
+
+    of_line, of_tiles, of_flat = map(CostModel.of, (line, tiles, flat))
+
+    assert of_line.seconds(Size(100, 8, 0, 0, 0)) == pytest.approx(line.seconds(108, 8))
+    assert of_tiles.seconds(Size(100, 8, 0, 0, 0)) == pytest.approx(
+        tiles.seconds(108, 8)
+    )
+    assert (of_flat.step, of_flat.prefill_token) == (0.0, 0.001)

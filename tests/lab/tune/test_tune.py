@@ -8,9 +8,9 @@ import pytest
 from pyllama_raw import ConfigError, Profile
 from pyllama_raw.cli import main
 from pyllama_raw.lab import tune as tuning
-from pyllama_raw.lab.tune import Knob, Work, tune
+from pyllama_raw.lab.tune import Knob, Work, find_settings
 from pyllama_raw.options.machine import OtherLoad
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 
@@ -104,7 +104,7 @@ def test_a_requantised_file_is_kept_where_it_was_asked_for(tmp_path: Path, monke
         tuning, "descend", lambda sizes, *_: (0, 0) if len(sizes) > 1 else (1,)
     )
 
-    result = tune(tiny_model("llama"), _only(monkeypatch), keep=keep)
+    result = find_settings(tiny_model("llama"), _only(monkeypatch), keep=keep)
 
     assert result.profile.path == keep
     assert [p.name for p in tmp_path.iterdir()] == ["new.gguf"]
@@ -126,4 +126,4 @@ def test_a_place_that_cannot_be_is_refused_before_the_work(name, tmp_path: Path)
     (tmp_path / "there.gguf").touch()
 
     with pytest.raises(ConfigError, match=r"cannot be written|exists"):
-        tune(tiny_model("llama"), keep=tmp_path / name)
+        find_settings(tiny_model("llama"), keep=tmp_path / name)

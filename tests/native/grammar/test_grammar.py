@@ -10,8 +10,8 @@ from pyllama_raw.engine.sampling import Constraints
 from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.native.sampler import RowSampler, SamplerChain
 from pyllama_raw.native.stages import Draw, TopK
-from tests.grammars import make_grammar
 from tests.native.support import run_python
+from tests.support.grammars import make_grammar
 
 pytestmark = pytest.mark.native
 

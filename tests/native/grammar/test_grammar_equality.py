@@ -9,9 +9,9 @@ from pyllama_raw.errors import BadGrammar
 from pyllama_raw.native.libllama import Handle, ffi, lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import Matcher, RowSampler
-from tests.grammars import JSON, make_grammar, make_matcher
 from tests.native.stage_reference import CANDIDATE
-from tests.tiny import tiny_model
+from tests.support.grammars import JSON, make_grammar, make_matcher
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

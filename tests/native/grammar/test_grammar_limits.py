@@ -23,9 +23,9 @@ from pyllama_raw.errors import BadGrammar
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler
 from scripts.tiny_models.vocab import END_OF_GENERATION
-from tests.grammars import make_grammar
 from tests.native.support import run_python
-from tests.tiny import tiny_model
+from tests.support.grammars import make_grammar
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 
@@ -66,7 +66,7 @@ from pyllama_raw.errors import BadGrammar
 from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler
-from tests.grammars import make_grammar
+from tests.support.grammars import make_grammar
 from tests.native.grammar.test_grammar_limits import HOSTILE
 
 model = Model.load(sys.argv[1], vocab_only=True)

@@ -11,7 +11,7 @@ from pyllama_raw.native.model import Model, quantize
 from scripts.tiny_models import gguf
 from scripts.tiny_models.recipe import Recipe, experts, sizes
 from tests.native.support import EXACT, last_logits, make_context, prefill
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

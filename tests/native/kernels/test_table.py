@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from pyllama_raw.native.kernels import table
-from tests.player import playing
-from tests.tiny import tiny_model
+from tests.support.player import playing
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

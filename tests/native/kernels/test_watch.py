@@ -17,7 +17,7 @@ from pyllama_raw.native.kernels import Watch
 from pyllama_raw.native.libllama import lib, text
 from pyllama_raw.native.model import Model
 from tests.native.support import last_logits, make_context
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 

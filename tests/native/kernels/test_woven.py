@@ -56,8 +56,10 @@ def floats(tmp_path_factory) -> dict[str, Path]:
     """Models whose matrices are floats."""
     folder = tmp_path_factory.mktemp("floats")
     more = vocab.extended(N_VOCAB)
-    paths = {name: folder / f"{name}.gguf" for name in ("wide", "experts")}
+    paths = {name: folder / f"{name}.gguf" for name in ("wide", "tied", "experts")}
     write(Recipe("wide", "llama", WIDE, more=more), paths["wide"])
+    tied = Recipe("wide", "llama", WIDE, more=more, without=("output.weight",))
+    write(tied, paths["tied"])
     write(Recipe("wide", "llama", EXPERTS, more=more), paths["experts"])
     return paths
 
@@ -241,6 +243,35 @@ def test_products_err_by_the_roundings_of_columns_only(kind, floats, tmp_path):
     assert np.quantile(np.concatenate(errors), 0.9) < 1e-4
 
 
+@pytest.mark.parametrize("kind", WOVEN)
+def test_products_are_near_those_of_the_plain_path(kind, floats, tmp_path):
+    """
+    As llama.cpp bounds its own kernels: the largest difference, and the mean of all. Both round
+    columns, libllama to steps of 32 or 256 values, ours to steps of 32.
+    """
+    zeros = ("attn_output", "ffn_down")  # logits are one product
+    path = in_type(kind, floats["wide"], tmp_path / "one.gguf", zeros)
+    data_type = GGMLQuantizationType[kind.upper()]
+    differences, sizes_of = [], []
+    with (
+        Model.load(path, use_extra_bufts=False) as one,
+        make_context(one, **PLAIN) as ours,
+        make_context(one, fast_kernels=False, **PLAIN) as plain,
+    ):
+        for n_columns in (1, 3, 5, 9, 33, 63):
+            prompt = prompt_of(one, n_columns, seed=n_columns)
+            woven, theirs = (last_logits(context, prompt) for context in (ours, plain))
+            ours.clear()
+            plain.clear()
+            differences.append(np.abs(woven - theirs))
+            sizes_of.append(np.square(theirs).mean())
+
+    size = np.sqrt(np.mean(sizes_of))
+    most, mean = (0.06, 0.01) if lib.ggml_blck_size(data_type) == 256 else (0.01, 0.002)
+    assert np.max(differences) < most * size
+    assert np.mean(differences) < mean * size
+
+
 def test_a_column_has_the_bits_of_it_alone(model):
     """
     Streams that are decoded together have the logits of each by itself.
@@ -281,6 +312,29 @@ def test_contexts_of_a_model_share_woven_weights(model):
         c = last_logits(second, prompt)
 
     assert a.tobytes() == b.tobytes() == c.tobytes()
+
+
+@pytest.mark.parametrize("kind", WOVEN)
+def test_rows_of_tied_embeddings_are_those_of_the_file(kind, floats, tmp_path):
+    """
+    The first step looks them up in the file and weaves them as weights of the output. Later ones
+    unpack them, if their type has no minimum, and have the same bits.
+    """
+    has_minimum = kind in ("q4_1", "q5_1", "q2_k", "q4_k", "q5_k")
+    path = in_type(kind, floats["tied"], tmp_path / "tied.gguf")
+    with (
+        Model.load(path, use_extra_bufts=False) as one,
+        make_context(one, **PLAIN) as context,
+    ):
+        logits, counts = [], []
+        for _ in range(2):
+            context.clear()
+            logits.append(last_logits(context, prompt_of(one, 100)).tobytes())
+            counts.append(taken(context)[kind])
+
+    n_products = counts[0]  # of one graph, which may be used again
+    assert logits[0] == logits[1]
+    assert (counts[1] - n_products) % n_products == (0 if has_minimum else 1)
 
 
 def test_all_levels_of_instructions_give_the_same_bits(model):
@@ -331,6 +385,20 @@ def has_simde() -> bool:
 
 
 @pytest.mark.nightly
+def test_products_of_all_types_and_widths_are_exact_sums(tmp_path):
+    """
+    By each level of this CPU, of one to 64 columns and the largest numbers: in bits those of plain
+    C++, and within roundings of floats of sums in 64 bits.
+    """
+    program = compiled(tmp_path / "products")
+
+    lines = list(lines_of(program, "check"))
+
+    assert [line for line in lines if not line.endswith("same bits")] == []
+    assert {line.split()[0] for line in lines} == {*LEVELS, "rows"}
+
+
+@pytest.mark.nightly
 def test_levels_that_this_cpu_lacks_give_the_same_bits_where_they_are_emulated(
     tmp_path,
 ):
@@ -350,4 +418,5 @@ def test_levels_that_this_cpu_lacks_give_the_same_bits_where_they_are_emulated(
         "avx2",
         "avxvnni",
         "avx512vnni",
+        "rows",
     }

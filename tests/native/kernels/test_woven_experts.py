@@ -20,8 +20,8 @@ from pyllama_raw.native.model import Model, quantize
 from scripts.tiny_models.gguf import write
 from scripts.tiny_models.recipe import Recipe, experts, sizes
 from scripts.tiny_models.recipes import RECIPES
-from tests.experts import Listener, attached, name_of
 from tests.native.support import last_logits, make_context, make_prompt
+from tests.support.experts import Listener, attached, name_of
 
 WIDE = sizes(4, 2, n_embd=256, n_ff=512) | experts(8, 3)
 WIDE["expert_feed_forward_length"] = 256  # rows of K types are multiples of it

@@ -45,17 +45,17 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lengths(Checked):
-    """Whole numbers of one distribution, at least 1 and at most *most*."""
+    """Whole numbers of one distribution, at least 1 and at most *limit*."""
 
     mean: Mean
     kind: Kind = "fixed"
     sigma: Sigma = 1.0  # of the logarithm, for lognormal
-    most: Count = MOST
+    limit: Count = MOST
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
-        if self.mean > self.most:
-            raise ConfigError(f"Lengths.mean={self.mean}: give at most {self.most}")
+        if self.mean > self.limit:
+            raise ConfigError(f"Lengths.mean={self.mean}: give at most {self.limit}")
 
     @classmethod
     def parse(cls, text: str) -> Lengths:
@@ -79,7 +79,7 @@ class Lengths(Checked):
             case _:
                 middle = math.log(self.mean) - self.sigma**2 / 2
                 number = rng.lognormvariate(middle, self.sigma)
-        return min(max(round(number), 1), self.most)
+        return min(max(round(number), 1), self.limit)
 
 
 @dataclass(frozen=True, slots=True)

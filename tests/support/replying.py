@@ -83,7 +83,7 @@ def reply_engine(*replies: str, template: str = TEMPLATE) -> AsyncEngine:
 
 
 def reply_parts(*replies: str, template: str = TEMPLATE) -> EngineParts:
-    """The parts of such an engine."""
+    """The parts of such an engine, whose template runs in this process, as in serve/support.py."""
     asks = tuple(tokens_of("<|im_start|>assistant\n"))
     written = [tokens_of(f"{reply}<|im_end|>") for reply in replies]
 
@@ -104,4 +104,4 @@ def reply_parts(*replies: str, template: str = TEMPLATE) -> EngineParts:
     parts = fake_parts(executor, chat_template=template)
     vocab = ReplyVocab()
     scheduler = Scheduler(limits, vocab.pieces, report=PolicyLog())
-    return replace(parts, vocab=vocab, scheduler=scheduler)
+    return replace(parts, vocab=vocab, scheduler=scheduler, template_process=False)

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from pyllama_raw import EngineConfig, SamplingParams
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.request import CacheTier, Finished, Request
-from pyllama_raw.core.stats import PrefillSpeed
 from pyllama_raw.core.step import (
     Copy,
     DecodeStatus,
@@ -47,8 +47,8 @@ from pyllama_raw.options.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from tests.experts import Routers, Scores, listening
-from tests.held import check_held
+from tests.support.experts import Routers, Scores, listening
+from tests.support.held import check_held
 
 GREEDY = SamplingParams(temperature=0, seed=0, ignore_eos=True)
 
@@ -113,7 +113,7 @@ class Player:
         self.parts = parts
         # What is kept must not depend on how busy the machine was when copies were measured, or
         # is when they are made.
-        parts.scheduler._memory.captures.__init__(None, PrefillSpeed(), 1e9)
+        parts.scheduler._memory.captures.__init__(None, CostHistory(), 1e9)
         self._driver = Driver(parts.scheduler, self, lambda: 0.0, self._take)
         self._routers = routers
         self._scores: dict[int, tuple[Work, Scores]] = {}  # by id of the work

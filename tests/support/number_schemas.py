@@ -14,7 +14,7 @@ from pyllama_raw.engine.guidance import Guidance
 from pyllama_raw.errors import BadSchema, SamplingFailed
 from pyllama_raw.native.sampler import Grammar, RowSampler
 from pyllama_raw.native.vocab import Vocab
-from tests.schemas import Schema
+from tests.support.schemas import Schema
 
 MAX_BYTES = 200  # of an output
 HUGE = re.compile(rb"[eE][+-]?[0-9]{4}")  # an exponent that Decimal cannot divide

@@ -44,7 +44,7 @@ __all__ = [
     "tiny_projector",
 ]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GENERATING = tuple(recipe for recipe in RECIPES.values() if recipe.generates)
 
 

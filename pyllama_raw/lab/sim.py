@@ -1,5 +1,10 @@
 """
-The engine of a simulation, and how a workload runs on it.
+Simulation: the scheduler that serves, on a machine that is a formula.
+
+    result = simulate(Workload(n_requests=10_000), Machine(policy="sjf"))
+
+Requests, budgets, cells, prefixes and policies are real; only the seconds of a step come
+from a cost model, and time is a number. A result depends on nothing but the arguments.
 
 The engine is a scheduler with options like a real one, and a formula for its steps. The cost of a
 step is a sum of what it does, with coefficients fitted to a step log. On the executor of a
@@ -23,6 +28,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 from pydantic import Field
 
 from pyllama_raw.api.results import percentile
+from pyllama_raw.core.costs import StepCost
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
@@ -30,7 +36,7 @@ from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.policies import PolicyAnswerError
 from pyllama_raw.core.policy_runner import PolicyFault, pass_on_interrupts
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
-from pyllama_raw.core.scheduling.packer import BudgetMode
+from pyllama_raw.core.scheduling.packer import BudgetMode, PrefillOrder
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import (
@@ -48,8 +54,16 @@ from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.logs import Size, size_of
 from pyllama_raw.engine.watcher import PolicyLog, StepRecord, Watcher
 from pyllama_raw.errors import ConfigError, PolicyFailed, Unsupported, shown
+from pyllama_raw.lab.arrivals import (
+    END_TOKEN,
+    Answer,
+    Guessed,
+    Lengths,
+    Requests,
+    Trace,
+    Workload,
+)
 from pyllama_raw.lab.report import table as aligned
-from pyllama_raw.lab.sim.workload import END_TOKEN, Answer, Requests
 from pyllama_raw.options.frozen import (
     Checked,
     Count,
@@ -65,6 +79,22 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+
+__all__ = [
+    "CostModel",
+    "Figures",
+    "Fit",
+    "Guessed",
+    "Lengths",
+    "Machine",
+    "RouterName",
+    "Trace",
+    "Workload",
+    "fit",
+    "simulate",
+    "table",
+    "until_next",
+]
 
 HELD_OUT = 5  # every fifth step is not fitted to, but predicted
 TOKEN_BYTES = 1024  # of a snapshot: with so many it is easy to say what a cache holds
@@ -91,6 +121,13 @@ class CostModel(Checked):
             + self.saved_token * size[3]
             + self.loaded_token * size[4]
         )
+
+    @classmethod
+    def of(cls, cost: StepCost) -> CostModel:
+        """Make one of what an engine has learned, `stats().step_cost`, beyond the knee."""
+        bend_s = (cost.row_s - cost.wide_row_s) * cost.knee
+        token_s = cost.wide_row_s
+        return cls(max(cost.fixed_s + bend_s, 0.0), token_s, token_s + cost.output_s)
 
     def save(self, path: Path) -> None:
         """Write it as a JSON object."""
@@ -288,12 +325,13 @@ class Machine(Checked):
 
     policy: str = "fcfs"
     budget_mode: BudgetMode = "balanced"
+    prefill_order: PrefillOrder = "shortest"
     n_slots: Count = 8
     n_ctx_slot: Room = 2048
     n_batch: Count = 2048
     n_cells: Room | None = None  # None: n_ctx_slot for each slot
     token_budget: Count | None = None
-    target_step_s: Positive = 0.1
+    target_step_s: Positive | None = None
     max_overtakes: Whole = 16
     cached_tokens: Whole = 0  # snapshots in host memory hold at most so many
     cost: CostModel = NO_COST_MODEL
@@ -325,6 +363,7 @@ class Machine(Checked):
             max_overtakes=self.max_overtakes,
             policy=make_policy(self.policy),
             budget_mode=self.budget_mode,
+            prefill_order=self.prefill_order,
             cache=cache,
             snapshot_cost=SnapshotCost(0, TOKEN_BYTES),
             report=report,

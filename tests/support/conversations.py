@@ -15,8 +15,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from tests.experts import Parting, parting
-from tests.player import (
+from tests.support.experts import Parting, parting
+from tests.support.player import (
     Played,
     Player,
     differences,

@@ -1,0 +1,197 @@
+"""
+What a step takes here: a formula for its seconds, learned from the steps themselves.
+
+1. A step takes a fixed time, because all weights are read, and a time for each row. A row whose
+   logits are computed takes more. Products are often cheaper a row from some number of rows on, or,
+   on a GPU, free below it; that number is the *knee*.
+2. Steps are sorted by their size and by whether they have prompts. Of each such *bin* the latest
+   steps are remembered, and the median of these counts, so a disturbed step changes nothing. A bin
+   counts less when it has few steps or old ones.
+3. The formula is the least squares fit to the bins, by relative errors, in which nothing costs less
+   than nothing. A step of one size alone says nothing of the fixed time, so it is taken to be none.
+4. A knee has to explain what a line cannot: it must halve the error at least.
+
+Equal histories give equal formulas. Memory is that of all bins, however many steps there were.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from math import inf
+
+RING = 15  # steps that a bin remembers
+NEWS = 8  # an eighth more steps make another fit, because early ones say most
+MAX_NEWS = 32  # steps, at most, between two fits
+FADE = 256  # steps after which a bin without new ones counts half
+KNEES = (0, 8, 16, 32, 64, 128)  # rows; 0: none
+MIN_GAIN = 0.5  # of the error, that a knee may leave
+MIN_POINTS = 6  # bins without which there is no knee
+RIDGE = 1e-6  # pulls towards no cost; the cost of a row is pulled least of all
+MIN_OBSERVED = 16  # rows of a step that says how fast prompts are
+SMOOTHING = 0.25  # weight of the newest one
+LEAST_S = 1e-9  # a fit never says that a step takes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step as a formula of its rows."""
+
+    fixed_s: float
+    """Of a step, however small."""
+    row_s: float
+    """Of each row up to the knee."""
+    output_s: float
+    """More for a row whose logits are computed."""
+    knee: int
+    """Rows from which on one costs `wide_row_s`; 0: all cost the same."""
+    wide_row_s: float
+    """Of each row beyond the knee."""
+
+    def seconds(self, n_rows: int, n_outputs: int = 0) -> float:
+        """Seconds of a step with *n_rows*, of which *n_outputs* have logits."""
+        n_narrow = min(n_rows, self.knee) if self.knee else n_rows
+        by_rows_s = self.row_s * n_narrow + self.wide_row_s * (n_rows - n_narrow)
+        return max(self.fixed_s + by_rows_s + self.output_s * n_outputs, LEAST_S)
+
+    def n_rows(self, seconds: float, n_outputs: int = 0) -> float:
+        """The rows that a step of *seconds* may have; infinite where a row costs nothing."""
+        left_s, n_narrow, each_s = (
+            seconds - self.fixed_s - self.output_s * n_outputs,
+            0,
+            self.row_s,
+        )
+        # The knee is behind: each further row costs what wide ones do.
+        if self.knee and left_s > self.row_s * self.knee:
+            left_s -= self.row_s * self.knee
+            n_narrow, each_s = self.knee, self.wide_row_s
+        if left_s <= 0:
+            return 0.0
+        return n_narrow + left_s / each_s if each_s else inf
+
+    def n_worth(self, n_decodes: int, worth_s: float, loss: float) -> float:
+        """
+        The least rows of a step whose prompts lose *loss* of their best pace; or infinite.
+
+        Args:
+            n_decodes: rows with logits in it, beside those of the prompts.
+            worth_s: the seconds that these rows are worth elsewhere.
+        """
+        if not self.wide_row_s:
+            return inf
+        # What the prompts pay besides their rows, on both sides of the knee.
+        extra_s = self.seconds(n_decodes, n_decodes) - worth_s
+        n_narrow = max(self.knee - n_decodes, 0)
+        wide_extra_s = extra_s + (self.row_s - self.wide_row_s) * n_narrow
+        # The best pace is that of an endless step, or that at the knee.
+        row_s = self.wide_row_s
+        if n_narrow:
+            row_s = min(row_s, max(extra_s / n_narrow, 0.0) + self.row_s)
+        row_s /= 1 - loss
+        if self.row_s < row_s and extra_s <= (row_s - self.row_s) * n_narrow:
+            return n_decodes + max(extra_s, 0.0) / (row_s - self.row_s)
+        return n_decodes + max(wide_extra_s, 0.0) / (row_s - self.wide_row_s)
+
+
+# Steps of about one size: seconds a row, rows, rows with logits, seconds.
+Bin = deque[tuple[float, int, int, float]]
+
+
+class CostHistory:
+    """
+    Learns a StepCost from steps as they come, and the speed of prompts.
+
+    Attributes:
+        cost: the formula; None before the first step.
+        largest: the most rows that a step had; beyond them the formula is a guess.
+        tokens_per_s: of steps with prompts, on average; None before the first one.
+    """
+
+    def __init__(self) -> None:
+        self.cost: StepCost | None = None
+        self.largest = 0
+        self.tokens_per_s: float | None = None
+        self._bins: dict[tuple[int, bool], Bin] = {}
+        self._latest: dict[tuple[int, bool], int] = {}  # the newest step of each
+        self._n_steps = 0
+        self._next_fit = 0  # the step that is to be learned from
+
+    def observe(self, n_rows: int, n_outputs: int, seconds: float) -> None:
+        """Learn from a step of *n_rows*, of which *n_outputs* had logits."""
+        if n_rows < 1 or seconds < LEAST_S:
+            return
+        # Small steps are bound by memory, not by tokens.
+        if n_rows >= MIN_OBSERVED and n_outputs < n_rows:
+            speed, mean = n_rows / seconds, self.tokens_per_s
+            change = SMOOTHING * (speed - mean) if mean is not None else 0.0
+            self.tokens_per_s = speed if mean is None else mean + change
+        self.largest = max(self.largest, n_rows)
+        self._n_steps += 1
+        # Two bins an octave: one step is at most half as large again as another of its bin.
+        n_bits = n_rows.bit_length()
+        size = 2 * n_bits + (n_rows >> max(n_bits - 2, 0) & 1)
+        key = (size, n_outputs < n_rows)
+        steps = self._bins.setdefault(key, deque(maxlen=RING))
+        steps.append((seconds / n_rows, n_rows, n_outputs, seconds))
+        self._latest[key] = self._n_steps
+        if self._n_steps < self._next_fit:
+            return
+        self._next_fit = self._n_steps + min(self._n_steps // NEWS + 1, MAX_NEWS)
+        points = []
+        for key, steps in self._bins.items():
+            middle = sorted(steps)[(len(steps) - 1) // 2]
+            age = self._n_steps - self._latest[key]
+            weight = len(steps) / (1 + age / FADE) / (middle[3] * middle[3])
+            points.append((*middle[1:], weight))
+        error = inf
+        for knee in KNEES:
+            n_below = sum([n_rows <= knee for n_rows, *_ in points])
+            # A knee needs steps on both sides, and more of them than it has freedom.
+            if knee and (n_below in (0, len(points)) or len(points) < MIN_POINTS):
+                continue
+            cost, remainder = _least_squares(points, knee)
+            if not knee or remainder < error * MIN_GAIN:
+                self.cost, error = cost, remainder
+
+
+def _least_squares(
+    points: Items[tuple[int, int, float, float]], knee: int
+) -> tuple[StepCost, float]:
+    """The fit with that knee, and its error; what would cost less than nothing is left out."""
+    # Sums of products of the features 1, narrow rows, outputs, wide rows, and of the seconds.
+    sums = [[0.0] * 5 for _ in range(5)]
+    for n_rows, n_outputs, seconds, weight in points:
+        n_narrow = min(n_rows, knee or n_rows)
+        features = (1.0, n_narrow, n_outputs, n_rows - n_narrow, seconds)
+        for line, feature in zip(sums, features, strict=True):
+            line[:] = [
+                total + weight * feature * other
+                for total, other in zip(line, features, strict=True)
+            ]
+    # Each cost is pulled to zero by what it could explain, so units do not matter.
+    matrix = [line.copy() for line in sums]
+    for i, ridge in enumerate((RIDGE, RIDGE**2, RIDGE, RIDGE)):
+        matrix[i][i] += ridge * sums[i][i] or 1.0
+    used = [0, 1, 2, 3]
+    while True:
+        # Every line loses its part of all other unknowns.
+        lines = {i: [*matrix[i]] for i in used}
+        for i, pivot in lines.items():
+            for j in used:
+                factor = lines[j][i] / pivot[i] if j != i else 0.0
+                lines[j] = [
+                    x - factor * y for x, y in zip(lines[j], pivot, strict=True)
+                ]
+        values = {i: lines[i][4] / lines[i][i] if i in lines else 0.0 for i in range(4)}
+        _, lowest = min((values[i] * sums[i][i] ** 0.5, i) for i in used)
+        if values[lowest] >= 0:
+            break
+        used.remove(lowest)
+    # The squares of what is left, by the sums alone.
+    error = sums[4][4]
+    for i in used:
+        explained = sum([values[j] * sums[i][j] for j in used])
+        error -= values[i] * (2 * sums[i][4] - explained)
+    wide_s = values[3] if knee else values[1]
+    return StepCost(values[0], values[1], values[2], knee, wide_s), max(error, 0.0)
