@@ -200,7 +200,7 @@ def _check_on_demand(service: Service) -> None:
     """Raise Failure if all models are there from the beginning to the end."""
     if not service.models.is_dynamic:
         message = "models are loaded at the start: give --on-demand or --models-dir"
-        raise Failure(400, "unsupported", message)
+        raise Failure(501 if service.is_llama else 400, "unsupported", message)
 
 
 async def _named_model(request: Request, service: Service) -> str:
