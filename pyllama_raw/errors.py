@@ -110,6 +110,34 @@ class LeaseRefused(PyllamaError):
         super().__init__(f"device {device} {self.reason}")
 
 
+class ModelTooLarge(PyllamaError):
+    """A model takes more than all models together may, whatever gives way."""
+
+    code = "model_too_large"
+    http_status = 507
+
+    def __init__(self, model: str, device: str, n_bytes: int, limit: int) -> None:
+        self.model, self.device = cut(model, MAX_SHOWN), device
+        self.n_bytes, self.limit = n_bytes, limit
+        super().__init__(
+            f"model {self.model} takes {n_bytes} of {device} and at most {limit} may be had: "
+            "raise the budget, pin fewer models, or give it fewer cells (n_ctx)"
+        )
+
+
+class ModelUnavailable(PyllamaError):
+    """A model could not be loaded or woken, or was unloaded; it is tried again later."""
+
+    code = "model_unavailable"
+    http_status = 503
+    is_retryable = True
+
+    def __init__(self, model: str, reason: str, retry_after_s: float) -> None:
+        self.model, self.reason = cut(model, MAX_SHOWN), cut(reason, MAX_REASON)
+        self.retry_after_s = retry_after_s
+        super().__init__(f"model {self.model}: {self.reason}")
+
+
 class RequestError(PyllamaError):
     """This request cannot be served; the engine goes on."""
 

@@ -20,7 +20,8 @@ FLOORS = """
     cli
     testing
     replicas
-    serve       runners
+    serve
+    runners
     __init__
     results     tools
     api

@@ -95,6 +95,11 @@ SHOWN = {
     ],
     "profile": ["Paris"],
     "packets": [" bytes:  Paris"],
+    "models": [
+        "first:' ",
+        "{'first': 'loaded', 'second': 'unloaded'}",
+        "{'first': 'unloaded', 'second': 'loaded'}",
+    ],
     "runners": ["Usage(prompt_tokens=", "completion_tokens="],
     "search": ["  Paris is the capital of France.", "0."],
     "rerank": ["  The giant panda is a bear", "  Paris is the capital of France."],

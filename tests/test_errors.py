@@ -98,6 +98,8 @@ def test_each_class_has_a_code_of_its_own():
         "ModelNotFound": "model_not_found",
         "LibraryNotBuilt": "library_not_built",
         "LeaseRefused": "lease_refused",
+        "ModelTooLarge": "model_too_large",
+        "ModelUnavailable": "model_unavailable",
         "RequestError": "request_refused",
         "InvalidRequest": "invalid_request",
         "InvalidSampling": "invalid_sampling",
@@ -159,6 +161,7 @@ def test_what_may_succeed_later_is_retryable():
 
     assert retryable == [
         "LeaseRefused",
+        "ModelUnavailable",
         "QueueFull",
         "WaitedTooLong",
         "DeadlineExceeded",
@@ -184,6 +187,8 @@ def test_each_class_has_a_status_by_whose_fault_it_is():
 
     assert {kind.__name__: status for kind, status in statuses.items()} == {
         "LeaseRefused": 503,
+        "ModelTooLarge": 507,
+        "ModelUnavailable": 503,
         "RequestError": 400,
         "InvalidRequest": 400,
         "InvalidSampling": 400,

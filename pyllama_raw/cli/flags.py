@@ -171,6 +171,8 @@ HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "api_keys_file": {"metavar": "FILE"},
     "access_log": {"metavar": "FILE"},
     "media_path": {"metavar": "FOLDER"},
+    "models_dir": {"metavar": "FOLDER"},
+    "on_demand": {"action": BooleanOptionalAction},
     "cors_origins": {"action": "append", "metavar": "ORIGIN"},
     "metrics_names": {"action": "append", "choices": ("vllm", "llamacpp")},
     "devices": {"action": "append", "metavar": "NAME"},

@@ -34,6 +34,7 @@ from pyllama_raw.cli.llama_values import (
     effort,
     file_text,
     history,
+    idle_seconds,
     json_object,
     keep,
     key_lines,
@@ -65,7 +66,6 @@ DRAFTS = IdleFlag("nothing is drafted here: drafts change speed only")
 PLACED = IdleFlag("weights lie where they fit (--gpu-layers, --device)")
 THREADS = IdleFlag("threads are placed by the system and by libllama")
 QUIET = IdleFlag("log lines have one form here")
-ROUTER = "many models at a time are a later part: start one server a model"
 BY_BODY = "give it in the body of a request"
 AGENT = "the server runs no tools: leave it out"
 PROXY = "put a proxy in front of the server"
@@ -337,12 +337,12 @@ FLAGS: tuple[Flag, ...] = (
     flag("--slots / --no-slots", Sets("own.slots", as_is, says="with `/slots`"), "ENDPOINT_SLOTS"),
     flag("--slot-save-path PATH", Sets("cache.directory", says="prefixes, not slots")),
     flag("-sps --slot-prompt-similarity SHARE", IdleFlag("all slots lend their prefixes")),
-    flag("--sleep-idle-seconds SECONDS", IdleFlag("the model stays loaded")),
+    flag("--sleep-idle-seconds SECONDS", Sets("loading.sleep_idle_s", idle_seconds)),
     # many models
-    flag("--models-dir PATH", RefusedFlag(ROUTER), "MODELS_DIR"),
-    flag("--models-preset PATH", Sets("own.presets", says="models of a file"), "MODELS_PRESET"),
-    flag("--models-max N", Sets("own.models_max", INTEGER, says="most models of a file that are loaded"), "MODELS_MAX"),
-    flag("--models-autoload / --no-models-autoload", IdleFlag("models of presets are loaded at the start"), "MODELS_AUTOLOAD"),
+    flag("--models-dir PATH", Sets("loading.models_dir"), "MODELS_DIR"),
+    flag("--models-preset PATH", Sets("own.presets", says="models of a file, which are loaded when they are asked for"), "MODELS_PRESET"),
+    flag("--models-max N", Sets("loading.models_max", INTEGER, says="without it memory alone is a limit"), "MODELS_MAX"),
+    flag("--models-autoload / --no-models-autoload", Sets("loading.autoload", as_is), "MODELS_AUTOLOAD"),
     preset("load-on-startup", Sets("own.on_startup", switch, says="the model is loaded at the start")),
     preset("stop-timeout", IdleFlag("all models are in this process")),
     preset("dedup-cache-models", IdleFlag("only models of presets are listed")),

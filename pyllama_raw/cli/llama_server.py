@@ -130,16 +130,23 @@ def _show_devices() -> None:
         sys.stdout.write(f"  {text}\n")
 
 
+def fetched_models() -> list[tuple[str, Path]]:
+    """The models that were fetched from Hugging Face, by name."""
+    folder = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    base = Path(folder) / "hub"
+    files = {
+        f"{file.relative_to(base).parts[0][8:].replace('--', '/')}:{file.stem}": file
+        for file in base.glob("models--*/snapshots/*/**/*.gguf")
+        if "mmproj" not in file.name
+    }
+    return sorted(files.items())
+
+
 def _show_cache() -> None:
     """Write the models that were fetched from Hugging Face, in the form of llama-server."""
-    folder = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    names = {
-        f"{file.relative_to(base).parts[0][8:].replace('--', '/')}:{file.stem}"
-        for base in (Path(folder) / "hub",)
-        for file in base.glob("models--*/snapshots/*/**/*.gguf")
-    }
+    names = [name for name, _ in fetched_models()]
     sys.stdout.write(f"number of models in cache: {len(names)}\n")
-    for number, name in enumerate(sorted(names), 1):
+    for number, name in enumerate(names, 1):
         sys.stdout.write(f"{number:4d}. {name}\n")
 
 

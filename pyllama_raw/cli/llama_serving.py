@@ -21,15 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw.cli.llama_arguments import DEFAULT, GLOBAL, Arguments, sections
-from pyllama_raw.cli.llama_flags import ROUTER
+from pyllama_raw.cli.llama_server import fetched_models
 from pyllama_raw.cli.running import Terminal, run
 from pyllama_raw.cli.serve import LoadingLines
 from pyllama_raw.engine.info import Operation, probe
-from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.chat_templates import AUTO
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.models import resolve_model
-from pyllama_raw.serve.deployment import Deployment
+from pyllama_raw.serve.deployment import Deployment, models_of
 from pyllama_raw.serve.keys import VARIABLE
 from pyllama_raw.serve.run import deploy, deploy_nothing
 
@@ -38,7 +37,6 @@ PORT = 8080
 DRAIN_S = 3.0  # programs that end a server wait 5 s and more
 FIT_CTX = 4096
 N_UBATCH = 512
-MODELS_MAX = 4
 ENDS_WITH = "PYLLAMA_RAW_ENDS_WITH"
 CHILD = "LLAMA_SERVER_ROUTER_PORT"  # a router of llama-server started this
 VERBOSE = 4  # from here on libllama's lines are told
@@ -56,8 +54,11 @@ def serve(parsed: Arguments) -> int:
     deployment = deployment_of(parsed)
     loading = LoadingLines(terminal, deployment.models)
     say = partial(_say, terminal)
+    reread = partial(deployment_of, parsed) if is_router(parsed) else None
     starting = partial(deploy, deployment, loading, say, prepare=whole_context)
-    if not deployment.models:
+    if deployment.models or deployment.loading.models_dir:
+        starting = partial(starting, reread=reread)
+    else:
         starting = partial(deploy_nothing, deployment, say)
     run(starting, use_uvloop=find_spec("uvloop") is not None)
     return 0
@@ -107,7 +108,7 @@ def deployment_of(parsed: Arguments) -> Deployment:
     models = dict(_models(parsed))
     service = {
         "in_place_of": "llama-server",
-        "any_model": True,
+        "any_model": not is_router(parsed),
         "drain_s": DRAIN_S,
         "metrics_names": ["llamacpp"],
         "cors_origins": ["*"],
@@ -129,40 +130,51 @@ def deployment_of(parsed: Arguments) -> Deployment:
     fields["ends_with"] = (
         "stdin" if CHILD in os.environ else os.environ.get(ENDS_WITH, "signal")
     )
+    fields["loading"] = parsed.part("loading")
+    if is_router(parsed):
+        fields["loading"]["on_demand"] = True
     fields["models"] = models
-    if models:
-        return Deployment.of(fields)
-    del fields["models"]
-    return Deployment(**fields)
+    return Deployment.of(fields)
+
+
+def is_router(parsed: Arguments) -> bool:
+    """Whether no model is named, so that requests name those of a folder, of a file or of the cache."""
+    own = parsed.part("own")
+    return "model" not in own and "hf_repo" not in own
 
 
 def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
     """The entry of each model; none if no model is named."""
-    own = parsed.part("own")
-    if "model" in own or "hf_repo" in own:
-        yield _entry(parsed, None)
-    elif "presets" in own:
+    own, folder = parsed.part("own"), parsed.part("loading").get("models_dir")
+    if not is_router(parsed):
+        name, entry = _entry(parsed, None)
+        yield name, entry | ({"load_on_start": True} if parsed.part("loading") else {})
+        return
+    # Presets say more of models that are there, and name others.
+    values: dict[str, dict[str, Any]] = {}
+    if folder is not None:
+        for name, files in models_of(folder).items():
+            values[name] = {"own.model": files["path"]}
+            if "media" in files:
+                values[name]["media.mmproj"] = files["media"]["mmproj"]
+    elif "presets" not in own:
+        values = {name: {"own.model": str(file)} for name, file in fetched_models()}
+    presets = {name: Arguments(dict(places)) for name, places in values.items()}
+    if "presets" in own:
         file = Path(own["presets"])
         parts = sections(file)
         of_all = parts.pop(GLOBAL, {})
         parts.pop(DEFAULT, None)
-        presets = {}
-        for name, pairs in parts.items():
-            preset = Arguments()
+        for name in {**presets, **parts}:
+            preset = presets.setdefault(name, Arguments())
             preset.read_section(of_all, file, skips_unknown=False)
-            preset.read_section(pairs, file, skips_unknown=False)
-            # The command line counts for all models.
-            preset.values |= parsed.values
-            presets[name] = preset
-        started = {n: p for n, p in presets.items() if p.values.get("own.on_startup")}
-        n_most = own.get("models_max", MODELS_MAX)
-        if not started and n_most and len(presets) > n_most:
-            advice = "give load-on-startup = true to those that are to be loaded"
-            raise ConfigError(
-                f"presets {str(file)!r} has {len(presets)} models: {advice}; {ROUTER}"
-            )
-        for name, preset in (started or presets).items():
-            yield _entry(preset, name)
+            preset.read_section(parts.get(name, {}), file, skips_unknown=False)
+    for name, preset in presets.items():
+        # The command line counts for all models.
+        preset.values |= parsed.values
+        starts = bool(preset.values.get("own.on_startup"))
+        key, entry = _entry(preset, name)
+        yield key, entry | ({"load_on_start": True} if starts else {})
 
 
 def _entry(parsed: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:

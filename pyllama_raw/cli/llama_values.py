@@ -250,6 +250,10 @@ def seconds(text: str) -> float:
     return float(text) if float(text) > 0 else FOREVER_S
 
 
+def idle_seconds(text: str) -> float | None:
+    return float(text) if float(text) > 0 else None
+
+
 def keep(text: str) -> int:
     if int(text) < 0:
         raise NotDone("give the tokens at the beginning of a prompt that a shift keeps")

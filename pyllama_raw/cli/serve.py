@@ -25,7 +25,12 @@ from pyllama_raw.cli.running import Terminal, run
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.chat_templates import AUTO
 from pyllama_raw.options.config import EngineConfig, MediaConfig
-from pyllama_raw.serve.config import FILE_ONLY, ListenConfig, ServeConfig
+from pyllama_raw.serve.config import (
+    FILE_ONLY,
+    ListenConfig,
+    ModelsConfig,
+    ServeConfig,
+)
 from pyllama_raw.serve.deployment import Deployment, read
 from pyllama_raw.serve.keys import Keys
 from pyllama_raw.serve.run import deploy
@@ -54,6 +59,9 @@ def add_serve(parser: ArgumentParser) -> None:
     )
     add(group, "--sampling", sampling, "NAME=VALUE", text, action="append")
     add_fields(group, EngineConfig, ("warm_up",))
+    group = parser.add_argument_group("models on demand")
+    names = [name for name in ModelsConfig.model_fields if name != "memory"]
+    add_fields(group, ModelsConfig, names)
     add_fields(parser.add_argument_group("media"), MediaConfig, ("mmproj",))
     add_engine(parser)
 
@@ -69,7 +77,11 @@ def serve(options: Namespace) -> int:
 
     loading = LoadingLines(terminal, deployment.models)
     has_uvloop = find_spec("uvloop") is not None  # not on Windows
-    run(partial(deploy, deployment, loading, terminal.say), use_uvloop=has_uvloop)
+    reread = None
+    if options.config is not None or deployment.loading.models_dir is not None:
+        reread = partial(deployment_of, options)
+    serving = partial(deploy, deployment, loading, terminal.say, reread=reread)
+    run(serving, use_uvloop=has_uvloop)
     return 0
 
 
@@ -90,7 +102,7 @@ class LoadingLines:
         now = monotonic()
         if name != self._model:
             self._model, self._told_s = name, now
-            path = self._models[name] or "the default model"
+            path = self._models.get(name) or "the default model"
             self._terminal.say(f"loading {name}: {path}")
         elif not self._terminal.has_status and now - self._told_s >= LINE_S:
             self._told_s = now
@@ -114,7 +126,13 @@ def deployment_of(options: Namespace) -> Deployment:
     fields["service"] = fields.get("service", {}) | service
     fields["engine"] = {"fit_ctx": FIT_CTX} | fields.get("engine", {})
     fields["model"] = {"chat_template": AUTO} | fields.get("model", {})
+    loading = given(options, ModelsConfig.model_fields)
+    if loading:
+        fields["loading"] = fields.get("loading", {}) | loading
     profile = profile_of(options)
+    has_folder = "models_dir" in fields.get("loading", {})
+    if has_folder and not options.models:
+        fields.setdefault("models", {})
     if options.models or "models" not in fields:
         fields["models"] = _named(options.models or [profile.path], options.alias)
     elif options.alias:

@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import EllipsisType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import anyio
+from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from pyllama_raw import AsyncEngine, Model, Prompt, SamplingParams
+from pyllama_raw import AsyncEngine, Model, Prompt, SamplingParams, estimate_memory
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import ClosedError, Unsupported
@@ -29,6 +30,7 @@ from pyllama_raw.runners.runner import (
     RebuildCause,
     RunnerHealth,
     RunnerKind,
+    RunnerMemory,
     Serving,
     Source,
     lent_source,
@@ -52,6 +54,11 @@ UNKNOWN = RunnerCapabilities(  # of a model that is not loaded: the engine says 
     token_ids=True,
 )
 HOST = "CPU"  # the device of each machine
+# Makes a model and options of those that were given, in a worker thread.
+Prepare: TypeAlias = (
+    "Callable[[str | Path | None, EngineConfig | None], "
+    "tuple[str | Path | None, EngineConfig | None]]"
+)
 TEXTS = RunnerCapabilities(token_ids=True)  # of a model that does not generate
 
 
@@ -63,6 +70,10 @@ class LocalRunner(ModelRunner):
         model: as AsyncEngine.open takes it, or an open engine, which is the runner's from then
             on: aclose() closes it.
         prices: what its tokens cost, if somebody pays for them.
+        prepare: makes the model and the options of the engine of those that are given, in a
+            worker thread.
+        on_open: awaited with each engine before it serves.
+        progress: as of AsyncEngine.open().
     """
 
     def __init__(
@@ -72,6 +83,9 @@ class LocalRunner(ModelRunner):
         *,
         name: str | None = None,
         prices: Prices | None = None,
+        prepare: Prepare | None = None,
+        on_open: Callable[[AsyncEngine], Awaitable[None]] | None = None,
+        progress: Callable[[float], object] | None = None,
     ) -> None:
         is_open = isinstance(model, AsyncEngine)
         super().__init__(
@@ -80,6 +94,7 @@ class LocalRunner(ModelRunner):
         self._engine = model if isinstance(model, AsyncEngine) else None
         self._model = None if isinstance(model, AsyncEngine) else model
         self._config, self._loading = config, anyio.Lock()
+        self._prepare, self._on_open, self._progress = prepare, on_open, progress
 
     @property
     def engine(self) -> AsyncEngine | None:
@@ -154,6 +169,34 @@ class LocalRunner(ModelRunner):
         if self._engine is not None:
             await self._engine.rebuild_session(str(cause))
 
+    async def memory(self) -> RunnerMemory:
+        """
+        The memory that libllama reckons; none of an engine that was open before.
+
+        Asleep it takes what its cells hold, in host memory. With `fit_ctx` it makes do with less.
+
+        Raises:
+            PyllamaError: as `estimate_memory`.
+        """
+        if isinstance(self._model, Model) or self._engine is not None:
+            return RunnerMemory({})
+        model, config = await self._prepared()
+        estimate = await to_thread.run_sync(estimate_memory, model, config)
+        loaded = {part.device: part.total_bytes for part in estimate.devices}
+        n_cells_bytes = sum(part.kv_bytes for part in estimate.devices)
+        shrinks = config is not None and bool(config.fit_ctx)
+        return RunnerMemory(loaded, {HOST: n_cells_bytes}, shrinks)
+
+    async def sleep(self) -> None:
+        """Free the context and the weights, as `AsyncEngine.sleep(2)`."""
+        self._check_open()
+        if self._engine is not None:
+            await self._engine.sleep(2)
+
+    async def wake(self) -> None:
+        """Have the engine go on, as `AsyncEngine.wake()`."""
+        await (await self._opened()).wake()
+
     async def aclose(self) -> None:
         """Close the engine; one that is just being loaded, then."""
         self._closed = True
@@ -177,8 +220,23 @@ class LocalRunner(ModelRunner):
         async with self._loading:
             self._check_open()
             if self._engine is None:
-                self._engine = await AsyncEngine.open(self._model, self._config)
+                model, config = await self._prepared()
+                engine = await AsyncEngine.open(model, config, progress=self._progress)
+                try:
+                    if self._on_open is not None:
+                        await self._on_open(engine)
+                except BaseException:
+                    with anyio.CancelScope(shield=True):
+                        await engine.aclose()
+                    raise
+                self._engine = engine
             return self._engine
+
+    async def _prepared(self) -> tuple[Any, EngineConfig | None]:
+        """The model, and the options of its engine."""
+        if self._prepare is None or isinstance(self._model, Model):
+            return self._model, self._config
+        return await to_thread.run_sync(self._prepare, self._model, self._config)
 
 
 def _name_of(model: object) -> str:

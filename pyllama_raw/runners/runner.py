@@ -26,6 +26,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
+    Mapping,
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -233,6 +234,18 @@ class RunnerMetadata:
     """Whether text comes while it is made."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerMemory:
+    """Bytes that a runner takes of this machine, by device."""
+
+    loaded: Mapping[str, int]
+    """While it serves."""
+    asleep: Mapping[str, int] | None = None
+    """While it sleeps. None: it cannot sleep."""
+    shrinks: bool = False
+    """Whether it makes do with less where less is free."""
+
+
 class RunnerKind(StrEnum):
     """The place where a runner computes."""
 
@@ -409,6 +422,24 @@ class ModelRunner(ABC):
         """
         self._check_open()
         raise Unsupported("rebuild", f"{self!r} cannot begin anew: make another one")
+
+    async def memory(self) -> RunnerMemory:
+        """
+        The memory that it takes, before it takes any; nothing, unless it computes here.
+
+        Raises:
+            PyllamaError: nobody could load it.
+        """
+        return RunnerMemory({})
+
+    async def sleep(self) -> None:
+        """Give back what it can of its memory, while no request runs; wake() has it again."""
+        self._check_open()
+        raise Unsupported("sleep", f"{self!r} cannot sleep: close it")
+
+    async def wake(self) -> None:
+        """Serve again after sleep()."""
+        self._check_open()
 
     async def retire(self) -> None:
         """Close as soon as no run and no call is open: at once, or with the end of the last one."""

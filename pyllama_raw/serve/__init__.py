@@ -28,11 +28,12 @@ from starlette.types import Receive, Scope, Send
 from pyllama_raw import Delta, Generation
 from pyllama_raw.errors import first_of
 from pyllama_raw.serve.app import make_app
-from pyllama_raw.serve.config import ListenConfig, ServeConfig
+from pyllama_raw.serve.config import ListenConfig, ModelsConfig, ServeConfig
 from pyllama_raw.serve.run import serve
 
 __all__ = [
     "ListenConfig",
+    "ModelsConfig",
     "ServeConfig",
     "make_app",
     "serve",

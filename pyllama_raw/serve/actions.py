@@ -20,8 +20,7 @@ from pyllama_raw.serve.service import Service
 SCALES = TypeAdapter(list[LoraScale])
 NOT_HERE = (  # endpoints of llama-server that are not done here
     *("/v1/audio/transcriptions", "/audio/transcriptions", "/tools", "/cors-proxy"),
-    *("/v1/chat/completions/control", "/v1/streams/lookup", "/v1/stream"),
-    *("/models/load", "/models/unload", "/models/sse"),
+    *("/models", "/v1/chat/completions/control", "/v1/streams/lookup", "/v1/stream"),
 )
 
 
@@ -53,8 +52,8 @@ def routes(app: FastAPI, service: Service) -> None:
     async def scale(request: Request) -> Response:
         """Set the scales that adapters have in requests that name none; others are off."""
         scales = _scales((await request.receive())["body"])
-        name = next(iter(service.engines))
-        adapters = [info.name for info in service.engines[name].adapters()]
+        name, engine, _ = service.named(None)
+        adapters = [info.name for info in engine.adapters()]
         if any(lora.id >= len(adapters) for lora in scales):
             reason = f"each id is that of an adapter, and there are {len(adapters)}"
             raise refused("id", reason)

@@ -19,8 +19,10 @@ from starlette.routing import Match, Route
 
 from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.runners import ModelCache
 from pyllama_raw.serve import (
     actions,
+    catalog,
     facts,
     llamacpp,
     messages,
@@ -31,7 +33,7 @@ from pyllama_raw.serve import (
     tokens,
     vectors,
 )
-from pyllama_raw.serve.body import Body
+from pyllama_raw.serve.body import Body, ServedBody
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import (
     DESCRIBED,
@@ -45,28 +47,26 @@ from pyllama_raw.serve.service import Exchange, Service, retry_s
 
 ROUTES: tuple[Callable[[FastAPI, Service], None], ...] = (
     *(openai.routes, responses.routes, messages.routes, llamacpp.routes),
-    *(
-        vectors.routes,
-        scores.routes,
-        tokens.routes,
-        facts.routes,
-        actions.routes,
-        page.routes,
-    ),
+    *(vectors.routes, scores.routes, tokens.routes, catalog.routes, facts.routes),
+    *(actions.routes, page.routes),
 )
 LOCALHOST = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
 def make_app(
-    engines: AsyncEngine | Mapping[str, AsyncEngine], config: ServeConfig | None = None
+    engines: AsyncEngine | Mapping[str, AsyncEngine] | ModelCache,
+    config: ServeConfig | None = None,
+    **options: Any,
 ) -> FastAPI:
     """
-    The application over open engines; any ASGI server can run it.
+    The application over open engines, or a cache of models; any ASGI server can run it.
 
-    The engines stay the caller's: it closes them when the server has ended.
+    The engines stay the caller's: it closes them when the server has ended. So does the cache.
 
     Args:
-        engines: by the names that clients use; a single one is named by its model.
+        engines: by the names that clients use; a single one is named by its model. Models of a cache
+            are loaded when they are asked for.
+        options: of Service.
 
     Raises:
         ConfigError: there is no engine.
@@ -74,9 +74,11 @@ def make_app(
     # A single engine is known by the name of its model.
     if isinstance(engines, AsyncEngine):
         engines = {engines.model_name or "model": engines}
-    if not engines:
-        raise ConfigError("a service needs an engine: give one or more by name")
-    service = Service(dict(engines), config or ServeConfig())
+    if not isinstance(engines, ModelCache):
+        if not engines:
+            raise ConfigError("a service needs an engine: give one or more by name")
+        engines = dict(engines)
+    service = Service(engines, config or ServeConfig(), **options)
     app = FastAPI(
         title="pyllama_raw",
         version=__version__,
@@ -140,11 +142,29 @@ class BodyRoute(APIRoute):
                 model, request.headers, content, exchange.ignored
             )
             del content  # it stays no longer than its answer needs it
+            if service.models.is_dynamic:
+                autoload = request.query_params.get("autoload")
+                await service.admit(
+                    exchange,
+                    body.model,
+                    body.need,
+                    autoload=None if autoload is None else autoload in ("true", "1"),
+                    keep_alive_s=body.keep_alive_s,
+                    limits=limits_of(body, service),
+                )
+            elif body.keep_alive is not None:
+                exchange.ignored.append("keep_alive")
             arguments = {name: body} | ({request_name: request} if request_name else {})
             response: Response = await function(**arguments)
             return response
 
         return handle
+
+
+def limits_of(body: Body, service: Service) -> dict[str, float]:
+    """The limits of time of a *body*, or of the service, that its wait for a model has, too."""
+    served = body.served(service) if isinstance(body, ServedBody) else {}
+    return {n: served[n] for n in ("deadline_s", "max_wait_s") if n in served}
 
 
 class Origins(CORSMiddleware):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from math import inf
 from secrets import randbelow
 from types import UnionType
 from typing import (
@@ -38,6 +39,8 @@ from pyllama_raw import SamplingParams
 from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.options.frozen import suggestion
 from pyllama_raw.options.sampling import CONSTRAINTS, MAX_TOP
+from pyllama_raw.results import Operation
+from pyllama_raw.runners.guards import duration_s
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.failures import Failure, refused, renamed
 from pyllama_raw.serve.forms import READERS, Form, ResponseFormat, form_of
@@ -102,8 +105,30 @@ class Body(BaseModel):
     # Types of JSON that a field may have, by all names of the field.
     kinds_of: ClassVar[dict[str, frozenset[type]]]
 
+    # What the model must be able to do. None: anything.
+    need: ClassVar[Operation | None] = None
+
     model: str | None = None
     """A name of `/v1/models`; left out: the first model that can do what is asked."""
+    keep_alive: float | str | None = None
+    """
+    Seconds that the model stays loaded without use afterwards, where models are loaded on demand;
+    also as "5m". Below 0: for ever.
+    """
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds of `keep_alive`. Raises Failure."""
+        value = self.keep_alive
+        if isinstance(value, str):
+            sign = -1 if value.startswith("-") else 1
+            seconds = duration_s(value.lstrip("+-"))
+            if seconds is None:
+                raise refused(
+                    "keep_alive", "give seconds, or a time such as 5m or 1h30m"
+                )
+            value = sign * seconds
+        return inf if value is not None and value < 0 else value
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -243,6 +268,7 @@ class TextBody(ServedBody):
     model_config = ConfigDict(extra="allow")
 
     rules: ClassVar[fields.Rules] = fields.TEXT
+    need: ClassVar[Operation | None] = Operation.GENERATE
     takes: ClassVar[Mapping[str, FieldInfo]] = SamplingParams.model_fields
 
     stream: bool | None = None

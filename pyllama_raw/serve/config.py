@@ -50,6 +50,39 @@ class ListenConfig(Frozen):
     """
 
 
+class ModelsConfig(Frozen):
+    """Models as a cache: which are loaded when, and what gives way."""
+
+    models_dir: str | None = None
+    """
+    A folder of models: each GGUF file in it, and each folder in it with a GGUF file, perhaps in
+    parts, and perhaps a projector (mmproj*.gguf). They are loaded when they are asked for.
+    """
+    on_demand: bool | None = None
+    """
+    Models are loaded when they are asked for. None: those of a folder are, and those that are
+    named one by one are loaded at the start, unless another option of this kind is set.
+    """
+    memory_bytes: Annotated[int, Field(ge=1)] | None = None
+    """Host memory that all models may take together. None: what is free at the start, but a margin."""
+    memory: Mapped[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """Bytes that all models may take together, by device, as `info` lists them."""
+    models_max: Annotated[int, Field(ge=0)] | None = None
+    """Models that are loaded at a time, beside the memory that they may take. 0 or None: any number."""
+    autoload: bool = True
+    """A request loads its model; otherwise only `/models/load` does, or `?autoload=true`."""
+    sleep_idle_s: Seconds | None = None
+    """Seconds without use after which a model sleeps, which gives its memory back. None: never."""
+    unload_idle_s: Seconds | None = None
+    """Seconds without use after which a model is unloaded. None: never."""
+    turn_wait_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    """Seconds that a request waits for its model before others have to give way to it."""
+    max_model_overtakes: Annotated[int, Field(ge=0)] = 64
+    """Later requests of other models that may run before it."""
+    max_model_waiting: Annotated[int, Field(ge=1)] = 1024
+    """Requests that may wait for their models."""
+
+
 class ServeConfig(Frozen):
     """Options of the service, whatever models it has."""
 

@@ -12,6 +12,8 @@ A file says the same in TOML, in the names of the options:
     path = "assistant.gguf"
     [models.assistant.scheduler]
     n_slots = 16
+
+With a table `[loading]`, or a folder of models, models are loaded when they are asked for.
 """
 
 from __future__ import annotations
@@ -29,10 +31,16 @@ from pyllama_raw import EngineConfig
 from pyllama_raw.errors import ConfigError, shown
 from pyllama_raw.options.frozen import Frozen, places, suggestion
 from pyllama_raw.options.profile import Settings
-from pyllama_raw.serve.config import ListenConfig, ServeConfig
+from pyllama_raw.serve.config import (
+    ListenConfig,
+    ModelsConfig,
+    Seconds,
+    ServeConfig,
+)
 
 OPTIONS = tuple(Settings.model_fields)  # parts of an EngineConfig
 LOGS = ("step_log", "request_log")
+PARTS = "-00001-of-"  # in the name of the first file of a model in parts
 MAX_DEPTH = 100  # of a file; its reader recurses
 
 
@@ -47,6 +55,22 @@ class AdapterEntry(Frozen):
     """The scale of its effect on requests that name no adapters; 0: none."""
 
 
+class ModelPlace(Frozen):
+    """The place of a model in memory, where models are loaded on demand; keys of its table."""
+
+    pinned: bool = False
+    """It stays loaded: it gives way to nobody, and does not rest by itself."""
+    load_on_start: bool = False
+    """It is loaded at the start."""
+    sleep_idle_s: Seconds | None = None
+    """`loading.sleep_idle_s` of this model."""
+    unload_idle_s: Seconds | None = None
+    """`loading.unload_idle_s` of this model."""
+
+
+PLACE = tuple(ModelPlace.model_fields)
+
+
 class Deployment(ListenConfig):
     """Models by the names that clients use, and where they are served."""
 
@@ -58,6 +82,17 @@ class Deployment(ListenConfig):
     """Options of the engines, by name."""
     adapters: dict[str, tuple[AdapterEntry, ...]] = Field(default_factory=dict)
     """Adapters of the engines, by name."""
+    loading: ModelsConfig = ModelsConfig()
+    """When models are loaded, and what gives way."""
+    places: dict[str, ModelPlace] = Field(default_factory=dict)
+    """Places of models, by name, as far as they say something of it."""
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether models are loaded when they are asked for."""
+        if self.loading.on_demand is not None:
+            return self.loading.on_demand
+        return bool(self.places) or self.loading != ModelsConfig()
 
     @classmethod
     def of(
@@ -71,13 +106,23 @@ class Deployment(ListenConfig):
         """
         fields = dict(fields)
         shared = Settings(**{n: fields.pop(n) for n in OPTIONS if n in fields})
-        entries = fields.pop("models", None) or {"default": {}}
-        models, settings, adapters = {}, {}, {}
-        for name, fields_of_model in _table("models", entries).items():
+        loading = ModelsConfig(**_table("loading", fields.pop("loading", {})))
+        entries = fields.pop("models", None)
+        if entries is None and loading.models_dir is None:
+            entries = {"default": {}}
+        entries = dict(_table("models", entries or {}))
+        # A table of the file may say more of a model of the folder.
+        if loading.models_dir is not None:
+            for name, files in models_of(loading.models_dir).items():
+                entries[name] = _joined(files, entries.get(name, {}))
+        models, settings, adapters, places = {}, {}, {}, {}
+        for name, fields_of_model in entries.items():
             entry = dict(_table(f"models.{name}", fields_of_model))
             models[name] = entry.pop("path", None)
             if files := entry.pop("adapters", ()):
                 adapters[name] = files
+            if place := {n: entry.pop(n) for n in PLACE if n in entry}:
+                places[name] = place
             _check_parts(name, entry)
             settings[name] = shared.updated(entry).updated(flags or {})
         configs = {
@@ -86,7 +131,44 @@ class Deployment(ListenConfig):
             ).engine_config()
             for name, model_settings in settings.items()
         }
-        return cls(**fields, models=models, configs=configs, adapters=adapters)
+        parts: dict[str, Any] = {"models": models, "configs": configs}
+        parts |= {"adapters": adapters, "loading": loading, "places": places}
+        return cls(**fields, **parts)
+
+
+def models_of(folder: str) -> dict[str, dict[str, Any]]:
+    """
+    The entries of the models in *folder*, by name, as llama-server finds them.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    try:
+        places = sorted(Path(folder).expanduser().iterdir())
+        lists = [sorted(p.iterdir()) if p.is_dir() else [p] for p in places]
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"models_dir {folder!r}: {reason}") from error
+    models = {}
+    for place, paths in zip(places, lists, strict=True):
+        files = [path for path in paths if path.suffix == ".gguf"]
+        projectors = [path for path in files if "mmproj" in path.name]
+        weights = [p for p in files if "mmproj" not in p.name and "draft" not in p.name]
+        # A model in parts is opened by its first one.
+        weights.sort(key=lambda path: (PARTS not in path.name, path.name))
+        if not weights:
+            continue
+        entry: dict[str, Any] = {"path": str(weights[0])}
+        if place.is_dir() and projectors:
+            entry["media"] = {"mmproj": str(projectors[0])}
+        models[place.name if place.is_dir() else place.stem] = entry
+    return models
+
+
+def _joined(files: dict[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of a model of a folder, with what its table says, which wins."""
+    media = {**files.get("media", {}), **entry.get("media", {})}
+    return {**files, **entry, **({"media": media} if media else {})}
 
 
 def _table(name: str, value: object) -> Mapping[str, Any]:
@@ -100,7 +182,9 @@ def _check_parts(name: str, entry: Mapping[str, Any]) -> None:
     """Raise ConfigError if the *entry* of a model has more than a path and parts of options."""
     for part, fields in entry.items():
         if part not in OPTIONS:
-            allowed = f"path, or a table of options: {', '.join(OPTIONS)}"
+            allowed = (
+                f"path, {', '.join(PLACE)}, or a table of options: {', '.join(OPTIONS)}"
+            )
             hint = suggestion(part, places(EngineConfig)).replace(
                 "did you mean ", f"did you mean models.{name}."
             )

@@ -1,5 +1,5 @@
 """
-Facts that people, monitors and balancers ask of a running service: its models, adapters and slots.
+Facts that people, monitors and balancers ask of a running service: its adapters, slots and counts.
 
 Keys of most clients see their own requests only, and no folders.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from weakref import WeakKeyDictionary
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -24,7 +24,8 @@ from starlette.responses import PlainTextResponse, Response
 from pyllama_raw import AsyncEngine, SamplingParams, __version__
 from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.options.chat_templates import model_template
-from pyllama_raw.results import HealthState
+from pyllama_raw.results import EngineState, HealthState
+from pyllama_raw.runners import ModelCache
 from pyllama_raw.serve.failures import JSON, Failure
 from pyllama_raw.serve.llamacpp import settings
 from pyllama_raw.serve.media import MARKER
@@ -50,36 +51,11 @@ SHOWN = (  # of /props, to keys that do not see all
     *("endpoint_slots", "endpoint_props", "endpoint_metrics", "ui", "is_sleeping"),
 )
 ENDPOINTS = ("slots", "props", "metrics")
-VOCABULARIES = {  # llama.h: enum llama_vocab_type, by the word of the file
-    "llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6,
-}  # fmt: skip
 
 
 def routes(app: FastAPI, service: Service) -> None:
     """Add the endpoints; probes need no key, and what changes something that of an operator."""
     metrics = _Metrics(service)
-
-    @app.get("/v1/models", tags=["models"])
-    @app.get("/models", include_in_schema=False)
-    async def models() -> Response:
-        """All models, and each adapter of one as a model `base:adapter`."""
-        data = [
-            _model(service, name, engine, suffix)
-            for name, engine in service.engines.items()
-            for suffix in ("", *(f":{info.name}" for info in engine.adapters()))
-            if not (suffix and service.is_llama)
-        ]
-        answer = {"object": "list", "data": data}
-        if service.is_llama:
-            answer["models"] = [_listed(*pair) for pair in service.engines.items()]
-        return JSON(answer)
-
-    @app.get("/v1/models/{name:path}", tags=["models"])
-    async def model(name: str) -> Response:
-        """One model."""
-        served = service.named(unquote(name))
-        suffix = "".join(f":{adapter}" for adapter in served.adapters)
-        return JSON(_model(service, served.name, served.engine, suffix))
 
     @app.get("/lora-adapters", tags=["adapters"])
     async def adapters(request: Request) -> Response:
@@ -95,7 +71,9 @@ def routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/props", tags=["facts"])
     async def props(request: Request, model: str | None = None) -> Response:
-        """The model and what its options came to."""
+        """The model and what its options came to; of no model of many, what the service is."""
+        if model is None and service.is_router:
+            return JSON(_router(service))
         served = service.named(model)
         facts = await _props(served.name, served.engine, service)
         if not sees_all(request):  # what is left is what clients of the model need
@@ -108,6 +86,9 @@ def routes(app: FastAPI, service: Service) -> None:
         request: Request, model: str | None = None, fail_on_no_slot: str | None = None
     ) -> Response:
         """What runs now, by slot, between two steps."""
+        if model is None and service.is_router:
+            message = "model name is missing from the request"
+            raise Failure(400, "invalid_request", message, "model")
         owner = None if sees_all(request) else request.state.exchange.client
         facts = await _slots(service.named(model), owner)
         if fail_on_no_slot and all(slot["is_processing"] for slot in facts):
@@ -131,7 +112,9 @@ def routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/health", include_in_schema=False)
     async def readyz() -> Response:
         """200 while new requests are taken."""
-        ready = not service.drains and all(e.alive for e in service.engines.values())
+        # An engine that has ended is opened anew where models are loaded on demand.
+        alive = [service.models.is_dynamic or e.alive for e in service.engines.values()]
+        ready = not service.drains and all(alive)
         return JSON({"status": "ok" if ready else "draining"}, 200 if ready else 503)
 
 
@@ -141,50 +124,17 @@ def sees_all(request: Request) -> bool:
     return key is None or key.sees_all
 
 
-def _model(
-    service: Service, name: str, engine: AsyncEngine, suffix: str
-) -> dict[str, Any]:
-    uses = engine.capabilities
+def _router(service: Service) -> dict[str, Any]:
+    """The properties of a service of many models, in llama-server's words."""
     return {
-        "id": name + suffix,
-        "object": "model",
-        "created": service.started,
-        "owned_by": "llamacpp" if service.is_llama else "pyllama_raw",
-        "aliases": [a for a, n in service.config.aliases.items() if n == name],
-        "tags": service.config.tags,
-        "root": name,
-        "parent": name if suffix else None,
-        "max_model_len": engine.n_ctx_slot,
-        "chat_template": engine.info.chat_template,
-        "capabilities": [str(operation) for operation in uses.operations],
-        "meta": {
-            "n_ctx": engine.n_ctx_slot,
-            "n_ctx_train": uses.model.n_ctx_train,
-            "n_embd": uses.model.n_embd,
-            "n_params": engine.info.n_params,
-            "n_vocab": uses.model.n_vocab,
-            "size": engine.info.model_bytes,
-            "vocab_type": VOCABULARIES.get(
-                engine.info.metadata.get("tokenizer.ggml.model", ""), 0
-            ),
-            "architecture": uses.model.architecture,
-        },
-    }
-
-
-def _listed(name: str, engine: AsyncEngine) -> dict[str, Any]:
-    """A model in the form of Ollama's list, whose other fields llama-server leaves empty, too."""
-    sees = engine.capabilities.images or engine.capabilities.sounds
-    empty = ("modified_at", "size", "digest", "description", "parameters")
-    details = ("parent_model", "family", "parameter_size", "quantization_level")
-    return {
-        **dict.fromkeys(empty, ""),
-        "name": name,
-        "model": name,
-        "type": "model",
-        "tags": [""],
-        "capabilities": ["completion", *(["multimodal"] if sees else [])],
-        "details": {**dict.fromkeys(details, ""), "format": "gguf", "families": [""]},
+        "role": "router",
+        "max_instances": service.models.max_models or 0,
+        "models_autoload": service.autoload,
+        "model_alias": "llama-server" if service.is_llama else "pyllama_raw",
+        "model_path": "none",
+        "default_generation_settings": {"params": {}, "n_ctx": 0},
+        "build_info": f"pyllama_raw {__version__}",
+        "ui": "page" not in service.config.closed,
     }
 
 
@@ -239,7 +189,7 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
         "media_marker": MARKER,
         **{f"endpoint_{facts}": facts not in closed for facts in ENDPOINTS},
         "ui": "page" not in closed,
-        "is_sleeping": False,
+        "is_sleeping": engine.state is EngineState.SLEEPING,
         "stats": asdict(engine.stats()),
     }
 
@@ -285,14 +235,17 @@ class _Metrics(Collector):
     """The metrics of all engines, each sample with the name of its model, and of the gate."""
 
     def __init__(self, service: Service) -> None:
-        self._of = {n: EngineMetrics(e) for n, e in service.engines.items()}
+        self._service = service
+        # Of engines that are gone nothing is kept.
+        self._of = WeakKeyDictionary[AsyncEngine, EngineMetrics]()
         self._names, self._traffic = service.config.metrics_names, service.traffic
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
         families: dict[str, Metric] = {}
         # All models have the same families, so their samples are put together.
-        for model, metrics in self._of.items():
+        for model, engine in self._service.engines.items():
+            metrics = self._of.setdefault(engine, EngineMetrics(engine))
             for family in metrics.collect():
                 new = Metric(family.name, family.documentation, family.type)
                 shared = families.setdefault(family.name, new)
@@ -305,6 +258,25 @@ class _Metrics(Collector):
         if "llamacpp" in self._names:
             yield from _of_llamacpp(families.values())
         yield from self._traffic.collect()
+        if self._service.models.is_dynamic:
+            yield from _of_models(self._service.models)
+
+
+def _of_models(models: ModelCache) -> Iterator[Metric]:
+    """Where the models of a cache are, who waits for them, and what they take."""
+    name, text = "pyllama_raw:model_state", "1 for the state that a model has"
+    states = GaugeMetricFamily(name, text, labels=("model_name", "state"))
+    name, text = "pyllama_raw:model_claims_waiting", "Requests that wait for the model"
+    waiting = GaugeMetricFamily(name, text, labels=("model_name",))
+    name, text = "pyllama_raw:model_bytes", "Bytes that a model takes, as reckoned"
+    sizes = GaugeMetricFamily(name, text, labels=("model_name", "device"))
+    for model in models:
+        status = models.status(model)
+        states.add_metric((model, status.state), 1)
+        waiting.add_metric((model,), status.n_waiting)
+        for device, n_bytes in status.n_bytes.items():
+            sizes.add_metric((model, device), n_bytes)
+    yield from (states, waiting, sizes)
 
 
 def _of_llamacpp(families: Iterable[Metric]) -> Iterator[Metric]:

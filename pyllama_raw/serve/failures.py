@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from math import ceil
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -206,6 +207,7 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
         case AdapterLoadFailed():
             param = "path"
         case _:
+            retry_s = ceil(getattr(error, "retry_after_s", None) or retry_s)
             headers = {"retry-after": str(retry_s)} if error.http_status == 503 else {}
             code, message = error.code, str(error)
             if isinstance(error, QueueFull | EngineStalled):

@@ -102,7 +102,7 @@ ANY: Rules = {
     **_idle("litellm_call_id", "litellm_metadata", "litellm_trace_id", "fallbacks"),
     **_idle("provider", "route", "models", "anthropic_version", "anthropic_beta"),
     # where another server computes it
-    **_idle("keep_alive", "num_ctx", "num_gpu", "num_thread", "num_batch", "main_gpu"),
+    **_idle("num_ctx", "num_gpu", "num_thread", "num_batch", "main_gpu"),
     **_idle("use_mmap", "use_mlock", "low_vram", "numa", "num_keep", "vocab_only"),
     **_idle("bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank"),
     **_idle("data_parallel_rank", "disagg_prefill_dp_rank", "ngram_corpus_id"),

@@ -30,7 +30,8 @@ from pyllama_raw.serve.reading import is_small, let_go, replayed
 from pyllama_raw.serve.service import CURRENT, LEFT, Exchange, Service
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/v1/health"}
-CHANGED = ("/lora-adapters", "/slots/", "/props")  # by an operator only
+CHANGED = ("/lora-adapters", "/slots/", "/props", "/models/")  # by an operator only
+LOADS = ("/models/load", "/models/unload")
 CLOSED = {  # endpoints that a service may have closed
     "/metrics": "metrics", "/slots": "slots", "/": "page",
 }  # fmt: skip
@@ -75,6 +76,7 @@ class Gate:
             CURRENT.reset(current)
             NUMBERED.reset(numbered)
             service.traffic.in_flight -= 1
+            service.release(exchange)
             service.ended(exchange, getattr(scope.get("route"), "path", ""))
 
     async def _pass(
@@ -90,6 +92,8 @@ class Gate:
                 right = None
                 # Clients of llama-server change scales and slots, and load nothing.
                 is_theirs = service.is_llama and scope["method"] == "POST"
+                # Where nobody has a key, each request may load a model anyway.
+                is_theirs |= path.startswith(LOADS) and not service.keys
                 if path.startswith(CHANGED) and has_body and not is_theirs:
                     right = ADMIN
                 elif path in WATCHED:

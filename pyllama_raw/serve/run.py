@@ -28,7 +28,8 @@ import uvicorn
 from anyio import to_thread
 from fastapi import FastAPI
 
-from pyllama_raw import AsyncEngine, EngineConfig
+from pyllama_raw import AsyncEngine
+from pyllama_raw.runners import ModelCache
 from pyllama_raw.serve.app import make_app
 from pyllama_raw.serve.config import ListenConfig
 from pyllama_raw.serve.connections import (
@@ -47,11 +48,9 @@ from pyllama_raw.serve.listening import (
     hosts_of,
     release,
 )
+from pyllama_raw.serve.residents import Loading, Prepare, cached_models, model_cache
 from pyllama_raw.serve.service import Service
 
-Loading = Callable[[str, float], None]
-Options = tuple[str | None, EngineConfig | None]
-Prepare = Callable[[str | None, EngineConfig | None], Options]
 Say = Callable[[str], None]
 
 TICK_S = 0.05
@@ -76,6 +75,7 @@ async def deploy(
     say: Say,
     *,
     prepare: Prepare | None = None,
+    reread: Callable[[], Deployment] | None = None,
 ) -> None:
     """
     Serve *deployment* until SIGTERM or SIGINT; a second signal ends what runs.
@@ -85,15 +85,20 @@ async def deploy(
         say: called with a line that has the address once requests are taken.
         prepare: makes the file and the options of an engine, in a worker thread, of those of
             *deployment*.
+        reread: makes the deployment anew of its files, whose models are those of the service from
+            then on; called in a worker thread.
 
     Raises:
         OSError: an address cannot be had.
         PyllamaError: a model cannot be opened.
     """
     front = LoadingApp()
+    models: ModelCache | None = None
     async with AsyncExitStack() as stack:
 
         async def open_engines() -> Service:
+            if models is not None:
+                return await open_models(models)
             engines = {}
             for name, path in deployment.models.items():
                 options = path, deployment.configs.get(name)
@@ -104,7 +109,22 @@ async def deploy(
                 engines[name] = await stack.enter_async_context(opening)
                 for adapter in deployment.adapters.get(name, ()):
                     await engines[name].load_adapter(adapter.name, adapter.path)
-            app = make_app(engines, deployment.service)
+            return answering(make_app(engines, deployment.service))
+
+        async def open_models(models: ModelCache) -> Service:
+            for name, place in deployment.places.items():
+                if place.load_on_start or place.pinned:
+                    await models.load(name)
+            read = None
+            if reread is not None:
+                read = lambda: cached_models(reread(), loading, prepare)  # noqa: E731
+            configs = deployment.configs.values()
+            has_media = any(config.media.mmproj is not None for config in configs)
+            options = {"autoload": deployment.loading.autoload, "refresh": read}
+            app = make_app(models, deployment.service, has_media=has_media, **options)
+            return answering(app)
+
+        def answering(app: FastAPI) -> Service:
             service: Service = app.state.service
             for name, adapters in deployment.adapters.items():
                 service.scales[name] = {a.name: a.scale for a in adapters}
@@ -112,6 +132,14 @@ async def deploy(
             return service
 
         sockets = bound(deployment)
+        if deployment.is_on_demand:
+            try:
+                models = await stack.enter_async_context(
+                    await model_cache(deployment, loading, prepare)
+                )
+            except BaseException:
+                release(sockets, files_of(sockets))
+                raise
         await _serve(front, open_engines, deployment, sockets, say, is_last=True)
 
 
@@ -318,6 +346,7 @@ async def _end_at_signal(signals: _Signals, service: Service, server: _Server) -
 
 
 async def _drain(service: Service, scope: anyio.CancelScope) -> None:
+    service.models.refuse()
     async with anyio.create_task_group() as group:
         for engine in service.engines.values():
             group.start_soon(engine.aclose, service.config.drain_s)

@@ -37,6 +37,7 @@ class ScoringBody(ServedBody):
     """A body that asks how likely texts are."""
 
     rules: ClassVar[fields.Rules] = fields.SCORES
+    need: ClassVar[Operation | None] = Operation.GENERATE
 
     messages: Items[dict[str, Any]] | None = None
     """A chat in place of a text: the texts come as its next message."""

@@ -1,9 +1,13 @@
 """
-The engines of a service by name, what its requests may have of them, and what became of requests.
+The models of a service by name, what its requests may have of them, and what became of requests.
 
 A request for text is counted by the admission of its engine, which refuses those beyond its slots
 and its queue. The service counts once more, before that: a body that is not read costs next to
 nothing, and until a prompt is made no engine knows of the request.
+
+Models are those of a `ModelCache`. Engines that a program has opened are there from the beginning;
+others are loaded for the requests that name them, each of which has a claim on its model until it has
+ended. Facts make none.
 """
 
 from __future__ import annotations
@@ -13,24 +17,41 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from time import monotonic, time
 from typing import Any, NamedTuple, TypeVar
-from weakref import finalize
+from weakref import WeakSet, finalize
 
+from anyio import move_on_after
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic_core import to_json
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.results import Operation, Pooling, Watcher
+from pyllama_raw.runners import (
+    CachedModel,
+    Claim,
+    LocalRunner,
+    ModelCache,
+    ModelState,
+)
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.keys import ADMIN, Key, Keys, Rates
 from pyllama_raw.serve.reading import DRAINING, Bodies
 
 UNPOOLED = (None, Pooling.NONE, Pooling.RANK)  # of models that are made for no vectors
+NOT_LOADED = "model is not loaded"
+LOADED, LOADING, SLEEPING = (
+    ModelState.LOADED,
+    ModelState.LOADING,
+    ModelState.SLEEPING,
+)
+NO_LIMITS: Mapping[str, float] = {}
+# Reads the list of models anew.
+Refresh = Callable[[], Mapping[str, CachedModel]]
 LEFT = 499  # the status of a client that left before it had one
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
@@ -60,6 +81,7 @@ class Exchange:
     n_output: int = 0
     ignored: list[str] = field(default_factory=list)
     """Fields of the body that change nothing here; names of our own tables only."""
+    claim: Claim | None = None  # on the model, if that is loaded on demand
     began: float = field(default_factory=monotonic)
 
 
@@ -82,22 +104,44 @@ class ServedModel(NamedTuple):
 class Service:
     """The state that all answers share. Thread: that of the event loop."""
 
-    def __init__(self, engines: Mapping[str, AsyncEngine], config: ServeConfig) -> None:
-        """Raises ConfigError: a file of the options cannot be used."""
-        self.engines, self.config = engines, config
+    def __init__(
+        self,
+        models: Mapping[str, AsyncEngine] | ModelCache,
+        config: ServeConfig,
+        *,
+        autoload: bool = True,
+        has_media: bool = False,
+        refresh: Refresh | None = None,
+    ) -> None:
+        """
+        Args:
+            autoload: whether a request loads its model, unless it says otherwise.
+            has_media: models that are loaded later may take images or sounds.
+            refresh: reads the list of models anew, in a worker thread; None: it never changes.
+
+        Raises:
+            ConfigError: a file of the options cannot be used.
+        """
+        if not isinstance(models, ModelCache):
+            runners = {n: LocalRunner(engine, name=n) for n, engine in models.items()}
+            models = ModelCache(there=runners)
+        self.models, self.config = models, config
+        self.autoload, self.refresh = autoload, refresh
+        # Clients of llama-server tell a router by the status of its models.
+        self.is_router = models.is_dynamic and (refresh is not None or len(models) > 1)
         self.drains = False  # drain() was called
         self.is_llama = config.in_place_of is not None
         # Scales of adapters of each model, for requests that name none.
         self.scales: dict[str, dict[str, float]] = {}
         self.started = int(time())  # Unix time
         self.keys, self.rates = Keys(config), Rates(config)
-        infos = {name: engine.info for name, engine in engines.items()}
-        media = (info.config.media for info in infos.values())
-        has_media = any(options.mmproj is not None for options in media)
+        options = (engine.info.config.media for engine in self.engines.values())
+        has_media = has_media or any(media.mmproj is not None for media in options)
         self.bodies, self.traffic = Bodies(config, has_media=has_media), Traffic()
         self._log = None if config.access_log is None else AccessLog(config.access_log)
-        for engine in engines.values():
-            engine.watch(TextCounter())
+        self._counted = WeakSet[AsyncEngine]()  # engines whose texts are counted
+        for engine in self.engines.values():
+            self._count_texts(engine)
 
         # Options of requests that say nothing else.
         defaults = config.defaults
@@ -107,16 +151,31 @@ class Service:
             n: limit for n, limit in limits.items() if limit is not None
         }
 
-        # As many requests with a body are handled as all engines have slots and let wait. One of
-        # them may ask for so many outputs that others may still wait beside them.
         self.n_open = 0
-        sizes = {
-            n: (i.n_slots, i.config.scheduler.max_waiting) for n, i in infos.items()
+
+    @property
+    def engines(self) -> dict[str, AsyncEngine]:
+        """The engines that are there now, by the names of their models."""
+        return {
+            name: runner.engine
+            for name, runner in self.models.loaded().items()
+            if isinstance(runner, LocalRunner) and runner.engine is not None
         }
-        self._max_open = sum(map(sum, sizes.values()))
-        self._max_outputs = {
-            n: slots + waits // 2 for n, (slots, waits) in sizes.items()
-        }
+
+    @property
+    def _max_open(self) -> int:
+        """
+        Requests with a body at a time: as many as all engines have slots and let wait, and as may
+        wait for models.
+        """
+        infos = [engine.info for engine in self.engines.values()]
+        n_places = sum(i.n_slots + i.config.scheduler.max_waiting for i in infos)
+        return n_places + self.models.is_dynamic * self.models.max_waiting
+
+    def _count_texts(self, engine: AsyncEngine) -> None:
+        if engine not in self._counted:
+            self._counted.add(engine)
+            engine.watch(TextCounter())
 
     def drain(self) -> None:
         """Take no new requests from now on."""
@@ -152,6 +211,92 @@ class Service:
 
     # -- models -------------------------------------------------------------------------
 
+    async def admit(
+        self,
+        exchange: Exchange,
+        name: str | None,
+        need: Operation | None,
+        *,
+        autoload: bool | None = None,
+        keep_alive_s: float | None = None,
+        limits: Mapping[str, float] = NO_LIMITS,
+    ) -> None:
+        """
+        Return once the model that *name* stands for is loaded, until the exchange has ended.
+
+        Args:
+            need: what the model is to do, if *name* is None.
+            autoload: whether it may be loaded. None: as the service says.
+            limits: `deadline_s` and `max_wait_s` of the request.
+
+        Raises:
+            Failure: there is no such model, it may not be loaded, or it took too long.
+            PyllamaError: as ModelCache.claim().
+        """
+        if not self.models.is_dynamic:
+            return
+        model = self._meant(name, need)
+        autoload = self.autoload if autoload is None else autoload
+        is_there = self.models.status(model).state in (LOADED, LOADING, SLEEPING)
+        if not autoload and not is_there:
+            raise Failure(400, "model_not_loaded", NOT_LOADED, "model")
+        limit_s = min(limits.values(), default=inf)
+        with move_on_after(limit_s):
+            exchange.claim = await self.models.claim(
+                model, client=exchange.client, keep_alive_s=keep_alive_s
+            )
+        if exchange.claim is None:
+            message = (
+                f"model {model} was not loaded within {limit_s:g} s: try again later"
+            )
+            raise Failure(503, "waited_too_long", message)
+        engine = self.engines.get(model)
+        if engine is None:
+            reason = "its runner has no engine here, so it is not served over HTTP"
+            raise Failure(501, "unsupported", f"model {model}: {reason}", "model")
+        self._count_texts(engine)
+
+    def release(self, exchange: Exchange) -> None:
+        """Let another model have the room, if nobody else uses that of *exchange*."""
+        claim, exchange.claim = exchange.claim, None
+        if claim is not None:
+            self.models.release(claim)
+
+    def base_of(self, name: str) -> str | None:
+        """The model of a name, an alias or `base:adapter`; None: there is none."""
+        name = self.config.aliases.get(name, name)
+        base = name.rpartition(":")[0]
+        return next((n for n in (name, base) if n in self.models), None)
+
+    def _meant(self, name: str | None, need: Operation | None) -> str:
+        """The model that a request is for, also where it names none. Raises Failure."""
+        model = None if name is None else self.base_of(name)
+        if model is not None:
+            return model
+        if name is not None and not self.config.any_model:
+            raise self._missing(name)
+        if self.is_llama and self.is_router:
+            message = "model name is missing from the request"
+            raise Failure(400, "invalid_request", message, "model")
+        engines = self.engines
+        able = (
+            model
+            for model, engine in engines.items()
+            if need is None or need in engine.capabilities.operations
+        )
+        first = next(able, None) or next(iter(self.models), None)
+        if first is None:
+            message = "there is no model: give some with --models-dir, or by name"
+            raise Failure(400, "model_not_found", message, "model")
+        return first
+
+    def _missing(self, name: str) -> Failure:
+        if self.is_llama and self.is_router:
+            message = f"model '{name}' not found"
+            return Failure(400, "model_not_found", message, "model")
+        message = f"there is no model {name!r}: there are {', '.join(self.models)}"
+        return Failure(404, "model_not_found", message, "model")
+
     def find(self, name: str | None, need: Operation) -> ServedModel:
         """
         The model that *name* stands for; None: the first that can do what is asked.
@@ -161,7 +306,12 @@ class Service:
             Unsupported: it cannot do this.
         """
         model = None
-        if name is not None:
+        exchange = CURRENT.get()
+        # A model that is loaded on demand was chosen when the request came in.
+        if exchange is not None and exchange.claim is not None:
+            is_base = name is None or self.base_of(name) is None
+            model = self.named(exchange.claim.model if is_base else name)
+        elif name is not None:
             try:
                 model = self.named(name)
             except Failure:
@@ -181,18 +331,29 @@ class Service:
         return model
 
     def named(self, name: str | None) -> ServedModel:
-        """The model that *name* stands for; None: the first. Raises Failure."""
-        name = next(iter(self.engines)) if name is None else name
+        """
+        The model that *name* stands for; None: the first, or that of the request.
+
+        Raises:
+            Failure: there is no such model, or it is not loaded.
+        """
+        engines, exchange = self.engines, CURRENT.get()
+        if name is None:
+            claim = None if exchange is None else exchange.claim
+            name = next(iter(engines), None) if claim is None else claim.model
+        if name is None:
+            raise Failure(400, "model_not_loaded", NOT_LOADED, "model")
         name = self.config.aliases.get(name, name)
-        if name in self.engines:
-            return ServedModel(name, self.engines[name])
+        if name in engines:
+            return ServedModel(name, engines[name])
         base, _, adapter = name.rpartition(":")
-        if base in self.engines:
-            engine = self.engines[base]
+        if base in engines:
+            engine = engines[base]
             if adapter in {info.name for info in engine.adapters()}:
                 return ServedModel(base, engine, {adapter: 1.0})
-        message = f"there is no model {name!r}: there are {', '.join(self.engines)}"
-        raise Failure(404, "model_not_found", message, "model")
+        if name in self.models:
+            raise Failure(400, "model_not_loaded", NOT_LOADED, "model")
+        raise self._missing(name)
 
     # -- what a request may have --------------------------------------------------------
 
@@ -215,7 +376,9 @@ class Service:
         Args:
             name: of the field that asks for several outputs of a prompt; None: n.
         """
-        max_outputs, n_outputs = self._max_outputs[model.name], n_prompts * (n or 1)
+        info, n_outputs = model.engine.info, n_prompts * (n or 1)
+        # Others may still wait beside one that asks for so many outputs.
+        max_outputs = info.n_slots + info.config.scheduler.max_waiting // 2
         if n_outputs > max_outputs:
             limit = (
                 f"at most {max_outputs} at a time (half of max_waiting, and all slots)"
@@ -274,7 +437,7 @@ class Service:
 
 def retry_s(engines: Iterable[AsyncEngine]) -> int:
     """Seconds until one of *engines* has a slot for a request that comes now, 1 to 60."""
-    soonest = min(engine.queue_s or 0.0 for engine in engines)
+    soonest = min((engine.queue_s or 0.0 for engine in engines), default=0.0)
     return max(1, min(ceil(soonest), 60))
 
 

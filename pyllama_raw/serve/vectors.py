@@ -35,6 +35,7 @@ class EmbeddingBody(ServedBody):
     """Texts that are to become vectors."""
 
     rules: ClassVar[fields.Rules] = fields.VECTORS
+    need: ClassVar[Operation | None] = Operation.EMBED
 
     input: Annotated[Prompts, Field(validation_alias=AliasChoices("input", "content"))]
     """A text, token ids, both mixed, or a list of these; llama.cpp names it content, too."""
@@ -69,6 +70,7 @@ class RerankBody(ServedBody):
     """Documents that are to be ranked by how they answer a query."""
 
     rules: ClassVar[fields.Rules] = fields.RANKS
+    need: ClassVar[Operation | None] = Operation.RANK
 
     query: str
     documents: Items[str | dict[str, Any]] = Field(default_factory=list)

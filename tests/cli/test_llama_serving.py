@@ -115,29 +115,84 @@ n-gpu-layers = 0
 """
 
 
-def test_models_of_a_file_of_presets(tmp_path):
+def test_models_of_a_file_of_presets_are_loaded_on_demand(tmp_path):
     """
-    Those that are to be loaded at the start; without any of these all, if they are few.
+    Those that are to be loaded at the start are; the command line counts for all.
     """
     file = tmp_path / "presets.ini"
     file.write_text(INI)
-    started = made("--models-preset", file, "-c", 2048)
-    file.write_text(INI.replace("load-on-startup = true", ""))
-    both = made("--models-preset", file)
+    deployment = made("--models-preset", file, "-c", 2048, "--models-max", 1)
+    configs = deployment.configs
 
-    assert started.models == {"small": "small.gguf"}
-    assert started.configs["small"].context.n_ctx == 2048
-    assert both.models == {"small": "small.gguf", "large": "large.gguf"}
-    assert both.configs["large"].model.n_gpu_layers == 0
-    with pytest.raises(ConfigError, match="load-on-startup = true"):
-        made("--models-preset", file, "--models-max", 1)
+    assert deployment.models == {"small": "small.gguf", "large": "large.gguf"}
+    assert configs["small"].context.n_ctx == 2048
+    assert configs["large"].model.n_gpu_layers == 0
+    assert {n: p.load_on_start for n, p in deployment.places.items()} == {"small": True}
+    assert deployment.is_on_demand
+    assert deployment.loading.models_max == 1
+    assert not deployment.service.any_model
 
 
-def test_without_a_model_there_is_none():
+def test_models_of_a_folder(tmp_path):
     """
-    The default model is not loaded.
+    Files, and folders with a model in parts or with a projector; presets say more of them.
     """
-    assert made("--port", 1).models == {}
+    for name in (
+        *("a.gguf", "draft-a.gguf", "mmproj-a.gguf", "notes.txt"),
+        *("sees/sees.gguf", "sees/mmproj-F16.gguf", "empty/notes.txt"),
+        *("parts/p-00002-of-00002.gguf", "parts/p-00001-of-00002.gguf"),
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    presets = tmp_path / "presets.ini"
+    presets.write_text("[*]\nc = 4096\n[a]\nn-gpu-layers = 0\n")
+    flags = ("--models-dir", tmp_path, "--sleep-idle-seconds", 60)
+    deployment = made(*flags, "--no-models-autoload", "--models-preset", presets)
+    folder = {name: str(tmp_path / path) for name, path in FOLDER.items()}
+    config = deployment.configs
+
+    assert deployment.models == folder
+    assert config["sees"].media.mmproj == tmp_path / "sees/mmproj-F16.gguf"
+    assert config["a"].media.mmproj is None
+    assert (config["a"].model.n_gpu_layers, config["parts"].context.n_ctx) == (0, 4096)
+    assert deployment.loading.sleep_idle_s == 60
+    assert not deployment.loading.autoload
+    with pytest.raises(ConfigError, match="models_dir"):
+        made("--models-dir", tmp_path / "nowhere")
+
+
+FOLDER = {
+    "a": "a.gguf",
+    "parts": "parts/p-00001-of-00002.gguf",
+    "sees": "sees/sees.gguf",
+}
+
+
+def test_a_single_model_may_sleep():
+    """
+    It is loaded at the start, and whatever name a request has is taken for it.
+    """
+    deployment = made("-m", "a.gguf", "--sleep-idle-seconds", 5)
+    awake = made("-m", "a.gguf", "--sleep-idle-seconds", -1)
+
+    assert (deployment.is_on_demand, awake.is_on_demand) == (True, False)
+    assert deployment.places["a.gguf"].load_on_start
+    assert deployment.service.any_model
+
+
+def test_without_a_model_there_are_those_that_were_fetched(tmp_path, monkeypatch):
+    """
+    From Hugging Face, by the names that it has for them; the default model is not loaded.
+    """
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    none = made("--port", 1)
+    file = tmp_path / "hub/models--owner--repo/snapshots/1/a-Q8_0.gguf"
+    file.parent.mkdir(parents=True)
+    file.touch()
+
+    assert none.models == {}
+    assert made("--port", 1).models == {"owner/repo:a-Q8_0": str(file)}
 
 
 def test_a_mistake_has_the_words_and_the_status_of_llama_server(capsys):

@@ -1,4 +1,4 @@
-"""Runners by name and by use: how one is exchanged, and when one is given up."""
+"""Runners by name: how one is exchanged."""
 
 import anyio
 import anyio.lowlevel
@@ -9,7 +9,6 @@ from pyllama_raw.errors import (
     ConfigError,
 )
 from pyllama_raw.runners import (
-    KeptRunners,
     LocalRunner,
     ManagedState,
     MockRunner,
@@ -18,7 +17,7 @@ from pyllama_raw.runners import (
 )
 from pyllama_raw.runners.errors import NetworkError
 from pyllama_raw.runners.pool import runner_for
-from tests.runners.pooled import FEW, Clock, Sick, Stillborn, ask
+from tests.runners.pooled import FEW, Sick, Stillborn, ask
 from tests.support.limits import LIMIT_S
 from tests.support.loops import anyio_backend  # noqa: F401
 
@@ -214,99 +213,3 @@ async def test_a_runner_is_known_by_its_specification():
     for spec in ("a.bin", "http://a:80/v1", ""):
         with pytest.raises(ConfigError, match="FILE"):
             runner_for(spec)
-
-
-# -- kept runners -------------------------------------------------------------
-
-
-async def test_the_longest_unused_gives_way():
-    """
-    1, 2, both used, then 3: 1 is gone, and was closed.
-    """
-    gone, runners = [], {key: MockRunner() for key in (1, 2, 3)}
-    cache = KeptRunners[int](2, evicted=gone.append, clock=Clock())
-    none = cache.hit_rate
-    await cache.put(1, runners[1])
-    await cache.put(2, runners[2])
-    got = [await cache.get(1), await cache.get(2)]
-    await cache.put(3, runners[3])
-
-    assert got == [runners[1], runners[2]]
-    assert (await cache.get(1), gone, len(cache)) == (None, [1], 2)
-    assert (none, cache.hit_rate) == (None, 2 / 3)
-    assert not (await runners[1].health()).ready
-
-
-async def test_what_is_sick_or_unused_is_given_up():
-    """
-    Health is asked every 10 s, and 60 s without use are too many.
-    """
-    clock, sick, other = Clock(), Sick(), MockRunner()
-    cache = KeptRunners[str](clock=clock)
-    await cache.put("sick", sick)
-    await cache.put("other", other)
-    young = await cache.get("sick")
-    clock.now += 10
-    runners_then = [await cache.get("sick"), await cache.get("other")]
-    clock.now += 61
-    expired = await cache.get("other")
-    await cache.aclose()
-
-    assert young is sick
-    assert runners_then == [None, other]
-    assert expired is None
-    assert len(cache) == 0
-
-
-async def test_a_runner_that_is_given_up_serves_its_calls_to_their_end():
-    """
-    By number, and by its health: the stream goes on, and the runner is closed with its end.
-    """
-    clock, sick = Clock(), Sick(before=lambda _: goes_on.wait())
-    for give_up in ("number", "health"):
-        goes_on = anyio.Event()
-        serving = sick if give_up == "health" else MockRunner(before=sick._before)
-        cache = KeptRunners[str](1, clock=clock)
-        await cache.put("a", serving)
-        with anyio.fail_after(LIMIT_S):
-            async with serving.generate("x") as run:
-                if give_up == "number":
-                    await cache.put("b", MockRunner())
-                else:
-                    clock.now += 10
-                    await cache.get("a")
-                was_open = not serving._closed
-                goes_on.set()
-                result = await run.collect()
-
-        assert (was_open, result.text) == (True, "hello world")
-        assert (serving._closed, await cache.get("a")) == (True, None)
-
-
-async def test_closing_kept_runners_ends_what_serves_still():
-    """
-    Also those that were given up before; what evicted() raises ends nothing.
-    """
-    holds = anyio.Event()
-    serving = MockRunner(before=lambda _: holds.wait())
-    cache = KeptRunners[str](1, evicted=lambda _: 1 / 0)
-    await cache.put("a", serving)
-    with anyio.fail_after(LIMIT_S):
-        async with serving.generate("x"):
-            await cache.put("b", MockRunner())
-            await cache.aclose()
-            is_closed = serving._closed
-
-    assert (is_closed, len(cache)) == (True, 0)
-
-
-async def test_nothing_is_kept_once_all_is_closed():
-    """
-    A runner that is put then, or meanwhile, is closed.
-    """
-    cache, late = KeptRunners[str](), MockRunner()
-    await cache.aclose()
-    with pytest.raises(ClosedError):
-        await cache.put("a", late)
-
-    assert (late._closed, len(cache)) == (True, 0)

@@ -8,12 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pyllama_raw import devices
 from pyllama_raw.cli import main
 from pyllama_raw.cli.command import root_parser
 from pyllama_raw.cli.serve import deployment_of
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.profile import Profile
+from pyllama_raw.serve.config import ModelsConfig
 from pyllama_raw.serve.deployment import Deployment, read
+from pyllama_raw.serve.residents import budget_of
 from tests.serve.support import LIMIT_S
 from tests.support.tiny import tiny_model
 
@@ -84,6 +87,61 @@ def test_models_that_are_given_one_log_write_one_each(tmp_path):
     assert str(alone.log.request_log) == str(log)
 
 
+ON_DEMAND = """
+[loading]
+models_dir = "{folder}"
+sleep_idle_s = 300
+[loading.memory]
+CPU = 1000
+[models.small]
+pinned = true
+[models.small.context]
+n_ctx = 512
+[models.other]
+path = "other.gguf"
+unload_idle_s = 60
+"""
+
+
+def test_models_of_a_folder_and_of_a_file_are_loaded_on_demand(tmp_path):
+    """
+    A table of the file says more of a model of the folder; flags win.
+    """
+    (tmp_path / "models").mkdir()
+    for name in ("small", "large"):
+        (tmp_path / "models" / f"{name}.gguf").touch()
+    file = tmp_path / "service.toml"
+    file.write_text(ON_DEMAND.format(folder=tmp_path / "models"))
+    deployment = made("--config", file, "--sleep-idle-s", 5, "--memory-bytes", "2K")
+    folder = made("--models-dir", tmp_path / "models")
+    loading, places = deployment.loading, deployment.places
+
+    assert {*deployment.models} == {"small", "large", "other"}
+    assert deployment.configs["small"].context.n_ctx == 512
+    assert (places["small"].pinned, places["other"].unload_idle_s) == (True, 60)
+    assert (loading.sleep_idle_s, loading.memory_bytes) == (5, 2048)
+    assert loading.memory == {"CPU": 1000}
+    assert ({*folder.models}, folder.is_on_demand) == ({"small", "large"}, True)
+    assert not made("a.gguf", "b.gguf").is_on_demand
+    assert made("a.gguf", "b.gguf", "--on-demand").is_on_demand
+    with pytest.raises(ConfigError, match="models_dir"):
+        made("--models-dir", tmp_path / "nowhere")
+
+
+@pytest.mark.native
+def test_the_budget_is_what_is_said_or_what_is_free():
+    """
+    A device by its name, the host by its own option.
+    """
+    free = {d.name: d.memory_free_bytes for d in devices() if d.kind != "accel"}
+    usual = budget_of(ModelsConfig())
+
+    assert {*usual} == {*free}
+    assert 0 < usual["CPU"] < free["CPU"]
+    assert budget_of(ModelsConfig(memory_bytes=2048))["CPU"] == 2048
+    assert budget_of(ModelsConfig(memory_bytes=2, memory={"CPU": 7}))["CPU"] == 7
+
+
 def test_models_are_named_by_their_files_or_as_they_are_told():
     """
     In their order.
@@ -121,8 +179,9 @@ def test_options_of_engines_are_those_of_the_other_commands(tmp_path):
         ("[models]\na = 5", "models.a=5: give a table"),
         (
             "[models.a]\nn_ctx = 5",
-            "models.a.n_ctx: give path, or a table of options: model, context, scheduler, "
-            "cache, embedding, media, log, engine; did you mean models.a.context.n_ctx?",
+            "models.a.n_ctx: give path, pinned, load_on_start, sleep_idle_s, "
+            "unload_idle_s, or a table of options: model, context, scheduler, cache, "
+            "embedding, media, log, engine; did you mean models.a.context.n_ctx?",
         ),
         ("[models.a]\ncontext = 5", "models.a.context=5: give a table"),
         ("a = " + "[" * 5000, "it nests too deeply"),

@@ -1,0 +1,272 @@
+"""
+The models of a service: the list of them with their states, what loads and unloads them, and what
+becomes of them as events.
+
+Names and forms are those of llama-server's router. Nothing here loads a model but `/models/load`, and
+nothing keeps one awake.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote
+
+from anyio import create_task_group, move_on_after, to_thread
+from fastapi import FastAPI
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pyllama_raw import AsyncEngine
+from pyllama_raw.runners import ModelEvent, ModelState
+from pyllama_raw.serve.answer import EventStream, event
+from pyllama_raw.serve.failures import JSON, Failure, refused
+from pyllama_raw.serve.service import Service
+
+UNLOADED, LOADING = ModelState.UNLOADED, ModelState.LOADING
+SLEEPING, LEAVING = ModelState.SLEEPING, ModelState.LEAVING
+LOOK_S = 0.25  # between two looks how far loads are
+VOCABULARIES = {  # llama.h: enum llama_vocab_type, by the word of the file
+    "llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6,
+}  # fmt: skip
+
+
+class ModelBody(BaseModel):
+    """A model that is to be loaded or unloaded; other fields change nothing."""
+
+    model: str
+    """A name of `/v1/models`."""
+
+
+def routes(app: FastAPI, service: Service) -> None:
+    """Add the endpoints."""
+
+    @app.get("/v1/models", tags=["models"])
+    @app.get("/models", include_in_schema=False)
+    async def models(reload: str = "") -> Response:
+        """
+        All models, and each adapter of one as a model `base:adapter`.
+
+        Args:
+            reload: anything: the list is read anew first, where it is that of a folder or a file.
+        """
+        if reload and service.refresh is not None:
+            service.models.replace(await to_thread.run_sync(service.refresh))
+        engines = service.engines
+        data = [
+            _model(service, name, engine, suffix)
+            for name in service.models
+            for engine in (engines.get(name),)
+            for suffix in ("", *_adapters(engine))
+            if not (suffix and service.is_llama)
+        ]
+        answer = {"object": "list", "data": data}
+        if service.is_llama:
+            answer["models"] = [_listed(*pair) for pair in service.engines.items()]
+        return JSON(answer)
+
+    @app.get("/v1/models/{name:path}", tags=["models"])
+    async def model(name: str) -> Response:
+        """One model."""
+        if service.models.is_dynamic and service.base_of(unquote(name)) == unquote(
+            name
+        ):
+            engine = service.engines.get(unquote(name))
+            return JSON(_model(service, unquote(name), engine, ""))
+        served = service.named(unquote(name))
+        suffix = "".join(f":{adapter}" for adapter in served.adapters)
+        return JSON(_model(service, served.name, served.engine, suffix))
+
+    @app.post("/models/load", tags=["models"])
+    async def load_model(request: Request) -> Response:
+        """Begin to load a model, or to wake it; `/models/sse` tells how that goes on."""
+        name = await _named_model(request, service)
+        if service.models.status(name).state not in (UNLOADED, SLEEPING, LEAVING):
+            raise Failure(400, "invalid_request", "model is already running", "model")
+        service.models.begin(name)
+        return JSON({"success": True})
+
+    @app.post("/models/unload", tags=["models"])
+    async def unload_model(request: Request) -> Response:
+        """Unload a model as soon as no request uses it."""
+        name = await _named_model(request, service)
+        if service.models.status(name).state is UNLOADED:
+            raise Failure(400, "invalid_request", "model is not running", "model")
+        service.models.unload(name)
+        return JSON({"success": True})
+
+    @app.get("/models/sse", tags=["models"])
+    async def model_events() -> Response:
+        """Changes of models as events, as long as the client listens."""
+        _check_on_demand(service)
+        return ModelEvents(service)
+
+
+# -- the list ----------------------------------------------------------------------------
+
+
+def _adapters(engine: AsyncEngine | None) -> list[str]:
+    """The ends of names of a model with an adapter."""
+    return [] if engine is None else [f":{info.name}" for info in engine.adapters()]
+
+
+def _model(
+    service: Service, name: str, engine: AsyncEngine | None, suffix: str
+) -> dict[str, Any]:
+    """A model; of one that is not loaded what is known without it."""
+    entry = {
+        "id": name + suffix,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "llamacpp" if service.is_llama else "pyllama_raw",
+        "aliases": [a for a, n in service.config.aliases.items() if n == name],
+        "tags": service.config.tags,
+        "root": name,
+        "parent": name if suffix else None,
+    }
+    if service.is_router:
+        entry |= {"status": status_of(service, name), "source": "preset"}
+        entry |= {"can_remove": False, "need_download": False}
+    if engine is None:
+        texts = {"input_modalities": ["text"], "output_modalities": ["text"]}
+        return entry | {"architecture": texts}
+    uses = engine.capabilities
+    senses = {"image": uses.images, "audio": uses.sounds}
+    inputs = ["text", *(sense for sense, has in senses.items() if has)]
+    if service.is_router:
+        modalities = {"input_modalities": inputs, "output_modalities": ["text"]}
+        entry["architecture"] = modalities
+    return entry | {
+        "max_model_len": engine.n_ctx_slot,
+        "chat_template": engine.info.chat_template,
+        "capabilities": [str(operation) for operation in uses.operations],
+        "meta": {
+            "n_ctx": engine.n_ctx_slot,
+            "n_ctx_train": uses.model.n_ctx_train,
+            "n_embd": uses.model.n_embd,
+            "n_params": engine.info.n_params,
+            "n_vocab": uses.model.n_vocab,
+            "size": engine.info.model_bytes,
+            "vocab_type": VOCABULARIES.get(
+                engine.info.metadata.get("tokenizer.ggml.model", ""), 0
+            ),
+            "architecture": uses.model.architecture,
+        },
+    }
+
+
+def status_of(service: Service, name: str) -> dict[str, Any]:
+    """Where a model is, in llama-server's words, with what it takes and who waits for it."""
+    status = service.models.status(name)
+    # A model that leaves is loaded until it has left, as there.
+    is_leaving = status.state is ModelState.LEAVING
+    entry: dict[str, Any] = {"value": ModelState.LOADED if is_leaving else status.state}
+    entry |= {"args": [], "running": status.n_running, "waiting": status.n_waiting}
+    entry |= {"pinned": status.is_pinned, "bytes": dict(status.n_bytes)}
+    if status.progress is not None:
+        entry["progress"] = progress_of(status.progress)
+    if status.error is not None:
+        entry |= {"failed": True, "exit_code": 1, "error": status.error.code}
+    return entry
+
+
+def progress_of(fraction: float) -> dict[str, Any]:
+    """How far a load is, in llama-server's words."""
+    stage = "text_model"
+    return {"stages": [stage], "current": stage, "value": round(fraction, 3)}
+
+
+def _listed(name: str, engine: AsyncEngine) -> dict[str, Any]:
+    """A model in the form of Ollama's list, whose other fields llama-server leaves empty, too."""
+    sees = engine.capabilities.images or engine.capabilities.sounds
+    empty = ("modified_at", "size", "digest", "description", "parameters")
+    details = ("parent_model", "family", "parameter_size", "quantization_level")
+    return {
+        **dict.fromkeys(empty, ""),
+        "name": name,
+        "model": name,
+        "type": "model",
+        "tags": [""],
+        "capabilities": ["completion", *(["multimodal"] if sees else [])],
+        "details": {**dict.fromkeys(details, ""), "format": "gguf", "families": [""]},
+    }
+
+
+# -- changes -----------------------------------------------------------------------------
+
+
+def _check_on_demand(service: Service) -> None:
+    """Raise Failure if all models are there from the beginning to the end."""
+    if not service.models.is_dynamic:
+        message = "models are loaded at the start: give --on-demand or --models-dir"
+        raise Failure(501 if service.is_llama else 400, "unsupported", message)
+
+
+async def _named_model(request: Request, service: Service) -> str:
+    """The model that the body names. Raises Failure."""
+    _check_on_demand(service)
+    try:
+        body = ModelBody.model_validate_json((await request.receive())["body"])
+    except ValidationError:
+        raise refused("model", "give the name of a model") from None
+    name = service.base_of(body.model)
+    if name is None:
+        status = 404 if request.url.path.endswith("/load") else 400
+        raise Failure(status, "model_not_found", "model is not found", "model")
+    return name
+
+
+class ModelEvents(Response):
+    """A stream of what becomes of models, which has no end of its own."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__()
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Return when the client has left, or the service is about to end."""
+        events, config = EventStream(send), self._service.config
+        await events.write(b": models\n\n")
+        if scope["state"]["exchange"].method != "HEAD":
+            try:
+                async with create_task_group() as group:
+                    group.start_soon(events.ping, config.ping_s, config.send_s)
+                    await self._write(events)
+                    group.cancel_scope.cancel()
+            except* TimeoutError:  # nobody reads what is sent
+                pass
+        await events.end()
+
+    async def _write(self, events: EventStream) -> None:
+        """Write each change, and how far loads are, until the service is about to end."""
+        service, fractions = self._service, dict[str, float]()
+        with service.models.events() as changes:
+            while not service.drains:
+                change = None
+                with move_on_after(LOOK_S):
+                    change = await changes.receive()
+                if change is not None:
+                    await events.write(_event(change))
+                for name in service.models:
+                    fraction = service.models.status(name).progress
+                    if fraction is None or fraction == fractions.get(name):
+                        continue
+                    fractions[name] = fraction
+                    data = {"status": LOADING, "progress": progress_of(fraction)}
+                    await events.write(_frame("model_status", name, data))
+
+
+def _event(change: ModelEvent) -> bytes:
+    """A change in llama-server's words."""
+    if change.state is None:
+        return _frame("models_reload", change.model, None)
+    data: dict[str, Any] = {"status": change.state}
+    if change.state is UNLOADED:
+        data["exit_code"] = 0 if change.error is None else 1
+    return _frame("model_status", change.model, data)
+
+
+def _frame(kind: str, model: str, data: dict[str, Any] | None) -> bytes:
+    fields: dict[str, Any] = {"model": model, "event": kind}
+    return event(fields if data is None else fields | {"data": data})
