@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_raw import ContextConfig, Profile
+from pyllama_raw import ConfigError, ContextConfig, Profile
 from pyllama_raw.cli.options import add_engine, add_generate, engine_config, model_spec
 from pyllama_raw.options.config import CacheConfig
 from pyllama_raw.options.profile import Settings
@@ -28,6 +28,21 @@ def test_cache_flags_reach_the_configuration():
         max_disk_bytes=3 * 2**29,
     )
     assert engine_config(parser.parse_args([])).cache == CacheConfig()
+
+
+def test_speculation_can_be_chosen():
+    """
+    By its mode, which is no mode of the cache; a profile has it, too, and the flag wins.
+    """
+    parser = ArgumentParser()
+    add_engine(parser)
+
+    line = ["--speculation", "lookup", "--cache", "off"]
+    config = engine_config(parser.parse_args(line))
+    assert (config.speculation.mode, config.cache.mode) == ("lookup", "off")
+    assert engine_config(parser.parse_args([])).speculation.mode == "off"
+    with pytest.raises(ConfigError, match="speculation"):
+        engine_config(parser.parse_args(["--speculation", "fast"]))
 
 
 def test_the_sampler_placement_can_be_chosen():
