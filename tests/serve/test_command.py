@@ -16,7 +16,7 @@ from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.profile import Profile
 from pyllama_raw.serve.config import ModelsConfig
 from pyllama_raw.serve.deployment import Deployment, read
-from pyllama_raw.serve.residents import budget_of
+from pyllama_raw.serve.run import budget_of
 from tests.serve.support import LIMIT_S
 from tests.support.tiny import tiny_model
 
