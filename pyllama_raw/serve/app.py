@@ -27,7 +27,6 @@ from pyllama_raw.serve import (
     openai,
     page,
     responses,
-    scores,
     tokens,
     vectors,
 )
@@ -47,7 +46,6 @@ ROUTES: tuple[Callable[[FastAPI, Service], None], ...] = (
     *(openai.routes, responses.routes, messages.routes, llamacpp.routes),
     *(
         vectors.routes,
-        scores.routes,
         tokens.routes,
         facts.routes,
         actions.routes,

@@ -23,8 +23,8 @@ from pyllama_raw.testing import (
     fake_logprobs,
 )
 from tests.engine.support import HANG_S, HeldSteps
-from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import TEMPLATE
+from tests.support.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from tests.support.products import in_turn
-from tests.tiny import GENERATING, tiny_model
+from tests.support.tiny import GENERATING, tiny_model
 
 pytestmark = [pytest.mark.native, pytest.mark.anyio]
 
