@@ -17,16 +17,16 @@ from statistics import mean
 
 from load.measure import Report, arguments, percentile, run_script
 from load.workloads import generator
-from pyllama_raw.lab.sim.workload import (
+
+from pyllama_raw.core.request import Request
+from pyllama_raw.engine.logs import Size
+from pyllama_raw.lab.arrivals import (
     FIRST_TOKEN,
     Answer,
     coming,
     cut,
     make_pool,
 )
-
-from pyllama_raw.core.request import Request
-from pyllama_raw.engine.logs import Size
 from pyllama_raw.lab.sim import CostModel, Guessed, Machine, simulate
 
 TARGETS_S = (0.05, 0.1, 0.2, 0.4)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         MediaConfig,
         ModelConfig,
         SchedulerConfig,
+        SpeculationConfig,
     )
     from pyllama_raw.options.profile import Profile
     from pyllama_raw.options.requests import ChatOptions, RequestOptions
@@ -66,6 +67,7 @@ __all__ = [
     "Result",
     "SamplingParams",
     "SchedulerConfig",
+    "SpeculationConfig",
     "Usage",
     "devices",
     "estimate_memory",

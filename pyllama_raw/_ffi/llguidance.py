@@ -89,6 +89,8 @@ int32_t llg_matcher_compute_mask_into(LlgMatcher *, uint32_t * mask, size_t n_by
 int32_t llg_matcher_consume_token(LlgMatcher *, uint32_t token);
 int32_t llg_matcher_consume_tokens(LlgMatcher *, const uint32_t * tokens, size_t n);
 int32_t llg_matcher_validate_tokens(LlgMatcher *, const uint32_t * tokens, size_t n);
+int32_t llg_matcher_rollback(LlgMatcher *, size_t n_tokens);
+int32_t llg_matcher_compute_ff_tokens(LlgMatcher *, uint32_t * tokens, size_t n_tokens);
 size_t llg_tokenize_bytes(const LlgTokenizer *, const uint8_t * text, size_t n_bytes,
                           uint32_t * tokens, size_t n_tokens);
 """

@@ -69,6 +69,11 @@ COUNTERS = {  # of EngineStats
     "pyllama_raw:mended_chats": ("mended_chats", "Chats that were changed to be taken"),
     "vllm:num_preemptions": ("preempted", "Requests that lost their slot"),
     "vllm:generation_tokens": ("output_tokens", "Output tokens"),
+    "vllm:spec_decode_num_draft_tokens": ("drafted_tokens", "Tokens that were drafted"),
+    "vllm:spec_decode_num_accepted_tokens": (
+        "accepted_tokens",
+        "Drafts that were right",
+    ),
 }
 GAUGES = {
     "vllm:num_requests_running": ("running", "Requests that run"),

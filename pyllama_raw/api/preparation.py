@@ -166,10 +166,12 @@ class Choice:
             reason: FinishReason | None = FinishReason.CANCELLED
             timings = Timings(None, None, None, None, None, elapsed_s)
             n_cached, tier, sampler, detail = 0, None, None, None
+            n_drafted = n_accepted = 0
         else:
             reason, timings = finished.reason, timings_of(finished)
             n_cached, tier = finished.n_cached, finished.cache_tier
             sampler, detail = finished.sampler, finished.detail
+            n_drafted, n_accepted = finished.n_drafted, finished.n_accepted
         assert reason is not None
         usage = Usage(
             self.request.n_prompt,
@@ -178,6 +180,8 @@ class Choice:
             tier,
             sum(span.stop - span.start for span in self.request.spans),
             self._text.n_reasoning,
+            n_drafted,
+            n_accepted,
         )
         result = Result(
             text=text,
@@ -407,6 +411,7 @@ class Preparation:
             max_wait_s=options.get("max_wait_s"),
             namespace=namespace,
             cache_points=cast(tuple[int, ...], options.get("cache_points", ())),
+            speculates=options.get("speculation", True),
             client=options.get("client"),
             policy_data=options.get("policy_data"),
             spans=spans,

@@ -60,6 +60,10 @@ class Usage:
     """Prompt tokens that are rows of images and sounds."""
     reasoning_tokens: int = 0
     """Tokens of the output that are reasoning, if the reply is taken apart."""
+    drafted_tokens: int = 0
+    """Tokens that were computed before they were sampled, by speculation."""
+    accepted_tokens: int = 0
+    """Drafted tokens that were sampled."""
 
     def __add__(self, other: Usage) -> Usage:
         """The counts of both together; their place is told if it is the same."""
@@ -72,6 +76,8 @@ class Usage:
             self.cache_tier if self.cache_tier == other.cache_tier else None,
             self.media_tokens + other.media_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
+            self.drafted_tokens + other.drafted_tokens,
+            self.accepted_tokens + other.accepted_tokens,
         )
 
 

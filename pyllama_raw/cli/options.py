@@ -34,6 +34,7 @@ from pyllama_raw.options.config import (
     MediaConfig,
     ModelConfig,
     SchedulerConfig,
+    SpeculationConfig,
 )
 from pyllama_raw.options.frozen import descriptions
 from pyllama_raw.options.machine import MAX_OTHERS, cpu_name, n_cpus
@@ -194,6 +195,8 @@ def add_engine(parser: ArgumentParser, **defaults: int) -> None:
         const="fast",
         help="the fast way of it",
     )
+    text = f"{descriptions(SpeculationConfig)['mode']} (off)"
+    add(group, "--speculation", str, "off|lookup", text)
     text = f"{descriptions(EngineConfig)['fit_ctx']} ({FIT_CTX})"
     add(group, "--fit-ctx", whole_number, "N", text)
     add_fields(parser.add_argument_group("devices"), ModelConfig, DEVICES)
@@ -238,7 +241,11 @@ def given_parts(options: Namespace) -> dict[str, dict[str, Any]]:
         "log": LogConfig.model_fields,
         "engine": ("sampler_placement", "deterministic", "fit_ctx"),
     }
-    return {part: given(options, names) for part, names in of_parts.items()}
+    parts = {part: given(options, names) for part, names in of_parts.items()}
+    # The one field of its part, which another part has, too.
+    mode = given(options, ("speculation",))
+    of_mode = {"mode": mode["speculation"]} if mode else {}
+    return parts | {"speculation": of_mode}
 
 
 def profile_of(options: Namespace) -> Profile:

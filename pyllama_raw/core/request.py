@@ -255,6 +255,7 @@ class Request:
     namespace: Namespace = None  # of the requests that share cached prefixes
     cache_points: tuple[int, ...] = ()  # positions worth a snapshot
     scoring: Scoring | None = None  # None: no log-probability of the prompt is wanted
+    speculates: bool = True  # whether steps may verify drafts of its output
     lot: Lot = TOKENS
     client: str | None = None  # the sender; read by policies only
     policy_data: Mapping[str, Value] | None = None  # likewise
@@ -369,6 +370,8 @@ class Finished:
     sampler: SamplerUse | None = None  # written by the engine; None: no tokens
     detail: FinishDetail | None = None  # of STOP and LENGTH
     encode_s: float | None = None  # written by the engine; None: it has no media
+    n_drafted: int = 0  # tokens that were computed before they were sampled
+    n_accepted: int = 0  # of these, those that were sampled
 
 
 Event = NewTokens | Embedded | Finished

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 from operator import sub
 from typing import Protocol
 
+from pyllama_raw.core.lookup import Lookup
 from pyllama_raw.core.request import (
     CacheTier,
     EmbedRequest,
@@ -64,9 +65,14 @@ class Sequence:
         "cache_tier",
         "detail",
         "first_token",
+        "forced",
+        "forces",
         "is_shifted",
+        "lookup",
+        "n_accepted",
         "n_cached",
         "n_chunked",
+        "n_drafted",
         "n_held",
         "n_output",
         "n_overtaken",
@@ -96,6 +102,10 @@ class Sequence:
         self.cache_tier: CacheTier | None = None
         # Of tokens from Scoring.first on.
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.forced: tuple[int, ...] = ()  # what a constraint lets follow `tokens`
+        self.forces = False  # whether one has left no choice before
+        self.lookup: Lookup | None = None  # what may follow, by what did before
+        self.n_drafted = self.n_accepted = 0  # tokens
         self.is_shifted = False  # a context shift made `tokens` no prefix of anything
         # A caller's own finder, or one for its stop strings, which sees each token.
         self.stop_finder: StopFinder | None = None
@@ -156,6 +166,7 @@ class Sequence:
         self.is_shifted = True
         # Positions have moved, so it can never be computed as at first.
         self.n_chunked = NO_LIMIT
+        self.lookup = None
         del self.tokens[n_keep : n_keep + n_discard]
         # The first time outlives the others, because it is what a caller waited for.
         times = self.token_times
@@ -188,6 +199,8 @@ class Sequence:
             ),
             prompt_logprobs=tuple(self.prompt_logprobs),
             detail=self.detail,
+            n_drafted=self.n_drafted,
+            n_accepted=self.n_accepted,
         )
 
 

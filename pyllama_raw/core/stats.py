@@ -43,6 +43,8 @@ class Counters:
     rebuilds: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Occupancy(NamedTuple):
@@ -108,6 +110,10 @@ class SchedulerStats:
     """Tokens that went through a successful decode."""
     output_tokens: int
     """Tokens of all outputs."""
+    drafted_tokens: int = 0
+    """Tokens that were computed before they were sampled."""
+    accepted_tokens: int = 0
+    """Drafted tokens that were sampled; the others were computed in vain."""
     step_cost: StepCost | None = None
     """What a step takes, as learned from the steps; None before the first one."""
 

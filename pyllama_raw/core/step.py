@@ -159,6 +159,25 @@ class Decode(NamedTuple):
         return True
 
 
+class Verify(NamedTuple):
+    """
+    Compute the last token of a sequence and drafts of what follows, and sample after each.
+
+    A draft counts if it is what was sampled in its place; its row is sampled, too. From the
+    first that is not on, all are as if they had never been: its slot does not hold them.
+    """
+
+    request_id: int
+    slot: int
+    pos: int
+    tokens: array[int]  # the last one, then drafts
+
+    @property
+    def samples(self) -> bool:
+        """Always."""
+        return True
+
+
 class Prefill(NamedTuple):
     """Compute a run of known tokens."""
 
@@ -219,7 +238,7 @@ class Encode(NamedTuple):
     samples: bool = False  # never
 
 
-Work = Decode | Prefill | PrefillSpan | ScoredPrefill | ReadSource | Encode
+Work = Decode | Verify | Prefill | PrefillSpan | ScoredPrefill | ReadSource | Encode
 
 
 class StepPlan(NamedTuple):
@@ -250,11 +269,14 @@ class Sampled(NamedTuple):
 
     tokens: tuple[int, ...]  # one or more
     logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, if asked for
+    forced: tuple[
+        int, ...
+    ] = ()  # what a constraint lets follow, as a rule in these tokens
 
 
 @dataclass(frozen=True, slots=True)
 class RowFailed:
-    """The output of a work that is computed, but whose sampler failed."""
+    """The output of a work that is computed, but whose sampler failed; without its drafts."""
 
     error: PyllamaError
 

@@ -40,6 +40,7 @@ from pyllama_raw.engine.layout import (
     layout_of,
     limits_of,
     slot_cost,
+    speculation_of,
     tell_changes,
     text_fields,
 )
@@ -170,6 +171,9 @@ def assemble(
     model, config = use.model, checked_config(capabilities.model, config)
     # What options come to on this model.
     layout, start = layout_of(model, config), decoder_start(model)
+    speculation = speculation_of(model, config, layout.kind)
+    if speculation.startswith("off:"):
+        _log.warning("speculation is %s", speculation)
     fields = context_fields(
         config.resolved_context, config.scheduler.n_slots, model.n_ctx_train
     )
@@ -207,6 +211,7 @@ def assemble(
         scratch=layout.scratch,
         disk=writer,
         texts=texts,
+        speculates=speculation == "lookup",
     )
     resources = ExitStack()  # all of it is closed, whatever fails
     resources.callback(use.close)
@@ -397,6 +402,7 @@ def _make_scheduler(
         snapshot_cost=cost,
         snapshot_interval_tokens=config.cache.snapshot_interval_tokens,
         texts=texts,
+        speculates=speculation_of(context.model, config, layout.kind) == "lookup",
         policy=make_policy(config.scheduler.policy),
         report=PolicyLog(),
         **config.scheduler.model_dump(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse, text_of
+from pyllama_raw.core.scheduling.speculation import MAX_DEPTH
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
     DecodeStatus,
@@ -28,11 +29,14 @@ from pyllama_raw.core.step import (
     Load,
     Lost,
     Move,
+    Output,
     PartlyComputed,
     PrefillSpan,
     ReadSource,
+    Sampled,
     StepPlan,
     StepResult,
+    Verify,
     Work,
 )
 from pyllama_raw.engine.adapters import AdapterSets
@@ -69,6 +73,7 @@ class NativeExecutor:
         scratch: a slot no sequence uses.
         disk: None: nothing is kept in files.
         texts: does the steps of texts, on contexts of its own.
+        speculates: whether plans may have drafts.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class NativeExecutor:
         scratch: int,
         disk: DiskWriter | None = None,
         texts: EmbedExecutor | None = None,
+        speculates: bool = False,
     ) -> None:
         # One gate for both: a step is of texts or of sequences, and either can be aborted.
         self._texts = texts
@@ -95,7 +101,9 @@ class NativeExecutor:
         self._lost = frozenset[int]()  # slots that were emptied between two steps
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
         self._open = BuiltSamplers()
-        self._rows = Rows(self._open, self.context.max_tokens, self.context.n_seq_max)
+        max_rows = max(self.context.n_seq_max, self.context.n_outputs_max)
+        self._rows = Rows(self._open, self.context.max_tokens, max_rows)
+        self._speculates = speculates
         self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
 
     def attach_lanes(self) -> None:
@@ -167,13 +175,15 @@ class NativeExecutor:
             constraint,
             token_names=token_names,
         )
+        is_drafted = self._speculates and request.speculates
         built = BuiltSampler(
             params,
             sampler,
             constraint if isinstance(constraint, MaskState) else None,
-            watch(params, sampler),
+            watch(params, sampler, 1 + MAX_DEPTH if is_drafted else 1),
             self.lanes.missing(params, sampler),
             cast("tuple[MediaRows, ...]", request.payloads),
+            is_drafted,
         )
         self._open.add(request.request_id, built)
 
@@ -289,7 +299,7 @@ class NativeExecutor:
             saved=saved,
             restore_s=restore_s,
             moves_s=moves_s,
-            not_restored=lost,
+            not_restored=lost | result.not_restored,
             refuses_cuts=self._operations.refuses_cuts,
         )
 
@@ -309,6 +319,8 @@ class NativeExecutor:
 
     def _continues(self, works: tuple[Work, ...]) -> bool:
         """Whether the batch holds just the tokens of *works*, perhaps computed already."""
+        if works and type(works[-1]) is Verify:
+            return False
         request_ids = [work.request_id for work in works]
         return request_ids == [work.request_id for work in self._advanced]
 
@@ -335,12 +347,38 @@ class NativeExecutor:
             return failed._replace(decode_s=decode_s, sample_s=sample_s)
         # All is computed and sampled.
         outputs = self._rows.outputs(works, outcome, self.context)
+        if self._rows.batch.has_drafts:
+            return self._without_drafts(works, outputs)._replace(
+                decode_s=decode_s, sample_s=sample_s
+            )
         switch_s = None
         # The first two decodes after a switch tell what it has cost.
         if adapters.is_learning:
             switch_s = adapters.learned(plan.n_tokens, outcome.decode_ns)
         return StepResult(
             outputs=outputs, decode_s=decode_s, sample_s=sample_s, switch_s=switch_s
+        )
+
+    def _without_drafts(
+        self, works: tuple[Work, ...], outputs: tuple[Output, ...]
+    ) -> StepResult:
+        """The result of a step, once the slots have lost the drafts that were wrong."""
+        lost = set()
+        for work, output in zip(works, outputs, strict=True):
+            # It holds what was sampled but for the last token, and the token before that.
+            n_held = len(output.tokens) if type(output) is Sampled else 1
+            is_held = len(work.tokens) <= n_held
+            if not (is_held or self.context.cut(work.slot, work.pos + n_held)):
+                lost.add(work.slot)
+        if lost:
+            self._operations.note_refusal()
+        return StepResult(
+            outputs=tuple(
+                Lost() if work.slot in lost else output
+                for work, output in zip(works, outputs, strict=True)
+            ),
+            not_restored=frozenset(lost),
+            refuses_cuts=self._operations.refuses_cuts,
         )
 
     def _outcome(self, works: tuple[Work, ...], plan: StepPlan) -> StepOutcome:
@@ -445,9 +483,11 @@ class NativeExecutor:
         if highest is None:
             return Lost()
         n_held = max(highest + 1 - work.pos, 0)  # a span may have ended further back
-        # The last token is there, but its row of logits is not: it is computed once more.
-        if work.samples and n_held == n_tokens:
-            n_held -= 1
+        # The last token is there, but its row of logits is not: it is computed once more. Nor is
+        # that of the first one, if the others are drafts.
+        n_most = 0 if type(work) is Verify else n_tokens - 1
+        if work.samples and n_held > n_most:
+            n_held = n_most
             if not self.context.cut(slot, work.pos + n_held):
                 self._operations.note_refusal()
                 return Lost()

@@ -351,7 +351,9 @@ class MaskState:
         self.kind = kind
         self._digits, self._n_digits = digits, 0
         self._matcher, self._is_shared = compiled, True
+        self._compiled, self._tokens = compiled, array("i")
         self.mask = compiled.mask[:]
+        self.masks = array(UINT32)  # of the places of drafts, one behind the other
         self._is_current = True
 
     @property
@@ -367,11 +369,53 @@ class MaskState:
                 self._digits.limit(self.mask, self._n_digits)
             self._is_current = True
 
-    def accept(self, token: int) -> None:
-        """Go on after *token*."""
-        # The first token of this output: from here on it has a place of its own.
+    def prepare_places(self, drafts: array[int]) -> int:
+        """
+        Fill `masks`: the mask, and those behind each of *drafts* that may follow.
+
+        Returns:
+            How many of them may.
+        """
+        self.prepare()
+        self._part()
+        n_valid, matcher = self._matcher.n_valid(drafts), self._matcher
+        self.masks, n_digits = self.mask[:], self._n_digits
+        n_accepted = 0
+        for token in drafts[:n_valid]:
+            matcher.accept(token)
+            n_accepted += 1
+            matcher.compute_mask()
+            # Limits hold for what follows a draft, too; without the draft nobody is beyond them.
+            if matcher.error:
+                self._matcher = self._compiled.copy(self.mask)
+                for before in self._tokens:
+                    self._matcher.accept(before)
+                n_valid, n_accepted = n_accepted - 1, 0
+                break
+            if self._digits is not None:
+                n_digits = self._digits.count(token, n_digits)
+                if n_digits:
+                    self._digits.limit(self.mask, n_digits)
+            self.masks += self.mask
+        if n_accepted:
+            matcher.take_back(n_accepted)
+        self._is_current = False
+        return n_valid
+
+    def forced(self, n_most: int) -> tuple[int, ...]:
+        """Tokens of the one text that can follow, at most so many; none if there are several."""
+        return () if self._is_shared else self._matcher.forced(n_most)
+
+    def _part(self) -> None:
+        """Have a place of its own from here on."""
         if self._is_shared:
             self._matcher, self._is_shared = self._matcher.copy(self.mask), False
+
+    def accept(self, token: int) -> None:
+        """Go on after *token*."""
+        # The first token of this output: until here it is where all begin.
+        self._part()
+        self._tokens.append(token)
         self._matcher.accept(token)
         if self._digits is not None:
             self._n_digits = self._digits.count(token, self._n_digits)

@@ -358,6 +358,8 @@ class EngineInfo:
     config: EngineConfig
     # Where chats have their template from: "model", a name, a path or "text"; None: none.
     chat_template: str | None = None
+    # The source of drafts, or "off", perhaps with the reason behind a colon.
+    speculation: str = "off"
 
 
 def operations(needs: str | None) -> Iterable[Operation]:

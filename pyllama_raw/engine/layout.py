@@ -380,6 +380,18 @@ def checked_config(info: ModelInfo, config: EngineConfig) -> EngineConfig:
     return config.model_copy(update={"cache": CacheConfig(mode="off")})
 
 
+def speculation_of(model: Model, config: EngineConfig, kind: SnapshotKind) -> str:
+    """The source of drafts, or "off", with the reason if somebody wants them."""
+    mode = config.speculation.mode
+    if mode == "off":
+        return mode
+    if model.reads_sources:
+        return f"off: {BY_ENCODER}"
+    if not kind.can_cut:
+        return "off: the memory of the model cannot forget tokens, as drafts that are wrong"
+    return mode
+
+
 def context_fields(
     config: ContextConfig, n_slots: int, n_ctx_train: int
 ) -> dict[str, Any]:
@@ -538,6 +550,7 @@ def describer(
         kernels={row.computes: row.needs for row in table},
         config=config,
         chat_template=None if template is None else template.source,
+        speculation=speculation_of(context.model, config, limits.kind),
     )
 
     def describe() -> EngineInfo:

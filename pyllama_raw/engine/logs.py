@@ -27,7 +27,16 @@ from typing import IO, TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from pyllama_raw.core.request import Finished, Private, Request, Value
 from pyllama_raw.core.stats import Occupancy
-from pyllama_raw.core.step import Copy, Decode, Load, Save, StepPlan, StepResult
+from pyllama_raw.core.step import (
+    Copy,
+    Decode,
+    Load,
+    Sampled,
+    Save,
+    StepPlan,
+    StepResult,
+    Verify,
+)
 from pyllama_raw.engine.watcher import StepRecord, Watcher
 from pyllama_raw.errors import ConfigError
 
@@ -40,6 +49,7 @@ WRITE_S = 1.0  # between two looks at them
 R = TypeVar("R", bound=NamedTuple)
 _log = getLogger(__name__)
 BLOCK = 16  # tokens of a hash_id
+STREAMS = (Decode, Verify)  # works of them
 ID_BYTES = 6  # every JSON reader keeps so many exactly
 # As policy_data: a request that only warms an engine up. Logs have it, and what is fitted or
 # replayed leaves it out.
@@ -311,11 +321,12 @@ class Size(NamedTuple):
     n_context: int
     n_saved: int
     n_loaded: int
+    n_drafted: int = 0
 
 
 def size_of(plan: StepPlan) -> Size:
     """Size of what *plan* does."""
-    n_prefill = n_decode = n_context = n_saved = n_loaded = 0
+    n_prefill = n_decode = n_context = n_saved = n_loaded = n_drafted = 0
     for work in plan.works:
         # A stream looks at all that is before it.
         if type(work) is Decode:
@@ -324,7 +335,11 @@ def size_of(plan: StepPlan) -> Size:
         else:
             # Each token of a chunk looks at one more than the token before it.
             n_tokens = len(work.tokens)
-            n_prefill += n_tokens
+            if type(work) is Verify:
+                n_decode += 1
+                n_drafted += n_tokens - 1
+            else:
+                n_prefill += n_tokens
             n_context += n_tokens * (2 * work.pos + n_tokens + 1) // 2
     for move in plan.moves:
         if type(move) is Save:
@@ -333,25 +348,33 @@ def size_of(plan: StepPlan) -> Size:
             n_loaded += sum(piece.stop - piece.start for piece in move.pieces)
         elif type(move) is Copy:
             n_loaded += move.n_pos
-    return Size(n_prefill, n_decode, n_context, n_saved, n_loaded)
+    return Size(n_prefill, n_decode, n_context, n_saved, n_loaded, n_drafted)
 
 
 def step_fields(plan: StepPlan, result: StepResult, after: Occupancy) -> dict[str, Any]:
     """Fields of a StepRecord: what *plan* did, its *result*, and what was there *after* it."""
+    size, n_accepted = size_of(plan), 0
+    if size.n_drafted:
+        n_accepted = sum(
+            len(output.tokens) - 1
+            for work, output in zip(plan.works, result.outputs, strict=False)
+            if type(work) is Verify and type(output) is Sampled
+        )
     return {
-        **size_of(plan)._asdict(),
+        **size._asdict(),
         **after._asdict(),
+        "n_accepted": n_accepted,
         "decode_s": result.decode_s,
         "sample_s": result.sample_s,
         "restore_s": sum(result.restore_s.values()),
         "status": result.status.value,
         "decodes": tuple(
-            [(w.request_id, w.slot) for w in plan.works if type(w) is Decode]
+            [(w.request_id, w.slot) for w in plan.works if type(w) in STREAMS]
         ),
         "chunks": tuple(
             (w.request_id, w.slot, len(w.tokens))
             for w in plan.works
-            if type(w) is not Decode
+            if type(w) not in STREAMS
         ),
     }
 

@@ -27,6 +27,7 @@ from pyllama_raw.core.step import (
     Sampled,
     Scored,
     ScoredPrefill,
+    Verify,
     Work,
 )
 from pyllama_raw.engine.guidance import MaskState
@@ -41,6 +42,8 @@ from pyllama_raw.options.sampling import SamplingParams
 if TYPE_CHECKING:
     from pyllama_raw.engine.media_desk import MediaRows
 
+NO_TOKEN = -1
+MAX_FORCED = 16  # tokens that a constraint lets follow
 GRAMMAR = "grammar: "  # begins what _ffi/grammar says
 
 
@@ -54,6 +57,7 @@ class BuiltSampler:
     logprobs: RowLogprobs | None  # of its last token; None: not asked for, or certain
     needs_all: str  # why no lane can serve it; empty: one can
     spans: tuple[MediaRows, ...] = ()
+    is_drafted: bool = False  # steps may verify drafts of it
 
 
 class BuiltSamplers:
@@ -95,15 +99,22 @@ class BuiltSamplers:
         self.n_needing_all += change * bool(sampler.needs_all)
 
 
-def watch(params: SamplingParams, sampler: RowSampler) -> RowLogprobs | None:
-    """Let *sampler* write what *params* ask for; None: nothing, or each is certain."""
+def watch(
+    params: SamplingParams, sampler: RowSampler, n_places: int = 1
+) -> RowLogprobs | None:
+    """
+    Let *sampler* write what *params* ask for; None: nothing, or each is certain.
+
+    Args:
+        n_places: rows of its sequence in a step, at most.
+    """
     if params.logprobs is None:
         return None
     # A greedy sampler leaves one token, which is certain.
     of_sampler = params.logprobs_of == "sampler"
     if of_sampler and params.greedy:
         return None
-    row = RowLogprobs(params.logprobs, of_sampler=of_sampler)
+    row = RowLogprobs(params.logprobs, of_sampler=of_sampler, n_places=n_places)
     sampler.watch(row)
     return row
 
@@ -121,8 +132,11 @@ def with_logprobs(
         request = samplers[work.request_id]
         # An output token: the sampler of its row has written them.
         if type(output) is Sampled and request.params.logprobs is not None:
-            rows = tuple(_of_output(request, token) for token in output.tokens)
-            output = Sampled(output.tokens, rows)  # noqa: PLW2901
+            rows = tuple(
+                _of_output(request, token, place)
+                for place, token in enumerate(output.tokens)
+            )
+            output = output._replace(logprobs=rows)  # noqa: PLW2901
         # Tokens of a prompt that is scored: read from the rows of the chunk.
         if type(work) is ScoredPrefill:
             assert isinstance(output, Sampled | RowFailed | Computed)
@@ -141,11 +155,11 @@ def with_logprobs(
     return tuple(scored)
 
 
-def _of_output(sampler: BuiltSampler, token: int) -> TokenLogprobs:
+def _of_output(sampler: BuiltSampler, token: int, place: int) -> TokenLogprobs:
     row = sampler.logprobs
     if row is None:
         return TokenLogprobs(token, 0.0, ((token, 0.0),))
-    return TokenLogprobs(token, row.value, row.top)
+    return TokenLogprobs(token, row.value_at(place), row.top_at(place))
 
 
 def _of_targets(
@@ -174,18 +188,24 @@ class _Tokens(dict[int, Sampled]):
 class Rows:
     """The one batch of an executor, and the samplers of its rows."""
 
-    def __init__(
-        self, samplers: BuiltSamplers, max_tokens: int, n_seq_max: int
-    ) -> None:
+    def __init__(self, samplers: BuiltSamplers, max_tokens: int, max_rows: int) -> None:
         self.batch = Batch(max_tokens)
-        self.samplers = RowSamplers(n_seq_max)
+        self.samplers = RowSamplers(max_rows)
         self._open = samplers
+        self._n_places: list[int] = []  # rows of each work that is to be verified
+        self._with_masks: list[
+            tuple[RowSampler, MaskState]
+        ] = []  # of each of its places
         self._tokens = _Tokens()
 
     def fill(self, works: tuple[Work, ...]) -> None:
         """Have the batch hold *works*."""
         batch = self.batch
         batch.clear()
+        self._n_places = []
+        while self._with_masks:
+            sampler, mask = self._with_masks.pop()
+            sampler.use_masks(mask.mask)
         # Decodes come first in a plan: one row each, by slices of three arrays.
         n_rows = _count_decodes(works)
         decodes = works[:n_rows]
@@ -197,6 +217,9 @@ class Rows:
         samplers = [self._open[work.request_id].sampler for work in decodes]
         # Chunks of prompts: rows of all tokens that are scored, else of the last one, if at all.
         for work in works[n_rows:]:
+            if type(work) is Verify:
+                samplers += self._add_drafts(work)
+                continue
             tokens, pos = work.tokens, work.pos
             add = batch.add
             if type(work) is ScoredPrefill:
@@ -208,6 +231,19 @@ class Rows:
             if work.samples:
                 samplers.append(self._open[work.request_id].sampler)
         self.samplers.set_all(samplers)
+
+    def _add_drafts(self, work: Verify) -> list[RowSampler]:
+        """Add the rows of *work* to the batch; returns the sampler of each."""
+        built, tokens = self._open[work.request_id], work.tokens
+        # Each place has its mask. What the constraint refuses is no draft.
+        if built.mask is not None:
+            n_drafts = built.mask.prepare_places(tokens[1:])
+            tokens = tokens[: 1 + n_drafts]
+            built.sampler.use_masks(built.mask.masks)
+            self._with_masks.append((built.sampler, built.mask))
+        self.batch.add_drafts(tokens, work.pos, work.slot)
+        self._n_places.append(len(tokens))
+        return [built.sampler] * len(tokens)
 
     def compute_spans(self, works: tuple[Work, ...], context: Context) -> StepOutcome:
         """Compute rows of spans: all causal, or one whole span."""
@@ -237,7 +273,7 @@ class Rows:
         """Have the masks of *works* made while they are decoded."""
         for work in works:
             mask = self._open[work.request_id].mask
-            if mask is not None and work.samples:
+            if mask is not None and work.samples and type(work) is not Verify:
                 mask.prepare()
 
     def outputs(
@@ -246,8 +282,11 @@ class Rows:
         """One of each of *works*, which the batch held."""
         # Nearly always: a token a row, and each output of a token is made once.
         outputs: Iterator[Output] = map(self._tokens.__getitem__, outcome.tokens)
+        # Rows of drafts are sampled up to the first that is wrong.
+        if self.batch.has_drafts:
+            outputs = self._verified(works, outcome)
         # A constraint has to take each token, or a row has failed.
-        if self._open.n_masked or outcome.codes:
+        elif self._open.n_masked or outcome.codes:
             outputs = self._checked(works, outcome)
         # Works that end before their prompt does have no row.
         if len(outcome.tokens) < len(works):
@@ -269,9 +308,36 @@ class Rows:
             if code:
                 yield RowFailed(_error(mask, code))
             else:
-                if mask is not None:
-                    mask.accept(token)
-                yield Sampled((token,))
+                forced = self._taken(work, (token,)) if mask is not None else ()
+                yield Sampled((token,), (), forced)
+
+    def _verified(
+        self, works: tuple[Work, ...], outcome: StepOutcome
+    ) -> Iterator[Output]:
+        """Outputs of a step with drafts: each work samples in one place or in several."""
+        start, n_places = 0, iter(self._n_places)
+        for work in works:
+            stop = start + (next(n_places) if type(work) is Verify else 1)
+            tokens = outcome.tokens[start:stop]
+            # Places behind a wrong draft have none. One that failed fails again in the next
+            # step, as the first one of it.
+            tokens = tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens
+            mask = self._open[work.request_id].mask
+            if not tokens:
+                yield RowFailed(_error(mask, outcome.codes[start]))
+            else:
+                sampled = tuple(tokens)
+                forced = self._taken(work, sampled) if mask is not None else ()
+                yield Sampled(sampled, (), forced)
+            start = stop
+
+    def _taken(self, work: Work, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Have the mask of *work* take *tokens*; returns what it lets follow."""
+        built = self._open[work.request_id]
+        assert built.mask is not None
+        for token in tokens:
+            built.mask.accept(token)
+        return built.mask.forced(MAX_FORCED) if built.is_drafted else ()
 
 
 def _error(mask: MaskState | None, code: int) -> PyllamaError:

@@ -56,6 +56,8 @@ class StepRecord(NamedTuple):
     decodes: tuple[tuple[int, int], ...] = ()  # request_id, slot
     chunks: tuple[tuple[int, int, int], ...] = ()  # request_id, slot, tokens
     warms_up: bool = False  # a request of it only warms the engine up; logs say so
+    n_drafted: int = 0  # rows beside n_decode, of drafts
+    n_accepted: int = 0  # of these, those that were sampled
 
 
 class Watcher:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import nan
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
@@ -48,6 +49,7 @@ from pyllama_raw.core.step import (
     Saved,
     StepPlan,
     StepResult,
+    Verify,
     Work,
 )
 from pyllama_raw.engine.driver import Driver
@@ -116,7 +118,7 @@ class CostModel(Checked):
         return (
             self.step
             + self.prefill_token * size[0]
-            + self.decode_token * size[1]
+            + self.decode_token * (size[1] + sum(size[5:]))
             + self.context_cell * size[2]
             + self.saved_token * size[3]
             + self.loaded_token * size[4]
@@ -185,7 +187,10 @@ def fit(records: Sequence[StepRecord]) -> Fit:
     if len(records) < HELD_OUT * len(names):
         n_least = HELD_OUT * len(names)
         raise ConfigError(f"{len(records)} steps are too few: log at least {n_least}")
+    # A draft is a row as that of a stream.
+    rows = [record.n_decode + record.n_drafted for record in records]
     sizes = np.array([(1, *record[2:7]) for record in records], dtype=float)
+    sizes[:, 2] = rows
     seconds = np.array([record.seconds for record in records])
     is_test = np.arange(len(records)) % HELD_OUT == HELD_OUT - 1
     costs = _least_squares(sizes[~is_test], seconds[~is_test], _restore_s(records))
@@ -237,6 +242,7 @@ class VirtualClock:
         return self.now
 
 
+NEW_TOKENS = (2**16, 2**17)  # of an answer that says something new
 ONE_TOKEN, COMPUTED = Sampled((1,)), Computed()
 
 
@@ -246,11 +252,18 @@ class SimExecutor:
 
     Args:
         token_bytes: host memory of one token of a snapshot.
+        repetition: the chance of a token of an output to be the one before it; None: all are.
     """
 
     def __init__(
-        self, cost: CostModel, clock: VirtualClock, token_bytes: int = 1
+        self,
+        cost: CostModel,
+        clock: VirtualClock,
+        token_bytes: int = 1,
+        repetition: float | None = None,
     ) -> None:
+        self._repetition = repetition
+        self._texts: dict[int, Random] = {}  # by request_id
         self.n_steps = 0
         self._cost = cost
         self._clock = clock
@@ -265,10 +278,13 @@ class SimExecutor:
         assert isinstance(answer, Answer)
         self._left[request.request_id] = answer.n_output
         self._answers[request.request_id] = answer
+        if self._repetition is not None:
+            self._texts[request.request_id] = Random(request.request_id)  # noqa: S311
 
     def close(self, request_id: int) -> None:
         self._left.pop(request_id, None)
         self._answers.pop(request_id, None)
+        self._texts.pop(request_id, None)
 
     def stop(self, request_id: int | None = None) -> None:
         """Steps take no time: none is left to be aborted."""
@@ -287,13 +303,27 @@ class SimExecutor:
         if not work.samples:
             return COMPUTED
         request_id = work[0]
+        if type(work) is not Verify and self._repetition is None:
+            token = self._next_token(request_id)
+            return ONE_TOKEN if token == 1 else Sampled((token,))
+        # Drafts are right for as long as the answer goes on with them.
+        tokens: list[int] = []
+        for draft in (*work.tokens[1:], None) if type(work) is Verify else (None,):
+            tokens.append(self._next_token(request_id))
+            if tokens[-1] != draft:
+                break
+        return Sampled(tuple(tokens))
+
+    def _next_token(self, request_id: int) -> int:
         left = self._left[request_id] = self._left[request_id] - 1
         if left < 1:
-            return Sampled((END_TOKEN,))
+            return END_TOKEN
         answer = self._answers[request_id]
         if left == answer.n_output - 1:
-            return Sampled((answer.first_token,))
-        return ONE_TOKEN
+            return answer.first_token
+        text = self._texts.get(request_id)
+        is_new = text is not None and text.random() >= (self._repetition or 0.0)
+        return text.randrange(*NEW_TOKENS) if text is not None and is_new else 1
 
     def _saved(self, plan: StepPlan) -> dict[int, Saved]:
         saved = {}
@@ -314,6 +344,7 @@ class SimExecutor:
         return {slot: self._cost.loaded_token * n for slot, n in tokens.items()}
 
 
+Chance = Annotated[float, Field(ge=0, le=1)]
 Room = Annotated[int, Field(ge=4, le=2**31 - 1)]  # for a prompt and an output
 
 NO_COST_MODEL = CostModel()
@@ -333,6 +364,8 @@ class Machine(Checked):
     token_budget: Count | None = None
     target_step_s: Positive | None = None
     max_overtakes: Whole = 16
+    # Of each token to be the one before it, for an engine that speculates; None: it does not.
+    repetition: Chance | None = None
     cached_tokens: Whole = 0  # snapshots in host memory hold at most so many
     cost: CostModel = NO_COST_MODEL
 
@@ -367,6 +400,7 @@ class Machine(Checked):
             cache=cache,
             snapshot_cost=SnapshotCost(0, TOKEN_BYTES),
             report=report,
+            speculates=self.repetition is not None,
         )
 
 
@@ -389,7 +423,7 @@ class Simulated:
         self.name = name
         self.clock = clock = VirtualClock()
         self.scheduler = machine.scheduler(on_fault)
-        executor = SimExecutor(machine.cost, clock, TOKEN_BYTES)
+        executor = SimExecutor(machine.cost, clock, TOKEN_BYTES, machine.repetition)
         self.driver = Driver(
             self.scheduler, executor, clock, self._take, watchers=watchers
         )

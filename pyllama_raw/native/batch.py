@@ -32,7 +32,8 @@ class Batch:
     """
     Tokens of many sequences, up to *capacity*.
 
-    rows[i] is the place of the i-th output row that is to be sampled, of n_rows.
+    rows[i] is the place of the i-th output row that is to be sampled, of n_rows. With has_drafts
+    some of these have tokens that are drafts of what the row before gives.
 
     Thread:
         The one that runs the step.
@@ -47,6 +48,7 @@ class Batch:
         self.n_tokens = 0
         self.n_outputs = 0
         self.n_rows = 0
+        self.has_drafts = False
         self.rows = array("i", bytes(4 * capacity))
         self._token = array("i", bytes(4 * capacity))
         self._pos = array("i", bytes(4 * capacity))
@@ -61,6 +63,8 @@ class Batch:
         self._address = array("Q", range(first, first + 4 * self._n_ids, 4))
         self._raw = self._make_struct()
         self.rows_ptr = ffi.from_buffer("int32_t[]", self.rows)
+        self._drafts = bytearray(capacity)  # 1: the token of the row is one
+        self._drafts_ptr = ffi.from_buffer("int8_t[]", self._drafts)
 
     def _make_struct(self) -> Any:
         raw = ffi.new("struct llama_batch *")
@@ -91,9 +95,14 @@ class Batch:
         return self._raw
 
     @property
+    def drafts_ptr(self) -> Any:
+        """One number for each of n_rows, or NULL if none is of a draft."""
+        return self._drafts_ptr if self.has_drafts else ffi.NULL
+
+    @property
     def is_rows_only(self) -> bool:
-        """Whether every token is sampled from."""
-        return self.n_rows == self.n_tokens
+        """Whether every token is sampled from, whatever is."""
+        return self.n_rows == self.n_tokens and not self.has_drafts
 
     def keep_rows(self) -> None:
         """The step has replaced the batch by the next token of each row: count those."""
@@ -103,6 +112,9 @@ class Batch:
 
     def clear(self) -> None:
         """Forget all tokens."""
+        if self.has_drafts:
+            self._drafts[: self.n_rows] = bytes(self.n_rows)
+            self.has_drafts = False
         self.n_tokens = self.n_outputs = self.n_rows = 0
 
     def add(self, tokens: Tokens, pos: int, seq_id: int, output: bool) -> None:
@@ -150,6 +162,16 @@ class Batch:
         count = self.n_tokens - start
         self._logits[start : self.n_tokens] = b"\1" * count
         self.n_outputs = n_before + count
+
+    def add_drafts(self, tokens: Tokens, pos: int, seq_id: int) -> None:
+        """Like add_scored(), to be sampled all: tokens but the first are drafts."""
+        start, row = self.n_tokens, self.n_rows
+        self.add_scored(tokens, pos, seq_id)
+        count = self.n_tokens - start
+        self.rows[row : row + count] = array("i", range(start, start + count))
+        self._drafts[row + 1 : row + count] = b"\1" * (count - 1)
+        self.n_rows = row + count
+        self.has_drafts = True
 
     def add_rows(self, tokens: list[int], pos: list[int], seq_ids: list[int]) -> None:
         """Append one token for each of many sequences, each with an output row."""
@@ -219,7 +241,7 @@ class RowBatch:
     def __init__(self, n_embd: int, n_sections: int, *, is_causal: bool = True) -> None:
         self.n_embd, self.n_sections, self.is_causal = n_embd, n_sections, is_causal
         self.n_tokens = self.n_outputs = self.n_rows = 0
-        self.rows_ptr = ffi.NULL
+        self.rows_ptr = self.drafts_ptr = ffi.NULL
         self._rows = array(FLOAT32)
         self._positions = tuple(array(INT32) for _ in range(n_sections))
         self._slots = array(INT32)

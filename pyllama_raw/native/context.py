@@ -176,7 +176,9 @@ class Context(SlotMemory):
 
         A batch of nothing but sampled rows is advanced: it then holds the sampled tokens
         at their next positions. With *ahead* every batch is advanced, and its tokens
-        without a row are gone. A batch with a row that failed is never advanced.
+        without a row are gone. A batch with a row that failed, or with drafts, is never
+        advanced. A row whose token is a draft of something else than the row before gave is
+        not sampled: its token is -1 and its code 0. It is for the caller to cut.
 
         Args:
             samplers: samplers[i] is for batch.rows[i].
@@ -225,8 +227,8 @@ class Context(SlotMemory):
     ) -> int:
         return int(
             self._plr_step(
-                self._runner, self.ptr, batch.raw, n_rows, batch.rows_ptr, samplers,
-                self._tokens_ptr, self._codes_ptr, self._times_ptr, ahead,
+                self._runner, self.ptr, batch.raw, n_rows, batch.rows_ptr,
+                batch.drafts_ptr, samplers, self._tokens_ptr, self._codes_ptr, self._times_ptr, ahead,
             )
         )  # fmt: skip
 

@@ -115,6 +115,27 @@ class Matcher(Handle):
         """Go on after *token*; what it must not be, `error` tells."""
         self._lib.llg_matcher_consume_token(self.ptr, token)
 
+    def n_valid(self, tokens: array[int]) -> int:
+        """How many of *tokens* may follow, one after the other; changes nothing."""
+        raw = self._numbers(tokens)
+        n_valid = self._lib.llg_matcher_validate_tokens(self.ptr, raw, len(tokens))
+        return max(int(n_valid), 0)
+
+    def take_back(self, n_tokens: int) -> None:
+        """Be where it was before the last *n_tokens*."""
+        self._lib.llg_matcher_rollback(self.ptr, n_tokens)
+
+    def forced(self, n_most: int) -> tuple[int, ...]:
+        """Tokens of the one text that can follow, at most so many; none if there are several."""
+        out = array("I", bytes(4 * n_most))
+        raw = self._numbers(out)
+        n_tokens = self._lib.llg_matcher_compute_ff_tokens(self.ptr, raw, n_most)
+        return tuple(out[: max(n_tokens, 0)])
+
+    @staticmethod
+    def _numbers(tokens: array[int]) -> Any:
+        return llguidance.declared().from_buffer("uint32_t[]", tokens)
+
 
 class Triggers:
     """Texts and tokens, the first of which begins the text of a grammar; none: the output does."""
@@ -297,6 +318,11 @@ class RowSampler:
         self._logprobs = logprobs
         self._struct.logprobs = ffi.NULL if logprobs is None else logprobs.ptr
 
+    def use_masks(self, masks: array[int]) -> None:
+        """Read *masks* from now on: one, or one for each place of a sequence in the step."""
+        self._mask = pointer(masks, UINT32)
+        self._struct.mask = self._mask
+
     @property
     def n_on_host(self) -> int:
         """Tokens chosen from a row of logits."""
@@ -370,32 +396,48 @@ class RowScores(NamedTuple):
 
 class RowLogprobs:
     """
-    The record that a row sampler writes when it samples; valid until it does so again.
+    The records that a row sampler writes when it samples; valid until it does so again.
 
     Args:
         n_top: most likely tokens to tell.
         of_sampler: of the distribution the token was drawn from, not of the raw row.
+        n_places: rows of its sequence in a step, at most.
     """
 
-    def __init__(self, n_top: int, *, of_sampler: bool = False) -> None:
+    def __init__(
+        self, n_top: int, *, of_sampler: bool = False, n_places: int = 1
+    ) -> None:
         check_top(n_top)
-        self._ids = zeros(INT32, n_top)
-        self._values = zeros(FLOAT32, n_top)
-        self.ptr = ffi.new("plr_logprobs *")
-        self.ptr.n_top, self.ptr.of_sampler = n_top, of_sampler
-        self.ptr.ids = pointer(self._ids, INT32, writable=True)
-        self.ptr.values = pointer(self._values, FLOAT32, writable=True)
+        self._n_top = n_top
+        self._ids = zeros(INT32, n_top * n_places)
+        self._values = zeros(FLOAT32, n_top * n_places)
+        self.ptr = ffi.new("plr_logprobs[]", n_places)
+        ids = pointer(self._ids, INT32, writable=True)
+        values = pointer(self._values, FLOAT32, writable=True)
+        for place in range(n_places):
+            record = self.ptr[place]
+            record.n_top, record.of_sampler = n_top, of_sampler
+            record.ids, record.values = ids + place * n_top, values + place * n_top
 
     @property
     def value(self) -> float:
         """The logprob of the token that was sampled."""
-        return float(self.ptr.value)
+        return self.value_at(0)
 
     @property
     def top(self) -> tuple[tuple[int, float], ...]:
         """(id, logprob) of the most likely tokens, best first."""
-        n_found = self.ptr.n_found
-        ids, values = self._ids[:n_found].tolist(), self._values[:n_found].tolist()
+        return self.top_at(0)
+
+    def value_at(self, place: int) -> float:
+        """As `value`, of the row *place* of its sequence."""
+        return float(self.ptr[place].value)
+
+    def top_at(self, place: int) -> tuple[tuple[int, float], ...]:
+        """As `top`, of the row *place* of its sequence."""
+        start = place * self._n_top
+        row = slice(start, start + self.ptr[place].n_found)
+        ids, values = self._ids[row].tolist(), self._values[row].tolist()
         return tuple(zip(ids, values, strict=True))
 
 

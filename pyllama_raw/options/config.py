@@ -186,7 +186,7 @@ class SchedulerConfig(Frozen):
     target_step_s: Annotated[Finite, Field(gt=0)] | None = None
     """
     Seconds that a step may take while streams run. None: 0.1, or up to four times as long where
-    shorter steps would cost prompts more than 3 % of their pace.
+    shorter steps would cost prompts more than 2 % of their pace.
     """
     prefill_order: Literal["shortest", "turns"] = "shortest"
     """
@@ -341,6 +341,16 @@ class MediaConfig(Frozen):
             yield "image_min_tokens", f"at most image_max_tokens ({high})"
 
 
+class SpeculationConfig(Frozen):
+    """Drafts of outputs, which a step verifies: they change speed only (docs/speculation.md)."""
+
+    mode: Literal["off", "lookup"] = "off"
+    """
+    The source of drafts: lookup takes what followed the same tokens earlier in a request, and what
+    a constraint lets follow.
+    """
+
+
 class EngineConfig(Frozen):
     """Everything an engine is made from."""
 
@@ -358,6 +368,8 @@ class EngineConfig(Frozen):
     """Logs of steps and requests."""
     media: MediaConfig = MediaConfig()
     """The projector for images and sounds, and how much of them prompts may have."""
+    speculation: SpeculationConfig = SpeculationConfig()
+    """Drafts of outputs, which a step verifies."""
     sampler_placement: Literal["auto", "backend", "host"] = "auto"
     """
     The place where tokens are chosen: backend is in the graph where that can be; auto is host,
@@ -403,6 +415,14 @@ class EngineConfig(Frozen):
         if n_ctx is not None and n_ctx < n_slots:
             allowed = f"at least n_slots ({n_slots}): it is the cells of all slots"
             yield "context.n_ctx", allowed
+        if self.speculation.mode != "off":
+            if self.deterministic is True:
+                yield (
+                    "speculation.mode",
+                    "off, if deterministic is True; fast allows it",
+                )
+            if self.sampler_placement == "backend":
+                yield "speculation.mode", "off, if sampler_placement is backend"
         if self.deterministic == "fast":
             if not self.context.fast_kernels:
                 yield "context.fast_kernels", "True, if deterministic is fast"

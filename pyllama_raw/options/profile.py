@@ -106,6 +106,8 @@ class Settings(Frozen):
     """Fields of MediaConfig."""
     log: Fields = Field(default_factory=dict)
     """Fields of LogConfig."""
+    speculation: Fields = Field(default_factory=dict)
+    """Fields of SpeculationConfig."""
     engine: Fields = Field(default_factory=dict)
     """Fields of EngineConfig that belong to no part."""
 

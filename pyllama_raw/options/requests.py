@@ -197,6 +197,8 @@ class RequestOptions(TextOptions, ChatOptions, total=False):
     """Only requests with an equal salt share cached prefixes."""
     cache_points: Points
     """Positions of the prompt that are worth a snapshot."""
+    speculation: Flag
+    """Whether drafts of the output may be verified, if the engine has any; True by default."""
     client: Name | None
     """The sender of the request, for policies that are fair by client."""
     policy_data: PolicyData | None

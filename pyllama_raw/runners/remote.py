@@ -190,7 +190,7 @@ PYLLAMA = Dialect(
     sampling=frozenset(SamplingParams.model_fields) - {"prompt_logprobs"},
     options=OF_CHATS
     | {"template_kwargs", "priority", "deadline_s", "max_wait_s", "cache_salt"}
-    | {"client", "adapters", "policy_data"},
+    | {"client", "adapters", "policy_data", "speculation"},
     ranks=True,
     pooling=True,
 )

@@ -573,12 +573,14 @@ def timings(result: Result, n_output: int) -> dict[str, float]:
     """
     n_cached = result.usage.cached_tokens
     n_prompt, times = result.usage.prompt_tokens - n_cached, result.timings
+    n_drafted, n_accepted = result.usage.drafted_tokens, result.usage.accepted_tokens
     return {
         "cache_n": n_cached,
         "prompt_n": n_prompt,
         **_speed("prompt", n_prompt, times.prefill_s),
         "predicted_n": n_output,
         **_speed("predicted", max(n_output - 1, 0), times.decode_s),
+        **({"draft_n": n_drafted, "draft_n_accepted": n_accepted} if n_drafted else {}),
     }
 
 

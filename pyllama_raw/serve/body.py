@@ -51,7 +51,7 @@ Items = Annotated[list[T], Field(fail_fast=True)]
 Named = Annotated[dict[str, T], Field(fail_fast=True)]
 OPTIONS = {
     "priority", "deadline_s", "max_wait_s", "cache_salt", "client", "adapters",
-    "policy_data",
+    "policy_data", "speculation",
 }  # fmt: skip
 SAMPLED = {
     "n", "max_tokens", "temperature", "top_p", "stop", "seed", "presence_penalty",
@@ -287,6 +287,7 @@ class TextBody(ServedBody):
     client: str | None = None
     adapters: Named[float] | None = None
     policy_data: dict[str, Any] | None = None
+    speculation: bool = True
 
     @cached_property
     def form(self) -> Form:

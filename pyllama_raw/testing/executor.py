@@ -52,6 +52,7 @@ from pyllama_raw.core.step import (
     StepPlan,
     StepResult,
     Trim,
+    Verify,
     Work,
     Written,
 )
@@ -385,7 +386,7 @@ class FakeExecutor:
         poison: what a decode ends with if it has a work of that request_id.
         failing_rows: (step, request_id) whose sampler fails.
         on_step: called with the step's number and plan before it is computed.
-        n_more: tokens that a work samples beyond the first, where memory has room.
+        n_more: tokens that a work without drafts samples beyond the first, where memory has room.
     """
 
     def __init__(
@@ -506,7 +507,10 @@ class FakeExecutor:
     def _abort(self, plan: StepPlan) -> StepResult:
         """Half of the works are computed; a last token without its row is dropped."""
         n_done = len(plan.works) // 2
-        lengths = [len(work.tokens) - work.samples for work in plan.works[:n_done]]
+        lengths = [
+            0 if type(work) is Verify else len(work.tokens) - work.samples
+            for work in plan.works[:n_done]
+        ]
         for work, n_held in zip(plan.works, lengths, strict=False):
             if plan.lot != SOURCES:
                 self._write(work, n_held)
@@ -524,7 +528,7 @@ class FakeExecutor:
         if type(work) is ReadSource:
             return Computed()
         before = len(self.memory.tokens(work.slot))
-        self._write(work, len(work.tokens))
+        self._write(work, 1 if type(work) is Verify else len(work.tokens))
         params = self._requests[work.request_id].sampling
         sampling = params if isinstance(params, SamplingParams) else SamplingParams()
         output = self._sample(step, work, sampling.logprobs)
@@ -550,9 +554,16 @@ class FakeExecutor:
             return RowFailed(SamplingFailed("fake", None, "as told"))
         history = self.memory.tokens(work.slot)
         n_before, tokens = len(history), tuple[int, ...]()
-        for left in range(self._n_more(work), -1, -1):
+        drafts = tuple(work.tokens[1:]) if type(work) is Verify else None
+        n_more = self._n_more(work) if drafts is None else len(drafts)
+        for left in range(n_more, -1, -1):
             tokens += (self._next_token([*self._source_of(work), *history]),)
-            if not left or not self._has_room(work.slot):
+            # A draft that is wrong leaves nothing, nor do those behind it.
+            if drafts is None:
+                goes_on = self._has_room(work.slot)
+            else:
+                goes_on = drafts[: len(tokens)] == tokens
+            if not left or not goes_on:
                 break
             self.memory.write(work.slot, tokens[-1:])
         if n_top is None:
@@ -598,11 +609,20 @@ class FakeExecutor:
                     "it is read first"
                 )
             assert len(work.tokens) == 1 or type(work) is not Decode
+            if type(work) is Verify:
+                assert len(work.tokens) > 1
+                assert request.speculates
+                assert self.limits.kind.can_cut, "wrong drafts are cut"
+                assert n_held + len(work.tokens) < self.limits.n_ctx_slot
+                ends = request.stop_token_ids
+                assert not ends.intersection(work.tokens[1:]), "nothing follows an end"
             assert request.lot.adapters == plan.lot.adapters
 
 
 def _count_rows(work: Work) -> int:
     """Output rows of *work*; the targets are those of its tokens that have one."""
+    if type(work) is Verify:
+        return len(work.tokens)
     if type(work) is not ScoredPrefill:
         return int(work.samples)
     rows = work.tokens[work.n_plain :]

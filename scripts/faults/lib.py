@@ -95,7 +95,7 @@ class FaultyLib:
     def _fail_row(self, step: Any, arguments: tuple[Any, ...]) -> int:
         """Have the first row of a step without a token, if it has one."""
         *passed, _ahead = arguments
-        _, _, _, n_rows, _, _, tokens, codes, times = passed
+        _, _, _, n_rows, _, _, _, tokens, codes, times = passed
         code = int(step(*passed, False))
         if code == 0 and n_rows:
             for row in range(n_rows):

@@ -125,7 +125,6 @@ def test_prices_follow_what_captures_take():
     assert steps[-1] < MIN_PART
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("cell_s", [0.00001, 0.0001, 0.001, 0.003])
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 1.0])
 @pytest.mark.parametrize("base_s", [0.0, 0.000001, 0.01])
@@ -242,7 +241,6 @@ def run(scheduler, requests, capture_s):
     return longest, n_saved
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("kind", [SnapshotKind.RANGE, SnapshotKind.EXACT])
 @pytest.mark.parametrize("cell_s", [0.00001, 0.0001, 0.001])
 def test_no_step_is_long_by_a_capture(kind, cell_s):

@@ -4,13 +4,14 @@ from array import array
 
 import pytest
 
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import StoredState, Tier, Tiers
 from pyllama_raw.core.request import CacheTier, Private, Request, Span
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.stats import Captures, PrefillSpeed
+from pyllama_raw.core.stats import Captures
 from pyllama_raw.core.step import (
     DecodeStatus,
     Delete,
@@ -72,7 +73,7 @@ def test_saves_have_ids_of_their_own_in_all_tiers():
     """
     index = PrefixCache(SnapshotKind.STATE, max_bytes=10**9, max_entries=9)
     host, disk = Tier(CacheTier.HOST, index, lambda n: 10 * n), make_tier()
-    prefill = PrefillSpeed()
+    prefill = CostHistory()
     tiers = Tiers(host, disk, prefill, Captures(None, prefill, 0.0), None)
     contents = Contents(0, None, array("i", range(N)))
 

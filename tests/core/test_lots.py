@@ -65,7 +65,6 @@ def test_a_step_that_failed_is_of_the_same_lot_again():
     assert picked == [a, a, a, b, a]
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("seed", range(20))
 def test_sets_of_adapters_take_turns_and_switches_are_a_small_share(seed):
     """
@@ -276,7 +275,6 @@ class History:
         self.bounds = {lot: n - 1 for lot, n in bounds.items()}
 
 
-@pytest.mark.unwatched
 @pytest.mark.chance
 @pytest.mark.parametrize("first", range(0, N_HISTORIES, 100))
 def test_no_plan_mixes_lots_and_none_waits_longer_than_the_bound(first):

@@ -44,6 +44,7 @@ from pyllama_raw.core.step import (
     Shift,
     StepResult,
     Trim,
+    Verify,
 )
 from pyllama_raw.errors import (
     BadMedia,
@@ -90,6 +91,7 @@ class SchedulerModel(RuleBasedStateMachine):
         has_images=st.booleans(),
         preempt=st.sampled_from(["memory", "priority"]),
         victim=st.sampled_from(list(KEYS)),
+        speculates=st.booleans(),
     )
     def start(
         self,
@@ -109,6 +111,7 @@ class SchedulerModel(RuleBasedStateMachine):
         has_images=False,
         preempt="memory",
         victim="latest",
+        speculates=False,
     ):
         self.unified = unified
         self.refuses = refuses  # whether cuts may be refused
@@ -139,6 +142,7 @@ class SchedulerModel(RuleBasedStateMachine):
             disk=make_disk(kind) if disk and mode != "off" else None,
             snapshot_cost=COST,
             snapshot_interval_tokens=interval,
+            speculates=speculates,
         )
         self.scheduler._memory.min_wait = 2
         self.scheduler._memory.load_tokens = 4
@@ -282,7 +286,8 @@ class SchedulerModel(RuleBasedStateMachine):
             assert_one_kind(request, n_held, work)
             if work.slot not in self.memory.shifted:
                 text = self.texts[work.request_id]
-                held = self.memory.tokens(work.slot) + list(work.tokens)
+                chunk = work.tokens[:1] if isinstance(work, Verify) else work.tokens
+                held = self.memory.tokens(work.slot) + list(chunk)
                 assert self.is_shifted(work) or held == text[: len(held)]
         return works, saved, lost
 
@@ -308,10 +313,14 @@ class SchedulerModel(RuleBasedStateMachine):
         return sequence is None or sequence.is_shifted
 
     def write(self, works, n_tokens=10**9):
-        """Compute so many tokens; how many of each slot's work."""
+        """Compute so many tokens; how many of each slot's work, without its drafts."""
         written = {}
+        if self.unified and n_tokens > N_BATCH:
+            assert self.memory.n_used + sum(len(w.tokens) for w in works) <= N_CELLS
         for work in works:
             tokens = work.tokens[:n_tokens]
+            if isinstance(work, Verify):  # of an aborted one nothing is left
+                tokens = tokens[: int(n_tokens > N_BATCH)]
             self.memory.write(work.slot, tokens, work.pos)
             written[work.slot] = len(tokens)
             n_tokens -= len(tokens)
@@ -341,6 +350,8 @@ class SchedulerModel(RuleBasedStateMachine):
 
     def output(self, work, token, lost):
         """One token or several; the slot has room for all but the last."""
+        if isinstance(work, Verify):
+            return self.verified(work, token, lost)
         tokens = [token]
         n_more = self.data.draw(st.integers(0, 7)) - 5
         while len(tokens) <= n_more and work.samples and work.slot not in lost:
@@ -350,6 +361,14 @@ class SchedulerModel(RuleBasedStateMachine):
             self.memory.write(work.slot, [token])
             tokens.append(token)
         return output(work, *tokens, lost=lost)
+
+    def verified(self, work, token, lost):
+        """Some drafts are right, and the token after these is another one."""
+        drafts = list(work.tokens[1:])
+        n_right = min(self.data.draw(st.integers(0, 7)), len(drafts))
+        if work.slot not in lost:
+            self.memory.write(work.slot, drafts[:n_right])
+        return output(work, *drafts[:n_right], token, lost=lost)
 
     def pending(self):
         return self.scheduler._memory.slots._moves
@@ -473,7 +492,7 @@ def decoded(works):
 def n_rows(work):
     if isinstance(work, ScoredPrefill):
         return len(work.tokens) - work.n_plain
-    return work.samples
+    return len(work.tokens) if isinstance(work, Verify) else work.samples
 
 
 def make_disk(kind):

@@ -13,9 +13,12 @@ from pyllama_raw.core.step import (
     Load,
     Piece,
     Prefill,
+    RowFailed,
+    Sampled,
     Save,
     StepPlan,
     StepResult,
+    Verify,
 )
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.logs import (
@@ -27,6 +30,7 @@ from pyllama_raw.engine.logs import (
     step_fields,
     write_records,
 )
+from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from tests.core.support import make_request
 
@@ -114,6 +118,27 @@ def test_a_record_says_what_was_computed():
             chunks=((9, 1, 7),),
         ),
     ]
+
+
+def test_a_record_counts_drafts_and_those_that_were_right():
+    """
+    A stream with drafts goes on as one, and its drafts look at all that is before them.
+    """
+    plan = StepPlan(
+        works=(
+            Decode(1, 0, 9, tokens(1)),
+            Verify(2, 1, 4, tokens(4)),
+            Verify(3, 2, 4, tokens(2)),
+        )
+    )
+    error = SamplingFailed("fake", None, "as told")
+    result = StepResult(outputs=(Sampled((5,)), Sampled((1, 2, 7)), RowFailed(error)))
+
+    fields = step_fields(plan, result, Occupancy(3, 0, 20))
+
+    assert size_of(plan) == Size(0, 3, 10 + (5 + 6 + 7 + 8) + (5 + 6), 0, 0, 4)
+    assert [fields[n] for n in ("n_decode", "n_drafted", "n_accepted")] == [3, 4, 2]
+    assert (fields["decodes"], fields["chunks"]) == (((1, 0), (2, 1), (3, 2)), ())
 
 
 def test_a_record_has_the_seconds_of_a_result():

@@ -6,7 +6,7 @@
 // large mixture of experts wait for the experts that they are sent to, and not for all of them, and
 // an expert that is never used is never read. Contexts of one model share what is woven. The pages
 // of the file that it was read from are given back a step at a time, so a model takes as much memory
-// as before, also meanwhile. Rows of embeddings that are weights of the output, too, are unpacked
+// as before, while it is woven, too. Rows of embeddings that are weights of the output, too, are unpacked
 // again, if that gives the same bits. Whoever else reads the file's form has it from the cache of the
 // system. Only weights that are mapped from their file are taken, because others would be there twice.
 #pragma once
@@ -196,8 +196,9 @@ class WovenProduct {
         state.wait_for_all(n_threads);
         const int32_t * begins = self.begins();
         for (int32_t matrix = 0; ith == 0 && matrix < rows.ne[2]; ++matrix) {
-            if (begins[matrix] < begins[matrix + 1]) {
-                weights.is_ready[matrix].store(true, std::memory_order_release);
+            if (begins[matrix] < begins[matrix + 1] &&
+                !weights.is_ready[matrix].exchange(true, std::memory_order_acq_rel)) {
+                set_apart(rows);
             }
         }
         self.multiply(*node, weights, state, n_threads);
@@ -410,6 +411,21 @@ class WovenProduct {
         const auto last   = std::min((uintptr_t(data) + n_bytes + kHuge - 1) / kHuge * kHuge,
                                      buffer + ggml_backend_buffer_get_size(rows.buffer));
         madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
+    }
+
+    // Where somebody reads a vector between woven tensors, Linux from 6.18 on maps up to 2 MB around
+    // it, but no more than has the same flags. So pages of a woven tensor get one that means little.
+    // Those of experts would be more areas than a process may have.
+    static void set_apart(const ggml_tensor & rows) {
+#ifdef MADV_DONTDUMP
+        const auto page  = uintptr_t(sysconf(_SC_PAGESIZE));
+        const auto first = (uintptr_t(rows.data) + page - 1) / page * page;
+        const auto last  = (uintptr_t(rows.data) + rows.nb[3]) / page * page;
+        if (rows.ne[2] == 1 && first < last) {
+            madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTDUMP);
+            give_back(rows, data_of(rows, 0), rows.nb[3]);
+        }
+#endif
     }
 
     const woven::Level * const level_ = woven::level();

@@ -16,7 +16,7 @@
 namespace row_sampling {
 
 // Adds the biases of the sampler to the row, then sets forbidden tokens to -infinity.
-inline void shape(const plr_sampler & sampler, float * logits, int32_t n_vocab) {
+inline void shape(const plr_sampler & sampler, float * logits, int32_t n_vocab, int32_t place) {
     for (int32_t i = 0; i < sampler.n_bias; ++i) {
         const llama_logit_bias bias = sampler.bias[i];
         if (bias.token >= 0 && bias.token < n_vocab) {
@@ -35,8 +35,9 @@ inline void shape(const plr_sampler & sampler, float * logits, int32_t n_vocab) 
         forbid(sampler.ending, sampler.n_ending);
     }
     if (sampler.mask != nullptr) {
+        const uint32_t * mask = sampler.mask + size_t(place) * ((n_vocab + 31) / 32);
         for (int32_t id = 0; id < n_vocab; ++id) {
-            const bool allowed = (sampler.mask[id / 32] >> (id % 32)) & 1;
+            const bool allowed = (mask[id / 32] >> (id % 32)) & 1;
             logits[id] = allowed ? logits[id] : -INFINITY;
         }
     }
@@ -111,15 +112,17 @@ inline void accept(plr_sampler & sampler, llama_token token) {
     sampler.n_min -= sampler.n_min > 0;
 }
 
-// The row is changed.
-inline llama_token sample_row(plr_sampler * sampler, float * logits, int32_t n_vocab) {
+// The row is changed. *place* counts the rows of one sequence in a step, all but the first of
+// which are there for a draft.
+inline llama_token sample_row(plr_sampler * sampler, float * logits, int32_t n_vocab,
+                              int32_t place = 0) {
     check_open(sampler);
     thread_local std::vector<float> raw;
-    plr_logprobs * wanted = sampler->logprobs;
+    plr_logprobs * wanted = sampler->logprobs == nullptr ? nullptr : sampler->logprobs + place;
     if (wanted != nullptr && !wanted->of_sampler) {
         raw.assign(logits, logits + n_vocab);
     }
-    shape(*sampler, logits, n_vocab);
+    shape(*sampler, logits, n_vocab, place);
     llama_token_data_array view = {nullptr, 0, -1, false};
     const llama_token token = sample(*sampler, logits, n_vocab, view);
     if (wanted != nullptr && wanted->of_sampler) {

@@ -54,6 +54,7 @@ struct Job {
     plr_times *          times;
     bool                 ahead;  // queue the decode of the next one, if its batch is known
     bool                 encodes = false;  // the batch has sources: see plr_read_sources()
+    const int8_t *       drafts  = nullptr;  // rows whose tokens are drafts: see plr_step()
 };
 
 class Runner;

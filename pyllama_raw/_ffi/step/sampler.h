@@ -25,7 +25,8 @@ typedef struct plr_logprobs {
 typedef struct plr_sampler {
     struct llama_sampler   * chain;      /* NULL means greedy: the largest logit, lowest id */
     plr_grammar            * grammar;    /* NULL, or what the token must be allowed by */
-    const uint32_t         * mask;       /* NULL, or a bit a token: 0 must not be sampled */
+    const uint32_t         * mask;       /* NULL, or a bit a token: 0 must not be sampled; of */
+                                         /* each place in turn, if tokens of its rows are drafts */
     const llama_logit_bias * bias;       /* added to the logits first */
     const llama_token      * suppress;   /* ids that must not be sampled */
     const llama_token      * ending;     /* ids that must not be sampled while n_min > 0 */
@@ -36,7 +37,7 @@ typedef struct plr_sampler {
     int32_t                  n_first;    /* the chain looks at that many of the likeliest; 0: all */
     int32_t                  n_on_host;  /* out: tokens chosen from a row of logits */
     int32_t                  n_on_lane;  /* out: from what the backend sampler of a slot left */
-    plr_logprobs           * logprobs;   /* NULL, or filled with every token sampled */
+    plr_logprobs           * logprobs;   /* NULL, or filled with every token sampled, by place */
 } plr_sampler;
 
 /* Sample one row that comes from no context; *logits* are changed as by plr_step. */

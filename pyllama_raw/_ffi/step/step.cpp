@@ -131,15 +131,17 @@ void plr_runner_free(plr_runner * runner) {
 }
 
 int plr_step(plr_runner * runner, llama_context * ctx, llama_batch * batch,
-             int32_t n_rows, const int32_t * rows, plr_sampler * const * samplers,
-             llama_token * tokens, int32_t * codes, plr_times * times, bool ahead) {
+             int32_t n_rows, const int32_t * rows, const int8_t * drafts,
+             plr_sampler * const * samplers, llama_token * tokens, int32_t * codes,
+             plr_times * times, bool ahead) {
     *times = {};
     if (!runner->is_here()) {
         remember("the context belongs to the parent process");
         return PLR_EXCEPTION;
     }
-    const int code =
-        runner->step({ctx, batch, n_rows, rows, samplers, tokens, codes, times, ahead});
+    Job job{ctx, batch, n_rows, rows, samplers, tokens, codes, times, ahead};
+    job.drafts     = drafts;
+    const int code = runner->step(job);
     if (code != 0 || times->n_failed > 0) {
         remember(runner->error());
     }

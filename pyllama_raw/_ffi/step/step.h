@@ -39,10 +39,15 @@ void         plr_runner_free(plr_runner * runner);
 /*
  * Decode *batch* and sample n_rows of its output rows.
  *   rows[i]     index of the output row in the batch, rising
+ *   drafts[i]   whether the token of row i is a draft of what row i - 1 gives; NULL: none is
  *   samplers[i] how to sample it
  *   tokens[i]   out: the token, LLAMA_TOKEN_NULL when codes[i] is not 0
  *   codes[i]    out: 0, or PLR_EXCEPTION for a row that has no logits or whose sampler threw
  * A row of a sequence with a lane is sampled from what the lane left of it.
+ * A row whose token is a draft is sampled only if the row before gave just that token: else the
+ * token is LLAMA_TOKEN_NULL and the code 0, and what the row left in memory is to be cut. A batch
+ * with drafts is never advanced. Its sampler has a mask and a record of logprobs for each place,
+ * one behind the other.
  * A batch of nothing but sampled rows is advanced: it then holds the sampled tokens at the next
  * positions, ready for the next step. With *ahead* every batch is advanced: its tokens without
  * a row are gone, and the decode of what is left is queued behind what other contexts wait for.
@@ -52,8 +57,9 @@ void         plr_runner_free(plr_runner * runner);
  * Returns the decode code; nothing is sampled unless it is 0.
  */
 int plr_step(plr_runner * runner, struct llama_context * ctx, struct llama_batch * batch,
-             int32_t n_rows, const int32_t * rows, plr_sampler * const * samplers,
-             llama_token * tokens, int32_t * codes, plr_times * times, bool ahead);
+             int32_t n_rows, const int32_t * rows, const int8_t * drafts,
+             plr_sampler * const * samplers, llama_token * tokens, int32_t * codes,
+             plr_times * times, bool ahead);
 
 /*
  * Have the encoder of an encoder-decoder model read *batch*, all of it at once: at most n_ubatch

@@ -48,6 +48,7 @@ from pyllama_raw.core.scheduling.lots import (
     n_least,
 )
 from pyllama_raw.core.scheduling.roster import Roster
+from pyllama_raw.core.scheduling.speculation import Speculation
 from pyllama_raw.core.sequence import NO_LIMIT, Running
 from pyllama_raw.core.step import (
     Decode,
@@ -94,6 +95,7 @@ class Packer:
         self.prefill_cap: int | None = None  # after a step that found no space
         self.budget: int | None = None  # tokens of the last plan, if prompts share it
         self.lots = LotTurns()
+        self.speculation: Speculation | None = None
         self._roster = roster
         self._memory = roster.memory
         self._slots = roster.slots
@@ -135,6 +137,11 @@ class Packer:
                 works += self._prefills(lot, n_decodes, n_streams, prompts, n_prefill)
         is_sure_to_change = self._suspects.all or replays or len(groups) > 1
         steady = not is_sure_to_change and self._is_steady(works, decodes, prompts)
+        if self.speculation is not None:
+            alone = not (is_sure_to_change or prompts or self.prefill_cap)
+            works, steady = self.speculation.extend(
+                works, decodes, steady=steady, alone=alone
+            )
         return StepPlan((), tuple(works), lot, steady)
 
     def repeat(self, *, from_start: bool) -> None:

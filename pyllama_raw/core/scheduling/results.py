@@ -34,6 +34,7 @@ from pyllama_raw.core.step import (
     Scored,
     StepPlan,
     StepResult,
+    Verify,
     Work,
 )
 
@@ -73,13 +74,17 @@ class Outputs:
         n_tokens = n_output = 0
         all_running, advance = self._slots.running, self._slots.advance
         for work, output in zip(works, outputs, strict=True):
-            n_new = len(work.tokens)
+            n_new = n_held = len(work.tokens)
             # None: the request ended meanwhile, and what it held goes with its slot.
             running = all_running.get(work.request_id)
+            # Accepted drafts are counted as what was sampled, and the others are not held.
+            if n_new > 1 and type(work) is Verify:
+                n_held = 1
+                self._count_drafts(running, n_new - 1, output)
             if type(output) is Sampled:
                 # The most frequent case: one token of a stream, or the first of a prompt.
                 if running is not None:
-                    advance(running, n_new)
+                    advance(running, n_held)
                     n_output += len(output.tokens)
                     self._take_sampled(running, output, now)
             elif type(output) is Lost:
@@ -87,13 +92,24 @@ class Outputs:
                 continue
             elif running is not None:
                 # A chunk of a prompt without a row, one that is scored, or a row that failed.
-                advance(running, n_new)
+                advance(running, n_held)
                 n_output += self._take_other(running, output, now)
             n_tokens += n_new
         counters = self._roster.counters
         counters.computed_tokens += n_tokens
         counters.output_tokens += n_output
         return n_tokens
+
+    def _count_drafts(
+        self, running: Running | None, n_drafts: int, output: Output
+    ) -> None:
+        n_accepted = len(output.tokens) - 1 if type(output) is Sampled else 0
+        counters = self._roster.counters
+        counters.drafted_tokens += n_drafts
+        counters.accepted_tokens += n_accepted
+        if running is not None:
+            running.sequence.n_drafted += n_drafts
+            running.sequence.n_accepted += n_accepted
 
     def _take_other(self, running: Running, output: Output, now: float) -> int:
         """Take in what did not sample only; returns the number of sampled tokens."""
@@ -110,8 +126,11 @@ class Outputs:
 
     def _take_sampled(self, running: Running, sampled: Sampled, now: float) -> None:
         """Tell what was sampled of *running*, and end it if that was all."""
-        tokens, logprobs = sampled
+        tokens, logprobs, forced = sampled
         sequence = running.sequence
+        sequence.forced = forced
+        if forced:
+            sequence.forces = True
         if len(tokens) == 1:
             end = self._take_token(sequence, tokens[0], now)
         else:
@@ -218,7 +237,7 @@ class Failures:
             if isinstance(output, PartlyComputed):
                 n_held = running.n_computed + output.n_tokens
             # The last token is computed again: its output row was not sampled.
-            n_fresh = min(N_FRESH, len(work.tokens))
+            n_fresh = 1 if type(work) is Verify else min(N_FRESH, len(work.tokens))
             is_prompt = running.n_computed < sequence.n_chunked
             n_tokens = sequence.n_in_chunks if is_prompt else len(running.tokens)
             n_held = min(n_held, n_tokens - n_fresh)

@@ -46,6 +46,7 @@ from pyllama_raw.core.scheduling.packer import (
 )
 from pyllama_raw.core.scheduling.results import Failures, Outputs
 from pyllama_raw.core.scheduling.roster import Note, Roster
+from pyllama_raw.core.scheduling.speculation import Speculation
 from pyllama_raw.core.scheduling.texts import SourceSteps, Texts
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
@@ -87,6 +88,7 @@ class Scheduler:
         snapshot_cost: SnapshotCost = NO_COST,
         snapshot_interval_tokens: int = 0,
         texts: ContextLimits | None = None,
+        speculates: bool = False,
         report: Callable[[PolicyFault], None] = pass_on_interrupts,
     ) -> None:
         """
@@ -96,6 +98,7 @@ class Scheduler:
             policy: None: first come, first served.
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
+            speculates: whether steps may verify drafts.
             texts: limits of the contexts that make vectors: n_slots texts and n_batch
                 tokens a step; None: *limits*.
             report: told of what the policy does wrong; what it raises is passed on.
@@ -127,6 +130,8 @@ class Scheduler:
         self._packer = Packer(
             self._roster, self._suspects, budget, make_turns, budget_mode
         )
+        if speculates and not limits.deterministic:
+            self._packer.speculation = Speculation(self._memory, self._costs)
         self._failures = Failures(self._roster, self._packer, self._suspects)
         self._sources = SourceSteps(self._roster) if limits.n_source else None
         self._started = 0.0  # when the last plan was made
@@ -389,8 +394,12 @@ class Scheduler:
         if self._suspects.all:
             self._suspects.clear(self._roster.alive, self._slots.running)
         computed_s = now - self._started - result.moves_s
+        speculation = self._packer.speculation
         # A step that was begun ahead has taken what its decode took, too.
         step_s = max(computed_s, result.decode_s + result.sample_s)
+        # What steps with drafts take is known by their rows alone.
+        if speculation is not None and speculation.observe(plan, step_s):
+            return self.take_events()
         n_outputs = sum([type(output) is not Computed for output in result.outputs])
         self._costs.observe(n_tokens, n_outputs, step_s)
         if n_tokens == len(plan.works) and not plan.moves:

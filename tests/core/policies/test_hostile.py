@@ -53,7 +53,6 @@ ANSWERS = {
 }
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("keys", ["fixed", "changing", "by_client"])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_hostile_policy_loses_nothing(answer, keys):

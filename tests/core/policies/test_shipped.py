@@ -44,7 +44,6 @@ def test_the_more_urgent_priority_goes_first(name):
     assert order_of(SHIPPED[name](), requests) == [3, 1, 0, 2]
 
 
-@pytest.mark.unwatched
 @every
 def test_equals_go_in_the_order_of_arrival(name):
     """
@@ -335,7 +334,6 @@ def play(name: str, seed: int, n_requests: int = 40) -> Watched:
     return watched
 
 
-@pytest.mark.unwatched
 @pytest.mark.chance
 @every
 def test_nobody_waits_longer_than_the_bound(name):

@@ -79,8 +79,8 @@ def test_they_take_what_they_are_for(model):
             assert taken(context) == {
                 "attention": n_decodes * model.n_layer,
                 "q4_1": n_decodes * 7 * model.n_layer,
-                "q8_0": n_decodes
-                + (n_decodes > 1),  # rows of embeddings, too, when woven
+                # Rows of embeddings, too, when they are woven.
+                "q8_0": n_decodes + (n_decodes > 1),
             }
 
 

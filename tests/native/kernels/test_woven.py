@@ -254,12 +254,12 @@ def test_products_are_near_those_of_the_plain_path(kind, floats, tmp_path):
     data_type = GGMLQuantizationType[kind.upper()]
     differences, sizes_of = [], []
     with (
-        Model.load(path, use_extra_bufts=False) as one,
-        make_context(one, **PLAIN) as ours,
-        make_context(one, fast_kernels=False, **PLAIN) as plain,
+        Model.load(path, use_extra_bufts=False) as loaded,
+        make_context(loaded, **PLAIN) as ours,
+        make_context(loaded, fast_kernels=False, **PLAIN) as plain,
     ):
         for n_columns in (1, 3, 5, 9, 33, 63):
-            prompt = prompt_of(one, n_columns, seed=n_columns)
+            prompt = prompt_of(loaded, n_columns, seed=n_columns)
             woven, theirs = (last_logits(context, prompt) for context in (ours, plain))
             ours.clear()
             plain.clear()
@@ -267,9 +267,11 @@ def test_products_are_near_those_of_the_plain_path(kind, floats, tmp_path):
             sizes_of.append(np.square(theirs).mean())
 
     size = np.sqrt(np.mean(sizes_of))
-    most, mean = (0.06, 0.01) if lib.ggml_blck_size(data_type) == 256 else (0.01, 0.002)
-    assert np.max(differences) < most * size
-    assert np.mean(differences) < mean * size
+    limit, of_mean = (
+        (0.06, 0.01) if lib.ggml_blck_size(data_type) == 256 else (0.01, 0.002)
+    )
+    assert np.max(differences) < limit * size
+    assert np.mean(differences) < of_mean * size
 
 
 def test_a_column_has_the_bits_of_it_alone(model):
@@ -323,13 +325,13 @@ def test_rows_of_tied_embeddings_are_those_of_the_file(kind, floats, tmp_path):
     has_minimum = kind in ("q4_1", "q5_1", "q2_k", "q4_k", "q5_k")
     path = in_type(kind, floats["tied"], tmp_path / "tied.gguf")
     with (
-        Model.load(path, use_extra_bufts=False) as one,
-        make_context(one, **PLAIN) as context,
+        Model.load(path, use_extra_bufts=False) as loaded,
+        make_context(loaded, **PLAIN) as context,
     ):
         logits, counts = [], []
         for _ in range(2):
             context.clear()
-            logits.append(last_logits(context, prompt_of(one, 100)).tobytes())
+            logits.append(last_logits(context, prompt_of(loaded, 100)).tobytes())
             counts.append(taken(context)[kind])
 
     n_products = counts[0]  # of one graph, which may be used again

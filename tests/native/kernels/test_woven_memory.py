@@ -14,7 +14,6 @@ from scripts.tiny_models.gguf import write
 from scripts.tiny_models.recipe import Recipe, sizes
 from tests.native.support import run_python
 
-# Few wide layers: pages between woven tensors, which vectors keep, are little beside them.
 N_VOCAB = 4096
 WIDE = sizes(16, 4, n_embd=2048, n_ff=8192, n_layer=1, vocab_size=N_VOCAB)
 
@@ -62,8 +61,8 @@ pytestmark = [
 def path(tmp_path_factory) -> Path:
     """A tied model of 69 million weights in 8 bits each."""
     folder = tmp_path_factory.mktemp("woven-memory")
-    more = vocab.extended(N_VOCAB)
-    recipe = Recipe("wide", "llama", WIDE, more=more, without=("output.weight",))
+    words = vocab.extended(N_VOCAB)
+    recipe = Recipe("wide", "llama", WIDE, more=words, without=("output.weight",))
     write(recipe, folder / "floats.gguf")
     quantize(folder / "floats.gguf", folder / "model.gguf", "q8_0")
     (folder / "floats.gguf").unlink()
@@ -72,9 +71,9 @@ def path(tmp_path_factory) -> Path:
 
 def used(path: Path, *, is_fast: bool, load_mode: str = "mmap") -> list[dict[str, int]]:
     """What a process has after each step, more than before; two contexts take turns."""
-    done = run_python(CODE, json.dumps([str(path), is_fast, load_mode]))
-    assert (done.returncode, done.stderr) == (0, "")
-    before, after = json.loads(done.stdout)
+    process = run_python(CODE, json.dumps([str(path), is_fast, load_mode]))
+    assert (process.returncode, process.stderr) == (0, "")
+    before, after = json.loads(process.stdout)
     return [
         {name: n_bytes - before[name] for name, n_bytes in step.items()}
         for step in after
@@ -98,6 +97,9 @@ def test_weights_that_are_not_mapped_are_not_held_twice(path):
     """
     libllama multiplies them then, from the memory that it read them into.
     """
-    read, mapped = used(path, is_fast=True, load_mode="none"), used(path, is_fast=False)
+    copies, pages = (
+        used(path, is_fast=True, load_mode="none"),
+        used(path, is_fast=False),
+    )
 
-    assert read[-1]["VmRSS"] < 1.1 * mapped[-1]["VmRSS"]
+    assert copies[-1]["VmRSS"] < 1.1 * pages[-1]["VmRSS"]

@@ -1,0 +1,157 @@
+"""
+Drafts make copies and forms faster, and cost chats nothing.
+
+An engine with drafts and one without do the same work in turn, at 1, 4 and 8 streams: edits of a
+text that the prompt has, JSON by a schema with fixed keys, and chats of other topics. Outputs are
+greedy; where they differ, the tokens of each engine count.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from load.measure import Report, arguments, median_ratio, run_script, say
+
+from pyllama_raw import (
+    AsyncEngine,
+    CacheConfig,
+    ContextConfig,
+    EngineConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
+
+N_SLOTS, N_CTX_SLOT, N_PROMPTS = 8, 1024, 8
+STREAMS = (1, 4, 8)
+LIMITS = {  # by work and streams
+    ("edits", 1): 1.6,
+    ("edits", 4): 1.2,
+    ("JSON", 1): 1.3,
+    **{("chats", n): 0.98 for n in STREAMS},
+}
+NOUNS = ["price", "count", "limit", "width", "speed", "total", "depth", "share"]
+TOPICS = (
+    "why the sky is blue", "how bread is baked", "what a violin is made of",
+    "the history of paper", "how bees find flowers", "what makes steel hard",
+    "why leaves turn red", "how a lock on a canal works",
+)  # fmt: skip
+KEYS = ("first_name", "family_name", "date_of_birth", "favourite_colour", "home_town")
+SCHEMA = {
+    "type": "object",
+    "properties": {key: {"type": "string", "maxLength": 12} for key in KEYS},
+    "required": list(KEYS),
+    "additionalProperties": False,
+}
+
+
+def code(noun: str, verb: str) -> str:
+    """A function, in which only the *verb* is to be changed."""
+    return f"""def {verb}_{noun}(path, default):
+    with open(path) as file:
+        lines = file.readlines()
+    for line in lines:
+        name, value = line.split("=")
+        if name.strip() == "{noun}":
+            return float(value.strip())
+    print("no {noun} in", path)
+    return default
+"""
+
+
+def edit(noun: str) -> str:
+    """Two examples of an edit, then one that is to be made."""
+    parts = []
+    for other in ("weight", "height", noun):
+        after = code(other, "load") if other != noun else ""
+        parts.append(f"Before:\n{code(other, 'read')}\nAfter:\n{after}")
+    return "\n".join(parts)
+
+
+WORKS: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "edits": ([edit(noun) for noun in NOUNS], {"max_tokens": 96, "ignore_eos": True}),
+    "JSON": (
+        [f"A person who knows {topic}, as JSON: " for topic in TOPICS],
+        {"max_tokens": 120, "json_schema": SCHEMA},
+    ),
+    "chats": (
+        [[{"role": "user", "content": f"Tell me {topic}."}] for topic in TOPICS],
+        {"max_tokens": 96, "ignore_eos": True},
+    ),
+}
+
+
+def config(options: Namespace, mode: str) -> EngineConfig:
+    return EngineConfig(
+        context=ContextConfig(n_ctx=N_SLOTS * N_CTX_SLOT, n_threads=options.threads),
+        scheduler=SchedulerConfig(n_slots=N_SLOTS),
+        cache=CacheConfig(mode="off"),
+        speculation={"mode": mode},
+    )
+
+
+async def speed(
+    engine: AsyncEngine, prompts: Sequence[Any], params: SamplingParams, n_streams: int
+) -> float:
+    """Output tokens a second, *n_streams* at a time, without the time of prompts."""
+    n_tokens, seconds = 0, 0.0
+    for start in range(0, len(prompts), n_streams):
+        started = perf_counter()
+        results = await engine.complete_many(prompts[start : start + n_streams], params)
+        took_s = perf_counter() - started
+        first_s = max(result.timings.ttft_s or 0.0 for result in results)
+        n_tokens += sum(len(result.token_ids) - 1 for result in results)
+        seconds += took_s - first_s
+    return n_tokens / seconds
+
+
+async def measure(options: Namespace, report: Report) -> None:
+    """The first round warms up, and drafts learn what steps take."""
+    async with (
+        AsyncEngine.open(options.model, config=config(options, "off")) as plain,
+        AsyncEngine.open(options.model, config=config(options, "lookup")) as drafting,
+    ):
+        engines = {"off": plain, "lookup": drafting}
+        for work in options.works:
+            prompts, fields = WORKS[work]
+            params = SamplingParams(temperature=0, seed=0, **fields)
+            for n_streams in options.streams:
+                n_prompts = options.prompts or N_PROMPTS
+                speeds: dict[str, list[float]] = {name: [] for name in engines}
+                before = drafting.stats()
+                for turn in range(options.rounds + 1):
+                    order = list(engines) if turn % 2 else list(engines)[::-1]
+                    for name in order:
+                        tokens_s = await speed(
+                            engines[name], prompts[:n_prompts], params, n_streams
+                        )
+                        if turn:
+                            speeds[name].append(tokens_s)
+                after = drafting.stats()
+                ratio = median_ratio(speeds["lookup"], speeds["off"])
+                report.add(
+                    work=work,
+                    streams=n_streams,
+                    **{name: median(values) for name, values in speeds.items()},
+                    ratio=ratio,
+                    drafted=after.drafted_tokens - before.drafted_tokens,
+                    accepted=after.accepted_tokens - before.accepted_tokens,
+                    output=after.output_tokens - before.output_tokens,
+                    steps=after.steps - before.steps,
+                )
+                say(str(report.rows[-1]))
+                if (limit := LIMITS.get((work, n_streams))) is not None:
+                    report.claim(f"{work}, {n_streams}", ratio, ">=", limit)
+
+
+if __name__ == "__main__":
+    parser = arguments(__doc__)
+    text = "at a time (1 4 8)"
+    parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, help=text)
+    parser.add_argument("--works", nargs="+", default=tuple(WORKS), choices=WORKS)
+    parser.add_argument("--prompts", type=int, help="of each work, at most 8 (8)")
+    sys.exit(run_script("speculation", measure, parser))

@@ -1,0 +1,592 @@
+"""Drafts: where they come from, how many a step has, and that no output depends on them."""
+
+from array import array
+from collections import defaultdict
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyllama_raw.core import lookup as rules
+from pyllama_raw.core.costs import CostHistory
+from pyllama_raw.core.lookup import FIRST_CHANCES, Lookup
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.request import FinishReason, NewTokens, Request, StopString
+from pyllama_raw.core.scheduling import speculation
+from pyllama_raw.core.scheduling.speculation import StepSeconds
+from pyllama_raw.core.step import (
+    Decode,
+    DecodeStatus,
+    RowFailed,
+    Sampled,
+    StepResult,
+    Verify,
+)
+from pyllama_raw.core.text import StopStrings
+from pyllama_raw.engine.driver import Driver
+from pyllama_raw.errors import SamplingFailed
+from pyllama_raw.testing import FakeExecutor
+from tests.core.support import (
+    STOP_TOKEN,
+    finished,
+    make_request,
+    make_scheduler,
+    run_until_idle,
+)
+
+
+def lookup_of(tokens):
+    """A lookup that has followed *tokens* from their start."""
+    lookup = Lookup(list(FIRST_CHANCES))
+    assert lookup.follow(array("i", tokens), list(FIRST_CHANCES))
+    return lookup
+
+
+# -- where drafts come from --------------------------------------------------------------
+
+
+def test_a_draft_is_what_followed_the_same_tokens():
+    """
+    Of two places with an equal end the longer match counts, not the later one.
+    """
+    tokens = [9, 1, 2, 3, 4, 5, 8, 1, 2, 3, 6, 7, 9, 1, 2, 3]
+    lookup = lookup_of(tokens)
+
+    assert lookup.draft(array("i", tokens), 3).tolist() == [4, 5, 8]
+    assert (lookup.source, lookup.n_matched) == (4, 4)
+
+
+def test_of_equal_matches_the_latest_counts():
+    """
+    What was said last is the likeliest to be said again.
+    """
+    tokens = [1, 2, 3, 4, 8, 1, 2, 3, 5, 9, 1, 2, 3]
+
+    assert lookup_of(tokens).draft(array("i", tokens), 1).tolist() == [5]
+
+
+def test_a_text_that_repeats_itself_goes_on_so():
+    """
+    The draft may be longer than what is behind its source.
+    """
+    tokens = [7, 1, 2, 1, 2, 1, 2]
+
+    assert lookup_of(tokens).draft(array("i", tokens), 5).tolist() == [1, 2, 1, 2, 1]
+
+
+def test_there_is_none_without_a_match():
+    """
+    Two equal tokens are no match, and an empty index has none.
+    """
+    assert lookup_of([1, 2, 3, 4, 2, 3]).source == 0
+    assert lookup_of([1]).source == 0
+
+
+def test_a_long_prompt_is_indexed_in_parts(monkeypatch):
+    """
+    A step takes in so many tokens at most; until all are there nothing is drafted.
+    """
+    monkeypatch.setattr(rules, "MAX_INDEXED", 4)
+    lookup, tokens = Lookup(list(FIRST_CHANCES)), array("i", [1, 2, 3, 4, 5] * 2)
+
+    shared = list(FIRST_CHANCES)
+    assert [lookup.follow(tokens, shared) for _ in range(3)] == [False, True, True]
+    assert lookup.source == 5
+
+
+def test_each_token_tells_whether_it_was_expected():
+    """
+    A right one makes the match longer; a wrong one ends it, and the chances fall.
+    """
+    tokens = array("i", [1, 2, 3, 4, 5, 1, 2, 3])
+    lookup, shared = Lookup(list(FIRST_CHANCES)), list(FIRST_CHANCES)
+    lookup.follow(tokens, shared)
+
+    tokens.append(4)
+    lookup.follow(tokens, shared)
+    after_right = lookup.chances[0], lookup.source, lookup.n_matched
+    tokens.append(9)
+    lookup.follow(tokens, shared)
+    assert after_right == (pytest.approx(0.405), 4, 4)
+    assert lookup.chances[0] == pytest.approx(0.405 * 0.85)
+    assert (lookup.source, lookup.n_matched) == (0, 0)
+    assert shared[0] == pytest.approx((0.3 + 0.02 * 0.7) * 0.98)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(1, 9))
+def test_a_source_is_a_place_that_matches(tokens, n_first):
+    """
+    Whatever comes in whatever parts: what is before the source is what is at the end.
+    """
+    lookup, shared = Lookup(list(FIRST_CHANCES)), list(FIRST_CHANCES)
+    for n_tokens in [*range(n_first, len(tokens)), len(tokens)]:
+        part = array("i", tokens[:n_tokens])
+        lookup.follow(part, shared)
+        if lookup.source:
+            n_matched, source = lookup.n_matched, lookup.source
+            assert rules.N_GRAM <= n_matched <= source < n_tokens
+            assert part[source - n_matched : source] == part[-n_matched:]
+            assert len(lookup.draft(part, 16)) == 16
+    assert all(0 <= chance <= 1 for chance in (*lookup.chances, *shared))
+
+
+@given(st.lists(st.integers(0, 3), min_size=3, max_size=18))
+def test_all_at_once_the_longest_match_is_the_source(tokens):
+    """
+    As a search through all places finds it, where few places have equal ends.
+    """
+    lookup = lookup_of(tokens)
+    n_equal = {
+        end: next((n for n in range(end) if tokens[end - 1 - n] != tokens[-1 - n]), end)
+        for end in range(1, len(tokens))
+    }
+    ends = [end for end, n in n_equal.items() if n >= rules.N_GRAM]
+
+    if len(ends) <= rules.MAX_TRIES:
+        longest = max(ends, key=lambda end: (n_equal[end], end), default=0)
+        assert lookup.source == longest
+
+
+# -- how many a step has -----------------------------------------------------------------
+
+
+def test_seconds_are_learned_by_the_number_of_rows():
+    """
+    Each number up to FINE by itself, then every fourth; a busy moment counts little.
+    """
+    seconds = StepSeconds(CostHistory())
+    assert seconds.expected(1) is None
+
+    for n_rows, took_s in ((1, 1.0), (1, 3.0), (2, 4.0), (9, 20.0), (12, 20.0)):
+        seconds.observe(n_rows, took_s)
+    assert seconds.expected(1) == pytest.approx(1.8)
+    assert seconds.expected(11) == 20.0
+    seconds.observe(2, 1000.0)
+    assert seconds.expected(2) == pytest.approx(4 + 0.4 * 8)
+
+
+def test_what_was_never_seen_is_estimated():
+    """
+    Between steps that were seen, else by the speed of prompts, which is little.
+    """
+    costs = CostHistory()
+    seconds = StepSeconds(costs)
+    seconds.observe(2, 1.0)
+    without_speed = seconds.expected(6)
+    costs.observe(20, 1, 10.0)
+    with_speed = seconds.expected(6)
+    seconds.observe(8, 1.5)
+
+    assert (without_speed, with_speed) == (2.0, 3.0)
+    assert seconds.expected(6) == pytest.approx(1 + 4 * 0.5 / 6)
+    assert seconds.expected(1) is None
+
+
+def test_old_seconds_are_forgotten(monkeypatch):
+    """
+    What a machine took once it may not take now.
+    """
+    monkeypatch.setattr(speculation, "OLD", 3)
+    seconds = StepSeconds(CostHistory())
+    for n_rows in (4, 1, 1):
+        seconds.observe(n_rows, 1.0)
+    before = seconds.expected(4)
+    seconds.observe(1, 2.0)
+
+    assert before == 1.0
+    assert seconds.expected(4) == pytest.approx(1.32 * (1 + 3 / 2))
+
+
+class Machine:
+    """A driver of a scheduler, whose steps take what *seconds* says of their rows."""
+
+    def __init__(self, scheduler, next_token, seconds=lambda n_rows: 1.0, **fails):
+        self.now, self.events, self.plans = 0.0, [], []
+        self.scheduler = scheduler
+        self.executor = FakeExecutor(
+            scheduler.limits,
+            next_token=next_token,
+            on_step=lambda _, plan: self.pass_time(plan, seconds),
+            **fails,
+        )
+        self.driver = Driver(
+            scheduler,
+            self.executor,
+            lambda: self.now,
+            lambda new, _: self.events.extend(new),
+        )
+
+    def pass_time(self, plan, seconds):
+        self.plans.append(plan)
+        self.now += seconds(plan.n_tokens)
+
+    def run(self, *requests):
+        """The output of each request."""
+        for request in requests:
+            self.driver.add((request,), self.now)
+        while self.driver.step():
+            self.scheduler.check_integrity()
+        outputs = defaultdict(list)
+        for event in self.events:
+            if isinstance(event, NewTokens):
+                outputs[event.request_id] += event.tokens
+        return [outputs[request.request_id] for request in requests]
+
+    @property
+    def depths(self):
+        """Drafts of each step without a prompt."""
+        return [
+            sum(len(work.tokens) - 1 for work in plan.works)
+            for plan in self.plans
+            if {type(work) for work in plan.works} <= {Decode, Verify}
+        ]
+
+
+def cycle(*tokens):
+    """A model that goes round, wherever it begins."""
+
+    def next_token(history):
+        return tokens[len(history) % len(tokens)]
+
+    return next_token
+
+
+def speculating(n_slots=1, **options):
+    return make_scheduler(n_slots, speculates=True, n_outputs=32, **options)
+
+
+REPEATS = cycle(50, 51, 52, 53)
+
+
+def test_a_text_that_repeats_takes_fewer_steps():
+    """
+    The output is the same; the steps have drafts, and results count them.
+    """
+    plain = Machine(make_scheduler(1), REPEATS)
+    machine = Machine(speculating(), REPEATS)
+    request = make_request(n_prompt=4, max_tokens=50)
+
+    assert machine.run(request) == plain.run(request)
+    assert len(machine.plans) < len(plain.plans) / 2
+    end = finished(machine.events)[0]
+    stats = machine.scheduler.stats()
+    assert end.n_accepted == end.n_drafted > 30
+    assert (stats.drafted_tokens, stats.accepted_tokens) == (
+        end.n_drafted,
+        end.n_accepted,
+    )
+    assert stats.output_tokens == 50
+
+
+def test_a_request_that_refuses_gets_none():
+    """
+    As one whose engine does not speculate.
+    """
+    machine = Machine(speculating(), REPEATS)
+    machine.run(make_request(max_tokens=30, speculates=False))
+
+    assert set(machine.depths) == {0}
+
+
+@pytest.mark.parametrize(
+    "options", [{"deterministic": True}, {"kind": SnapshotKind.CHAIN}]
+)
+def test_memory_and_promises_that_forbid_drafts(options):
+    """
+    Where wrong drafts cannot be cut, or rows depend on what is beside them, there are none.
+    """
+    machine = Machine(speculating(**options), REPEATS)
+    machine.run(make_request(max_tokens=30))
+
+    assert set(machine.depths) == {0}
+
+
+def test_rows_that_cost_too_much_are_not_drafted():
+    """
+    A step of twice the rows that takes twice the time gains nothing, however right drafts are.
+    """
+    machine = Machine(speculating(), REPEATS, seconds=float)
+    machine.run(make_request(max_tokens=50))
+
+    # A few steps are tried, because nothing was known of their sizes.
+    assert sum(map(bool, machine.depths)) <= 3
+
+
+def test_depth_follows_the_measured_seconds():
+    """
+    Up to four rows cost nothing here, and more cost much: then a step has three drafts.
+    """
+    machine = Machine(
+        speculating(), REPEATS, seconds=lambda n: 1.0 if n <= 4 else float(n)
+    )
+    machine.run(make_request(n_prompt=2, max_tokens=60))
+
+    assert machine.depths[-9:-3] == [3] * 6
+
+
+def test_wrong_drafts_end_drafting():
+    """
+    A text in which nothing comes as before costs a few tries.
+    """
+    rng = Random(1)  # noqa: S311
+    words = [rng.randrange(40, 44) for _ in range(400)]
+    machine = Machine(
+        speculating(n_ctx_slot=512, n_batch=512),
+        lambda history: words[len(history)],
+        seconds=lambda n: 1.0 + n / 2,
+    )
+    (output,) = machine.run(make_request(n_prompt=4, max_tokens=300))
+
+    assert output == words[4:304]
+    assert sum(machine.depths) < 40
+
+
+def test_the_step_after_a_steady_plan_is_begun_already():
+    """
+    It has no drafts, and after it the plan is not steady until there are none.
+    """
+    machine = Machine(speculating(), REPEATS)
+    machine.run(make_request(n_prompt=4, max_tokens=40))
+
+    steady = [plan.steady for plan in machine.plans]
+    drafts = [any(type(w) is Verify for w in plan.works) for plan in machine.plans]
+    assert not any(s and d for s, d in zip(steady, drafts[1:], strict=False))
+    assert any(drafts)
+    assert any(steady)
+
+
+def test_streams_share_the_rows_that_there_are():
+    """
+    Steps have at most n_outputs rows, and the likeliest drafts come first.
+    """
+    machine = Machine(
+        make_scheduler(2, speculates=True, n_outputs=6), lambda h: 60 + len(h) % 3
+    )
+    requests = [make_request(i, n_prompt=3, max_tokens=50) for i in range(2)]
+
+    outputs = machine.run(*requests)
+    assert [len(output) for output in outputs] == [50, 50]
+    assert max(plan.n_tokens for plan in machine.plans) == 6
+
+
+def test_there_are_no_drafts_beside_prompts():
+    """
+    A prompt that comes has the rows of the step.
+    """
+    machine = Machine(speculating(2, token_budget=8), REPEATS)
+    machine.driver.add((make_request(0, max_tokens=55),), 0.0)
+    for _ in range(20):
+        machine.driver.step()
+    machine.driver.add((make_request(1, n_prompt=40, max_tokens=4),), machine.now)
+    machine.run()
+
+    kinds = [{type(work).__name__ for work in plan.works} for plan in machine.plans]
+    assert {"Verify"} in kinds
+    assert not any({"Verify", "Prefill"} <= names for names in kinds)
+
+
+def test_nothing_follows_an_end():
+    """
+    A draft ends before a stop token, and the request with it.
+    """
+    tokens = (50, 51, 52, 53, STOP_TOKEN)
+    prompt = array("i", tokens * 5)
+    machine = Machine(speculating(), cycle(*tokens))
+
+    ends = frozenset({STOP_TOKEN})
+    (output,) = machine.run(Request(0, prompt, 30, stop_token_ids=ends))
+    assert output == list(tokens)
+    # What a step takes is known after the first one, and the second is begun already.
+    assert machine.depths == [0, 0, 1, 0]
+    assert finished(machine.events)[0].reason is FinishReason.STOP
+
+
+def test_a_stop_string_ends_in_the_midst_of_accepted_drafts():
+    """
+    Tokens behind it are not told.
+    """
+    letters = [ord(letter) for letter in "abcdefgh"]
+    machine = Machine(speculating(n_ctx_slot=128, n_batch=128), cycle(*letters))
+
+    prompt = array("i", letters * 3)
+    (output,) = machine.run(Request(0, prompt, 40, stop=StopStrings((b"fg",))))
+    assert bytes(output) == b"abcdefg"
+    assert sum(machine.depths) > 6
+    assert finished(machine.events)[0].detail == StopString("fg")
+
+
+def test_max_tokens_and_a_full_slot_bound_drafts():
+    """
+    No draft goes beyond the last token or the last position.
+    """
+    for max_tokens, n_ctx_slot in ((9, 64), (100, 32)):
+        scheduler = speculating(n_ctx_slot=n_ctx_slot, n_batch=64)
+        machine = Machine(scheduler, REPEATS)
+        (output,) = machine.run(make_request(n_prompt=4, max_tokens=max_tokens))
+
+        assert len(output) == min(max_tokens, n_ctx_slot - 4)
+        assert finished(machine.events)[0].reason is FinishReason.LENGTH
+
+
+def test_no_more_is_computed_than_there_are_cells():
+    """
+    Where cells are short a step has no drafts, and outputs are the same.
+    """
+    requests = [make_request(i, n_prompt=4, max_tokens=110) for i in range(2)]
+    sizes = {"n_slots": 2, "n_ctx_slot": 128, "n_batch": 128}
+    machine = Machine(speculating(**sizes, n_cells=140), REPEATS)
+
+    plain = Machine(make_scheduler(**sizes), REPEATS)
+    assert machine.run(*requests) == plain.run(*requests)
+    assert {end.error for end in finished(machine.events).values()} == {None}
+    assert machine.scheduler.stats().preempted > 0
+    assert sum(machine.depths) > 0
+
+
+def test_a_prompt_that_is_not_indexed_yet_has_no_drafts(monkeypatch):
+    """
+    The index takes in a part a step, then drafts begin.
+    """
+    monkeypatch.setattr(rules, "MAX_INDEXED", 8)
+    machine = Machine(speculating(), REPEATS)
+    machine.run(Request(0, array("i", (50, 51, 52, 53) * 8), 20))
+
+    assert machine.depths[:4] == [0] * 4
+    assert sum(machine.depths) > 0
+
+
+def test_few_places_are_compared():
+    """
+    Of a run that stands in many places the latest ones count.
+    """
+    tokens = [0, 1, 2, 3, *[1, 2, 3, 5] * 9, 0, 1, 2, 3]
+
+    assert lookup_of(tokens).draft(array("i", tokens), 1).tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    "status", [DecodeStatus.ABORTED, DecodeStatus.NO_SPACE, DecodeStatus.FAILED]
+)
+def test_a_step_with_drafts_that_did_not_work_loses_nothing(status):
+    """
+    All go on from what is known, and their outputs are the same.
+    """
+    failures = dict.fromkeys(range(9, 60, 7), status)
+    machine = Machine(speculating(2), REPEATS, failures=failures)
+    requests = [make_request(i, max_tokens=40) for i in range(2)]
+
+    assert machine.run(*requests) == Machine(make_scheduler(2), REPEATS).run(*requests)
+
+
+def test_a_row_that_fails_ends_its_request_alone():
+    """
+    It held drafts, and its neighbour goes on.
+    """
+    scheduler = speculating(2)
+    failed = set()
+
+    def execute(plan):
+        outputs = []
+        for work in plan.works:
+            if type(work) is Verify and not failed:
+                failed.add(work.request_id)
+                outputs.append(RowFailed(SamplingFailed("fake", None, "as told")))
+            else:
+                outputs.append(Sampled((97,)))
+        return outputs
+
+    scheduler.add_all(
+        [make_request(i, max_tokens=30, n_prompt=4) for i in range(2)], 0.0
+    )
+    _, events = run_until_idle(
+        scheduler, lambda plan: StepResult(outputs=tuple(execute(plan)))
+    )
+
+    ends = finished(events)
+    assert {i for i, end in ends.items() if end.error} == failed
+    assert sum(end.n_output for end in ends.values() if not end.error) == 30
+
+
+def test_a_request_that_ends_while_drafts_are_verified_is_counted():
+    """
+    Its drafts were computed, whoever wanted them.
+    """
+    scheduler = speculating()
+    machine = Machine(scheduler, REPEATS)
+    machine.driver.add((make_request(max_tokens=60),), 0.0)
+    while True:
+        plan, _, _ = machine.driver.plan()
+        if type(plan.works[-1]) is Verify:
+            break
+        machine.driver.run(plan)
+    machine.driver.cancel(0)
+    before = scheduler.stats().drafted_tokens
+    machine.driver.run(plan)
+
+    assert scheduler.stats().drafted_tokens - before == plan.n_tokens - 1
+    scheduler.check_integrity()
+
+
+def test_what_a_constraint_forces_is_drafted_first():
+    """
+    Also where nothing like it was said before.
+    """
+    scheduler = speculating()
+    scheduler.add(make_request(max_tokens=20, n_prompt=4), 0.0)
+    plans = []
+    text = list(range(30, 60))
+
+    def execute(plan):
+        plans.append(plan)
+        (work,) = plan.works
+        n_before = work.pos + 1 - 4 if type(work) is not Decode else work.pos - 3
+        start = max(n_before, 0)
+        n_tokens = len(work.tokens) if type(work) is Verify else 1
+        stop = start + n_tokens
+        return StepResult(
+            outputs=(
+                Sampled(tuple(text[start:stop]), (), tuple(text[stop : stop + 3])),
+            )
+        )
+
+    _, events = run_until_idle(scheduler, execute)
+
+    tokens = [t for e in events if isinstance(e, NewTokens) for t in e.tokens]
+    assert tokens == text[:20]
+    assert max(len(plan.works[-1].tokens) for plan in plans) == 4
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_outputs_are_those_without_drafts(data):
+    """
+    Of any model that looks at the last tokens, for several requests with stops and limits.
+    """
+    order = data.draw(st.integers(1, 3))
+    table = data.draw(st.lists(st.integers(40, 43), min_size=8, max_size=8))
+    n_slots = data.draw(st.integers(1, 3))
+    requests = [
+        make_request(
+            i,
+            n_prompt=data.draw(st.integers(2, 20)),
+            max_tokens=data.draw(st.integers(1, 40)),
+            stop=StopStrings((b"*+*", b"))(("))
+            if data.draw(st.booleans())
+            else StopStrings(()),
+        )
+        for i in range(data.draw(st.integers(1, 4)))
+    ]
+    slope = data.draw(st.sampled_from([0.0, 0.05, 0.3, 1.0]))
+
+    def next_token(history):
+        return table[sum(history[-order:]) % len(table)]
+
+    plain = Machine(make_scheduler(n_slots), next_token)
+    machine = Machine(speculating(n_slots), next_token, lambda n: 1 + slope * n)
+
+    assert machine.run(*requests) == plain.run(*requests)
+    ends, plain_ends = finished(machine.events), finished(plain.events)
+    assert {i: (e.reason, e.detail) for i, e in ends.items()} == {
+        i: (e.reason, e.detail) for i, e in plain_ends.items()
+    }
