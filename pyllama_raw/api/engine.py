@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
-from pyllama_raw.api.batches import complete_all, whole
 from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.model import EngineOpening, Model, Opener, Progress, load, release
 from pyllama_raw.engine.mailbox import check_may_wait
@@ -38,9 +37,9 @@ from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
-    from pyllama_raw.api import continuations as branches
+    from pyllama_raw.api import batches
     from pyllama_raw.api import generation as generations
-    from pyllama_raw.api.continuations import Measure
+    from pyllama_raw.api.batches import Measure
     from pyllama_raw.api.embedding import Embedder, TextPooling, VectorProgress
     from pyllama_raw.api.events import Events
     from pyllama_raw.api.generation import Generation
@@ -59,7 +58,7 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.options.sampling import SamplingParams
 
 else:
-    branches = LateModule("pyllama_raw.api.continuations")
+    batches = LateModule("pyllama_raw.api.batches")
     generations = LateModule("pyllama_raw.api.generation")
 
 T = TypeVar("T")
@@ -194,7 +193,7 @@ class AsyncEngine(Facts):
             raise InvalidRequest("n", params.n, "1, or use complete_n()")
         async with self.generate(prompt, params, **options) as generation:
             result = await generation.collect()
-        return whole((result,))[0]
+        return batches.whole((result,))[0]
 
     async def complete_n(
         self,
@@ -215,7 +214,7 @@ class AsyncEngine(Facts):
         """
         async with self.generate(prompt, params, **options) as generation:
             results = await generation.collect_all()
-        return whole(results)
+        return batches.whole(results)
 
     @overload
     async def complete_many(
@@ -272,7 +271,7 @@ class AsyncEngine(Facts):
         n_tasks = min(
             2 * self._parts.admission.n_slots, self._parts.admission.max_requests
         )
-        return await complete_all(
+        return await batches.complete_all(
             complete,
             checked_prompts(prompts),
             n_tasks,
@@ -350,13 +349,13 @@ class AsyncEngine(Facts):
             InvalidRequest, TextTooLong, DeadlineExceeded.
         """
         texts = checked_texts(labels, "labels")
-        measures = branches.MEASURES
+        measures = batches.MEASURES
         allowed = f"one of {', '.join(measures)}"
         word = checked_word("measure", measure, measures, allowed)
         likelihoods = await self._likelihoods(
             text, "labels", texts, scoring(0), options
         )
-        return branches.label_scores(texts, likelihoods, word)
+        return batches.label_scores(texts, likelihoods, word)
 
     async def _likelihoods(
         self,
@@ -369,10 +368,13 @@ class AsyncEngine(Facts):
         """The likelihood of each of *texts*, which the argument *name* has, behind *prompt*."""
         checked = checked_options(options)
         ends = generations.Generation(
-            self._sessions, prompt, params, checked, branches.Continuations(name, texts)
+            self._sessions, prompt, params, checked, batches.Continuations(name, texts)
         )
         async with ends as generation:
-            return await generation.likelihoods()
+            results = await generation.collect_all()
+        return batches.likelihoods(
+            generation.requests, results, generation.errors.values()
+        )
 
     async def embed(
         self,

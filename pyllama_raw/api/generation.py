@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from copy import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
@@ -24,14 +23,14 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from pyllama_raw.api.batches import whole
 from pyllama_raw.api.model import Owner
 from pyllama_raw.api.preparation import Choice
-from pyllama_raw.api.results import Delta, Likelihood, Result, Score, Timings, Usage
-from pyllama_raw.core.request import FinishReason
+from pyllama_raw.api.results import Delta, Result, Score, Timings, Usage
+from pyllama_raw.core.request import FinishReason, Request
 from pyllama_raw.engine.info import Operation
 from pyllama_raw.engine.mailbox import Refused, Stream
 from pyllama_raw.errors import DeadlineExceeded, InvalidRequest, PyllamaError, WrongUse
 
 if TYPE_CHECKING:
-    from pyllama_raw.api.continuations import Continuations
+    from pyllama_raw.api.batches import Continuations
     from pyllama_raw.api.session import Sessions
     from pyllama_raw.options.requests import RequestOptions
     from pyllama_raw.options.sampling import SamplingParams
@@ -54,8 +53,7 @@ class Generation(Owner):
         """
         Args:
             params, options: checked.
-            continuations: each is a request that scores its own tokens; None: the model goes
-                on with the prompt.
+            continuations: each scores its own tokens; None: the model goes on.
 
         Raises:
             Unsupported: the model generates no text.
@@ -138,31 +136,6 @@ class Generation(Owner):
             raise DeadlineExceeded(n_scored, n_wanted)
         return Score(tokens, result.prompt_logprobs)
 
-    async def likelihoods(self) -> list[Likelihood]:
-        """
-        The likelihood of each continuation, in their order.
-
-        Raises:
-            DeadlineExceeded, ClosedError: the requests ended before every token had its score.
-            PyllamaError: one of them has failed.
-        """
-        results = whole(await self.collect_all())
-        for error in self.errors.values():
-            raise _again(error)
-        likelihoods = []
-        for choice, result in zip(self._choices, results, strict=True):
-            scoring, entries = choice.request.scoring, result.prompt_logprobs
-            assert scoring is not None
-            tokens = tuple(choice.request.tokens[scoring.first :])
-            if len(entries) == len(tokens):
-                usage = replace(result.usage, completion_tokens=0)
-                likelihoods.append(Likelihood(tokens, entries, usage))
-        if len(likelihoods) < len(results):
-            raise DeadlineExceeded(
-                len(likelihoods), len(results), "continuations had a score"
-            )
-        return likelihoods
-
     @property
     def result(self) -> Result:
         """
@@ -193,6 +166,11 @@ class Generation(Owner):
         self._raise_if_all_failed()
         elapsed_s = self._elapsed_s
         return tuple(c.result(elapsed_s) for c in self._choices if c.error is None)
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Requests of the outputs, by index, once the generation has begun."""
+        return tuple(choice.request for choice in self._choices)
 
     @property
     def errors(self) -> dict[int, PyllamaError]:

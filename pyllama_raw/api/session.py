@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from pyllama_raw.api.continuations import Branches
+from pyllama_raw.api.batches import Branches
 from pyllama_raw.api.embedding import Embedder
 from pyllama_raw.api.model import Model, Opener, Progress, Report, load, release
 from pyllama_raw.api.preparation import Preparation

@@ -56,6 +56,22 @@ def without_rest(
     return shares | {slot: shares[slot] - 2} if shares[slot] > 3 else shares
 
 
+def n_reusable(sequence: Sequence) -> int:
+    """
+    Tokens of *sequence* that may be taken over; those after are computed.
+
+    Of slots that have scores it may have more: see n_scored_by().
+    """
+    if sequence.is_scoring:
+        return min(n_shareable(sequence), sequence.n_unscored)
+    return sequence.whole(max(sequence.n_in_chunks - N_FRESH, 0))
+
+
+def n_shareable(sequence: Sequence) -> int:
+    """Likewise, whether it needs scores of them or not; such a prompt has no spans."""
+    return max(sequence.n_in_chunks - N_FRESH, 0)
+
+
 # -- if deterministic --------------------------------------------------------------
 
 

@@ -29,7 +29,8 @@ from heapq import heapify, heappop, heappush, nsmallest
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pyllama_raw.core.memory.memory import Memory
-from pyllama_raw.core.memory.placement import Prefixes
+from pyllama_raw.core.memory.slots import Idle, Slots
+from pyllama_raw.core.memory.snapshots import n_common
 from pyllama_raw.core.policies import (
     RequestView,
     SchedulerView,
@@ -37,6 +38,7 @@ from pyllama_raw.core.policies import (
     checked_key,
     checked_quota,
 )
+from pyllama_raw.core.request import Namespace
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.step import StepPlan
 
@@ -316,7 +318,7 @@ class PolicyRunner:
         # Made once for all requests of a step, until one of them changes what slots hold.
         if self._prefixes is None:
             self._prefixes = Prefixes(self._memory.slots)
-        return self._memory.n_cached(sequence, self._prefixes)
+        return self._memory.n_cached(sequence, self._prefixes.n_longest)
 
     @property
     def chooses_victims(self) -> bool:
@@ -436,3 +438,34 @@ def _overrides(policy: SchedulingPolicy, hook: str) -> bool:
 def _key_or_never(key: object) -> Numbers:
     """Empty: never, if there is anybody else."""
     return () if key is None else checked_key(key)
+
+
+class Prefixes:
+    """
+    Prefixes that slots hold, or will, as of now, in memory that can be cut.
+
+    Keys are sorted: those beside the place of another one have most in common with it.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self._keys: dict[Namespace, list[bytes]] = {}
+        for place in slots.all:
+            if type(place) is Idle:
+                self._keys.setdefault(place.namespace, []).append(place.key)
+            elif isinstance(place, Running) and not place.sequence.is_shifted:
+                n_tokens = slots.limits.n_kept(place.sequence)
+                # Nobody waits for output.
+                if place.n_behind == 1:
+                    n_tokens = min(n_tokens, place.n_computed)
+                key = place.tokens[:n_tokens].tobytes()
+                self._keys.setdefault(place.request.namespace, []).append(key)
+        for keys in self._keys.values():
+            keys.sort()
+
+    def n_longest(self, sequence: Sequence, n_most: int) -> int:
+        """Tokens of a waiting *sequence*, at most *n_most*, that a slot has or will."""
+        keys = self._keys.get(sequence.request.namespace, [])
+        key = sequence.tokens[:n_most].tobytes()
+        at = bisect_left(keys, key)
+        beside = keys[max(at - 1, 0) : at + 1]
+        return sequence.whole(max([n_common(near, key) for near in beside], default=0))

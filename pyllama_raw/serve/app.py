@@ -29,7 +29,6 @@ from pyllama_raw.serve import (
     openai,
     page,
     responses,
-    scores,
     tokens,
     vectors,
 )
@@ -47,7 +46,7 @@ from pyllama_raw.serve.service import Exchange, Service, retry_s
 
 ROUTES: tuple[Callable[[FastAPI, Service], None], ...] = (
     *(openai.routes, responses.routes, messages.routes, llamacpp.routes),
-    *(vectors.routes, scores.routes, tokens.routes, catalog.routes, facts.routes),
+    *(vectors.routes, tokens.routes, catalog.routes, facts.routes),
     *(actions.routes, page.routes),
 )
 LOCALHOST = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"

@@ -22,8 +22,8 @@ def make_engine(n_slots=3, kind=SnapshotKind.RANGE, **options) -> Engine:
     """Somebody streams, and a file has all of LONG; it is not read before finish()."""
     file = FakeFile(0, tuple(enumerate(LONG)))
     index = PrefixCache(kind.whole, max_bytes=10**6, max_entries=10)
-    known = StoredState(None, array("i", LONG), file, file.n_bytes)
-    disk = Tier(CacheTier.DISK, index, lambda n: HEAD_BYTES + TOKEN_BYTES * n, [known])
+    stored = StoredState(None, array("i", LONG), file, file.n_bytes)
+    disk = Tier(CacheTier.DISK, index, lambda n: HEAD_BYTES + TOKEN_BYTES * n, [stored])
     engine = Engine(
         n_slots, kind=kind, disk=disk, n_ctx_slot=128, n_cells=512, **options
     )
@@ -44,7 +44,7 @@ def test_streams_go_on_while_a_file_is_read(kind):
     Its request has a slot and no work; afterwards it goes on from all of the file.
     """
     engine = make_engine(kind=kind)
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
 
     plans = [engine.step() for _ in range(3)]
     lent = engine.cache.n_lent_bytes
@@ -54,7 +54,7 @@ def test_streams_go_on_while_a_file_is_read(kind):
     assert [[work.request_id for work in plan.works] for plan in plans] == [[0]] * 3
     assert lent == FakeFile(0, tuple(enumerate(LONG))).n_bytes
     assert engine.cache.n_lent_bytes == 0
-    assert (engine.ends[asked].n_cached, engine.ends[asked].cache_tier) == (
+    assert (engine.ends[waiting].n_cached, engine.ends[waiting].cache_tier) == (
         len(LONG),
         CacheTier.DISK,
     )
@@ -67,7 +67,7 @@ def test_without_streams_nothing_is_done_until_the_file_is_there():
     """
     engine = make_engine()
     engine.scheduler.cancel(0, 0.0)
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
 
     engine.step()
     nothing = engine.step()
@@ -75,7 +75,7 @@ def test_without_streams_nothing_is_done_until_the_file_is_there():
     engine.run()
 
     assert not nothing
-    assert engine.ends[asked].n_cached == len(LONG)
+    assert engine.ends[waiting].n_cached == len(LONG)
 
 
 @KINDS
@@ -85,14 +85,14 @@ def test_a_read_that_fails_is_a_miss(kind, fails):
     So is a load of what was read. The file goes, and the prompt is computed.
     """
     engine = make_engine(kind=kind)
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
     engine.step()
     engine.fails = fails
 
     finish(engine, fails=not fails)
     engine.run()
 
-    end = engine.ends[asked]
+    end = engine.ends[waiting]
     assert (end.reason, end.n_cached, end.cache_tier) == (FinishReason.LENGTH, 0, None)
     assert engine.cache.disk.n_evictions == {Eviction.DROPPED: 1}
     assert engine.cache.n_lent_bytes == 0
@@ -107,14 +107,14 @@ def test_after_a_read_that_fails_the_next_best_is_taken():
     engine.run([*LONG[:10], 7, 7], max_tokens=1)
     engine.add([*LONG[:10], *range(70)], 20)
     engine.step()
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
     engine.step()
 
     finish(engine, fails=True)
     engine.run()
 
     assert len(engine.of(Fetch)) == 1
-    assert (engine.ends[asked].n_cached, engine.ends[asked].cache_tier) == (
+    assert (engine.ends[waiting].n_cached, engine.ends[waiting].cache_tier) == (
         10,
         CacheTier.LIVE,
     )
@@ -126,16 +126,16 @@ def test_who_leaves_while_the_file_is_read_leaves_nothing_behind(fails, n_files)
     The slot is free at once, the memory when the file was read; a good file stays.
     """
     engine = make_engine()
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
     engine.step()
 
-    engine.scheduler.cancel(asked, 0.0)
+    engine.scheduler.cancel(waiting, 0.0)
     engine.step()
     lent = engine.cache.n_lent_bytes
     finish(engine, fails=fails)
     engine.step()
 
-    assert engine.ends[asked].reason is FinishReason.CANCELLED
+    assert engine.ends[waiting].reason is FinishReason.CANCELLED
     assert (lent > 0, engine.cache.n_lent_bytes) == (True, 0)
     assert (engine.cache.disk.n_entries, engine.cache.disk.n_pinned) == (n_files, 0)
     assert engine.of(Load) == []
@@ -147,14 +147,14 @@ def test_equal_prompts_read_a_file_once(kind):
     The others wait for the first one, and copy its slot.
     """
     engine = make_engine(kind=kind)
-    asked = [engine.add(ASKED), engine.add(ASKED)]
+    waiting = [engine.add(ASKED), engine.add(ASKED)]
     engine.step()
     finish(engine)
     engine.run()
 
     assert len(engine.of(Fetch)) == len(engine.of(Copy)) == 1
-    assert [engine.ends[i].n_cached for i in asked] == [len(LONG)] * 2
-    assert [engine.ends[i].cache_tier for i in asked] == [
+    assert [engine.ends[i].n_cached for i in waiting] == [len(LONG)] * 2
+    assert [engine.ends[i].cache_tier for i in waiting] == [
         CacheTier.DISK,
         CacheTier.LIVE,
     ]
@@ -165,14 +165,14 @@ def test_a_cleared_file_is_not_loaded():
     Who cleared the cache means also what is on its way.
     """
     engine = make_engine()
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
     engine.step()
 
     engine.scheduler.clear_cache()
     finish(engine)
     engine.run()
 
-    assert engine.ends[asked].n_cached == 0
+    assert engine.ends[waiting].n_cached == 0
     assert engine.of(Load) == []
 
 
@@ -181,11 +181,11 @@ def test_a_file_for_which_host_memory_has_no_room_is_not_read():
     What is on its way counts against max_bytes.
     """
     engine = make_engine(max_bytes=FakeFile(0, tuple(enumerate(LONG))).n_bytes - 1)
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
 
     engine.run()
 
-    assert engine.ends[asked].n_cached == 0
+    assert engine.ends[waiting].n_cached == 0
     assert engine.of(Fetch) == []
 
 
@@ -194,14 +194,14 @@ def test_a_new_context_takes_the_file_that_is_read():
     The slot was empty before, and is empty now.
     """
     engine = make_engine()
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
     engine.step()
 
     engine.step(breaks=True)
     finish(engine)
     engine.run()
 
-    assert engine.ends[asked].n_cached == len(LONG)
+    assert engine.ends[waiting].n_cached == len(LONG)
     assert len(engine.of(Fetch)) == 1
 
 
@@ -210,7 +210,7 @@ def test_a_file_that_finds_no_cells_any_more_is_a_miss():
     While it was read, those who run have filled them; the file stays.
     """
     engine = make_engine()
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
     engine.step()
     slots = engine.scheduler._memory.slots
     slots.limits = replace(slots.limits, n_cells=100)
@@ -221,7 +221,7 @@ def test_a_file_that_finds_no_cells_any_more_is_a_miss():
     assert engine.of(Load) == []
     assert engine.cache.disk.n_entries == 1
     assert engine.cache.n_lent_bytes == 0
-    assert asked not in engine.ends
+    assert waiting not in engine.ends
 
 
 def test_the_answer_to_a_file_is_right():
@@ -229,12 +229,12 @@ def test_the_answer_to_a_file_is_right():
     What was read stands in the slot, and the answer follows it.
     """
     engine = make_engine()
-    asked = engine.add(ASKED, 3)
+    waiting = engine.add(ASKED, 3)
     engine.step()
     finish(engine)
     engine.run()
 
-    assert engine.texts[asked] == [*ASKED, ANSWER, ANSWER, ANSWER]
+    assert engine.texts[waiting] == [*ASKED, ANSWER, ANSWER, ANSWER]
 
 
 def pieces(engine) -> list:
@@ -247,7 +247,7 @@ def test_a_long_file_is_loaded_a_portion_a_step():
     """
     engine = make_engine()
     engine.scheduler._memory.load_tokens = 32
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
     engine.step()
     finish(engine)
 
@@ -257,7 +257,7 @@ def test_a_long_file_is_loaded_a_portion_a_step():
     assert pieces(engine) == [(0, 32), (32, 64), (64, 80)]
     assert [len(plan.works) for plan in plans] == [1, 1, 2]
     assert not any(plan.steady for plan in plans[:2])
-    assert engine.ends[asked].n_cached == len(LONG)
+    assert engine.ends[waiting].n_cached == len(LONG)
     assert engine.cache.n_lent_bytes == 0
 
 
@@ -268,13 +268,13 @@ def test_who_leaves_between_portions_leaves_what_was_loaded(n_steps):
     """
     engine = make_engine()
     engine.scheduler._memory.load_tokens = 32
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
     engine.step()
     finish(engine)
     for _ in range(n_steps):
         engine.step()
 
-    engine.scheduler.cancel(asked, 0.0)
+    engine.scheduler.cancel(waiting, 0.0)
     engine.step()
     lent = engine.cache.n_lent_bytes
     engine.scheduler.take_report = None  # nothing is read any more
@@ -290,7 +290,7 @@ def test_a_portion_that_fails_is_a_miss():
     """
     engine = make_engine()
     engine.scheduler._memory.load_tokens = 32
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
     engine.step()
     finish(engine)
     engine.step()
@@ -298,7 +298,7 @@ def test_a_portion_that_fails_is_a_miss():
 
     engine.run()
 
-    assert engine.ends[asked].n_cached == 0
+    assert engine.ends[waiting].n_cached == 0
     assert engine.cache.disk.n_evictions == {Eviction.DROPPED: 1}
     assert engine.cache.n_lent_bytes == 0
 
@@ -309,7 +309,7 @@ def test_a_new_context_begins_a_load_again():
     """
     engine = make_engine()
     engine.scheduler._memory.load_tokens = 32
-    asked = engine.add(ASKED)
+    waiting = engine.add(ASKED)
     engine.step()
     finish(engine)
     engine.step()
@@ -318,7 +318,7 @@ def test_a_new_context_begins_a_load_again():
     engine.run()
 
     assert pieces(engine)[:3] == [(0, 32), (32, 64), (0, 32)]
-    assert engine.ends[asked].n_cached == len(LONG)
+    assert engine.ends[waiting].n_cached == len(LONG)
 
 
 def make_full(**options) -> tuple[Engine, int]:
@@ -357,7 +357,7 @@ def test_a_file_is_read_while_its_request_waits_for_a_slot(kind):
 
 def test_nothing_is_read_for_who_needs_no_file():
     """
-    The next request is asked about once, and another one has its turn after it.
+    The next request is waiting about once, and another one has its turn after it.
     """
     engine = make_engine(n_slots=2)
     engine.add([7] * 20, 20)

@@ -6,9 +6,10 @@ from random import Random
 import pytest
 
 from pyllama_raw.core.memory.cache import PrefixCache
-from pyllama_raw.core.memory.placement import Prefixes, Source, find_sources
+from pyllama_raw.core.memory.placement import Source, find_sources
 from pyllama_raw.core.memory.slots import ContextLimits, Slots
 from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.policy_runner import Prefixes
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.step import (
@@ -401,7 +402,9 @@ def test_what_is_cached_can_be_asked_for_many_at_once(kind):
         engine.step()
         sequence, prefixes = make_sequence(prompt()), Prefixes(memory.slots)
         later = [s.n_later for s in find_sources(memory.slots, sequence)]
-        found.append((memory.n_cached(sequence, prefixes), max(later, default=0)))
+        found.append(
+            (memory.n_cached(sequence, prefixes.n_longest), max(later, default=0))
+        )
 
     assert [fast for fast, _ in found] == [slow for _, slow in found]
     assert len(set(found)) > 5

@@ -23,28 +23,25 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from pyllama_raw.core.costs import CostHistory
-from pyllama_raw.core.exact import N_FRESH
+from pyllama_raw.core.exact import N_FRESH, n_reusable
 from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.placement import (
     CopyOf,
     Follow,
     Offer,
     Placement,
-    Prefixes,
     Question,
     Restore,
     Source,
     TakeOver,
     fill,
     find_sources,
-    n_reusable,
     place,
 )
-from pyllama_raw.core.memory.scores import take_scores
 from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots, contents_of
 from pyllama_raw.core.memory.snapshots import (
     Hit,
@@ -61,7 +58,7 @@ from pyllama_raw.core.memory.tiers import (
     Tiers,
 )
 from pyllama_raw.core.request import CacheTier, Namespace, Private, border, is_of
-from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.sequence import Running, Sequence, take_scores
 from pyllama_raw.core.stats import Captures
 from pyllama_raw.core.step import Delete, Move, StepResult
 
@@ -116,7 +113,7 @@ class Memory:
         # By fetch_id: sequences that wait for a file, and files that were read.
         self._fetchers: dict[int, Running] = {}
         self._loads: dict[int, Loading] = {}
-        self.ahead = ReadAhead(self.tiers)
+        self.ahead = ReadAhead(self.tiers, disk.cache.stores)
 
     # -- a sequence comes ------------------------------------------------------------
 
@@ -537,19 +534,21 @@ class Memory:
         """Whether the next plan loads more of a file."""
         return bool(self._loads)
 
-    def n_cached(self, sequence: Sequence, prefixes: Prefixes) -> int:
+    def n_cached(
+        self, sequence: Sequence, n_longest: Callable[[Sequence, int], int]
+    ) -> int:
         """
         Tokens of a waiting *sequence* that it would not have to compute now.
 
         Args:
-            prefixes: of this moment; many sequences can be asked about with them.
+            n_longest: tells how many of the first ones slots have or will have.
         """
         if not self.reuses:
             return 0
         n_most = n_reusable(sequence)
         counts = [offer.hit.n_tokens for offer in self._offers(sequence, n_most)]
         if self.slots.limits.kind.can_cut and not sequence.is_scoring:
-            counts.append(prefixes.n_longest(sequence, n_most))
+            counts.append(n_longest(sequence, n_most))
         else:
             sources = find_sources(self.slots, sequence)
             counts += [source.n_later for source in sources]

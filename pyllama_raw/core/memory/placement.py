@@ -7,21 +7,19 @@ further than its tier asks for; else they are computed.
 
 `find_sources()` looks at all slots for what `place()` and `fill()` decide on. Only
 slots of the same namespace count, and none whose tokens a context shift changed.
-A sequence that is scored has less of them: see core.memory.scores.
+A sequence that is scored has less of them: see n_scored_by().
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-from pyllama_raw.core.exact import N_FRESH
-from pyllama_raw.core.memory.scores import n_scored_by
+from pyllama_raw.core.exact import N_FRESH, n_reusable, n_shareable
 from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots
 from pyllama_raw.core.memory.snapshots import TOKEN_BYTES, Hit, n_common
-from pyllama_raw.core.request import CacheTier, Namespace
-from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.sequence import Running, Sequence, n_scored_by
 
 # -- what there is ---------------------------------------------------------------------
 
@@ -166,27 +164,11 @@ def _nearest(sources: Items[Source]) -> Source | None:
 # -- the look at all slots -------------------------------------------------------------
 
 
-def n_reusable(sequence: Sequence) -> int:
-    """
-    Tokens of *sequence* that may be taken over; those after are computed.
-
-    Of slots that have scores it may have more: see n_scored_by().
-    """
-    if sequence.is_scoring:
-        return min(_n_shareable(sequence), sequence.n_unscored)
-    return sequence.whole(max(sequence.n_in_chunks - N_FRESH, 0))
-
-
-def _n_shareable(sequence: Sequence) -> int:
-    """Likewise, whether it needs scores of them or not; such a prompt has no spans."""
-    return max(sequence.n_in_chunks - N_FRESH, 0)
-
-
 def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
     """The slots that have something of *sequence*, or will."""
     n_most = n_reusable(sequence)
     if sequence.request.scoring is not None:
-        n_most = _n_shareable(sequence)
+        n_most = n_shareable(sequence)
     key = sequence.tokens[:n_most].tobytes()
     first, first_token = key[:TOKEN_BYTES], sequence.tokens[0]
     sources = []
@@ -251,34 +233,3 @@ def _n_later(leader: Running, n_same: int, limits: ContextLimits) -> int:
     n_later = limits.n_movable(leader.sequence.whole(n_same))
     is_whole = leader.sequence.whole(n_later) == n_later
     return n_later if is_whole and n_later >= leader.n_computed + N_FRESH else 0
-
-
-class Prefixes:
-    """
-    Prefixes that slots hold, or will, as of now, in memory that can be cut.
-
-    Keys are sorted: those beside the place of another one have most in common with it.
-    """
-
-    def __init__(self, slots: Slots) -> None:
-        self._keys: dict[Namespace, list[bytes]] = {}
-        for place in slots.all:
-            if type(place) is Idle:
-                self._keys.setdefault(place.namespace, []).append(place.key)
-            elif isinstance(place, Running) and not place.sequence.is_shifted:
-                n_tokens = slots.limits.n_kept(place.sequence)
-                # Nobody waits for output.
-                if place.n_behind == 1:
-                    n_tokens = min(n_tokens, place.n_computed)
-                key = place.tokens[:n_tokens].tobytes()
-                self._keys.setdefault(place.request.namespace, []).append(key)
-        for keys in self._keys.values():
-            keys.sort()
-
-    def n_longest(self, sequence: Sequence, n_most: int) -> int:
-        """Tokens of a waiting *sequence*, at most *n_most*, that a slot has or will."""
-        keys = self._keys.get(sequence.request.namespace, [])
-        key = sequence.tokens[:n_most].tobytes()
-        at = bisect_left(keys, key)
-        beside = keys[max(at - 1, 0) : at + 1]
-        return sequence.whole(max([n_common(near, key) for near in beside], default=0))

@@ -24,12 +24,12 @@ from itertools import count
 from typing import NamedTuple, Self
 
 from pyllama_raw.core.costs import CostHistory
+from pyllama_raw.core.exact import n_reusable
 from pyllama_raw.core.memory.cache import PrefixCache, Reservation
 from pyllama_raw.core.memory.placement import (
     Offer,
     Placement,
     Restore,
-    n_reusable,
 )
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import CapturePlan, Hit, SnapshotKind
@@ -270,6 +270,7 @@ class EarlyFile:
     loading: Loading | None = None  # None: it is not read yet
 
 
+@dataclass(slots=True, eq=False)
 class ReadAhead:
     """
     The file that is read while the sequence that needs it waits for a slot.
@@ -281,27 +282,26 @@ class ReadAhead:
     comes.
     """
 
-    def __init__(self, tiers: Tiers) -> None:
-        self.file: EarlyFile | None = None
-        self.has_files = tiers.disk.cache.stores
-        self._tiers = tiers
-        self._last: Sequence | None = None  # that was asked about
+    tiers: Tiers
+    has_files: bool  # whether there can be any
+    file: EarlyFile | None = None
+    last: Sequence | None = None  # that was asked about
 
     def asks_about(self, sequence: Sequence) -> bool:
         """Whether *sequence*, the next to get a slot, may need a file; says yes once."""
-        if self.file is not None or sequence is self._last:
+        if self.file is not None or sequence is self.last:
             return False
-        self._last = sequence
+        self.last = sequence
         return True
 
     def read(self, sequence: Sequence, start: Placement) -> list[Fetch]:
         """Begin to read what *start* restores for *sequence*, if that is a file."""
         if not isinstance(start, Restore) or not start.tier.is_file:
             return []
-        if not self._tiers.host.cache.can_lend(2 * start.hit.n_bytes):
+        if not self.tiers.host.cache.can_lend(2 * start.hit.n_bytes):
             return []
-        self._tiers.hold(start)
-        fetch = self._tiers.fetch(start)
+        self.tiers.hold(start)
+        fetch = self.tiers.fetch(start)
         self.file = EarlyFile(sequence, start, fetch.fetch_id)
         return [fetch]
 
@@ -339,11 +339,11 @@ class ReadAhead:
         is_same = isinstance(start, Restore) and start.hit.entries == hit.entries
         n_other = 0 if is_same else start.n_tokens
         is_cleared = hit.entries[0].node is None
-        is_worth = n_tokens >= n_other + self._tiers.disk.min_gain
+        is_worth = n_tokens >= n_other + self.tiers.disk.min_gain
         if (
             is_worth
             and hit.n_cells <= n_cells
-            and self._tiers.is_open
+            and self.tiers.is_open
             and not is_cleared
         ):
             self.file = None
@@ -357,7 +357,7 @@ class ReadAhead:
         if file is not None and file.sequence is sequence:
             self.file = None
             if file.loading is not None:
-                self._tiers.let_go(file.restore)
+                self.tiers.let_go(file.restore)
 
 
 @dataclass(frozen=True, slots=True)
