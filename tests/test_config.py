@@ -324,6 +324,7 @@ LEFT_OUT = {
         **dict.fromkeys(ChatOptions.__annotations__, "calls have prompts and no chats"),
         "max_wait_s": "a call that is late counts as late",
         "adapters": "one model is measured",
+        "speculation": "an engine is measured as it is set",
         "cache_salt": "calls share prefixes",
         "cache_points": "a target may be another server",
     },

@@ -64,7 +64,10 @@ class Batch:
         self._raw = self._make_struct()
         self.rows_ptr = ffi.from_buffer("int32_t[]", self.rows)
         self._drafts = bytearray(capacity)  # 1: the token of the row is one
-        self._drafts_ptr = ffi.from_buffer("int8_t[]", self._drafts)
+        self._drafts_c = ffi.from_buffer("int8_t[]", self._drafts)
+        self.drafts_ptr = (
+            ffi.NULL
+        )  # one number for each of n_rows, if any is of a draft
 
     def _make_struct(self) -> Any:
         raw = ffi.new("struct llama_batch *")
@@ -95,11 +98,6 @@ class Batch:
         return self._raw
 
     @property
-    def drafts_ptr(self) -> Any:
-        """One number for each of n_rows, or NULL if none is of a draft."""
-        return self._drafts_ptr if self.has_drafts else ffi.NULL
-
-    @property
     def is_rows_only(self) -> bool:
         """Whether every token is sampled from, whatever is."""
         return self.n_rows == self.n_tokens and not self.has_drafts
@@ -114,7 +112,7 @@ class Batch:
         """Forget all tokens."""
         if self.has_drafts:
             self._drafts[: self.n_rows] = bytes(self.n_rows)
-            self.has_drafts = False
+            self.has_drafts, self.drafts_ptr = False, ffi.NULL
         self.n_tokens = self.n_outputs = self.n_rows = 0
 
     def add(self, tokens: Tokens, pos: int, seq_id: int, output: bool) -> None:
@@ -171,7 +169,7 @@ class Batch:
         self.rows[row : row + count] = array("i", range(start, start + count))
         self._drafts[row + 1 : row + count] = b"\1" * (count - 1)
         self.n_rows = row + count
-        self.has_drafts = True
+        self.has_drafts, self.drafts_ptr = True, self._drafts_c
 
     def add_rows(self, tokens: list[int], pos: list[int], seq_ids: list[int]) -> None:
         """Append one token for each of many sequences, each with an output row."""

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -22,7 +21,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from pyllama_raw import AsyncEngine, SamplingParams, __version__
-from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.options.chat_templates import model_template
 from pyllama_raw.results import EngineState, HealthState
 from pyllama_raw.runners import ModelCache
@@ -236,8 +234,6 @@ class _Metrics(Collector):
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        # Of engines that are gone nothing is kept.
-        self._of = WeakKeyDictionary[AsyncEngine, EngineMetrics]()
         self._names, self._traffic = service.config.metrics_names, service.traffic
 
     def collect(self) -> Iterator[Metric]:
@@ -245,8 +241,7 @@ class _Metrics(Collector):
         families: dict[str, Metric] = {}
         # All models have the same families, so their samples are put together.
         for model, engine in self._service.engines.items():
-            metrics = self._of.setdefault(engine, EngineMetrics(engine))
-            for family in metrics.collect():
+            for family in self._service.metrics_of(engine).collect():
                 new = Metric(family.name, family.documentation, family.type)
                 shared = families.setdefault(family.name, new)
                 for sample in family.samples:

@@ -76,7 +76,10 @@ class Gate:
             CURRENT.reset(current)
             NUMBERED.reset(numbered)
             service.traffic.in_flight -= 1
-            service.release(exchange)
+            # Another model may have the room, if nobody else uses this one.
+            if exchange.claim is not None:
+                service.models.release(exchange.claim)
+                exchange.claim = None
             service.ended(exchange, getattr(scope.get("route"), "path", ""))
 
     async def _pass(

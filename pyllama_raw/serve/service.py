@@ -21,13 +21,14 @@ from math import ceil, inf
 from pathlib import Path
 from time import monotonic, time
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 from anyio import move_on_after
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic_core import to_json
 
 from pyllama_raw import AsyncEngine
+from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.results import Operation, Pooling, Watcher
 from pyllama_raw.runners import (
@@ -127,6 +128,9 @@ class Service:
             models = ModelCache(there=runners)
         self.models, self.config = models, config
         self.autoload, self.refresh = autoload, refresh
+        # Engines that the program has opened stay; only those of others are looked for.
+        self._opened: dict[str, AsyncEngine] | None = None
+        self._opened = None if models.is_dynamic else self.engines
         # Clients of llama-server tell a router by the status of its models.
         self.is_router = models.is_dynamic and (refresh is not None or len(models) > 1)
         self.drains = False  # drain() was called
@@ -139,9 +143,9 @@ class Service:
         has_media = has_media or any(media.mmproj is not None for media in options)
         self.bodies, self.traffic = Bodies(config, has_media=has_media), Traffic()
         self._log = None if config.access_log is None else AccessLog(config.access_log)
-        self._counted = WeakSet[AsyncEngine]()  # engines whose texts are counted
+        self._metrics: dict[AsyncEngine, EngineMetrics] = {}
         for engine in self.engines.values():
-            self._count_texts(engine)
+            self.metrics_of(engine)
 
         # Options of requests that say nothing else.
         defaults = config.defaults
@@ -156,16 +160,24 @@ class Service:
     @property
     def engines(self) -> dict[str, AsyncEngine]:
         """The engines that are there now, by the names of their models."""
+        if self._opened is not None:
+            return self._opened
         return {
             name: runner.engine
             for name, runner in self.models.loaded().items()
             if isinstance(runner, LocalRunner) and runner.engine is not None
         }
 
-    def _count_texts(self, engine: AsyncEngine) -> None:
-        if engine not in self._counted:
-            self._counted.add(engine)
+    def metrics_of(self, engine: AsyncEngine) -> EngineMetrics:
+        """What *engine* does is counted, from the first call on. Raises ClosedError."""
+        if engine not in self._metrics:
             engine.watch(TextCounter())
+            metrics = EngineMetrics(engine)
+            # Of engines that are gone nothing is kept.
+            here = {*self.engines.values()}
+            of_others = {e: m for e, m in self._metrics.items() if e in here}
+            self._metrics = {**of_others, engine: metrics}
+        return self._metrics[engine]
 
     def drain(self) -> None:
         """Take no new requests from now on."""
@@ -250,13 +262,7 @@ class Service:
         if engine is None:
             reason = "its runner has no engine here, so it is not served over HTTP"
             raise Failure(501, "unsupported", f"model {model}: {reason}", "model")
-        self._count_texts(engine)
-
-    def release(self, exchange: Exchange) -> None:
-        """Let another model have the room, if nobody else uses that of *exchange*."""
-        claim, exchange.claim = exchange.claim, None
-        if claim is not None:
-            self.models.release(claim)
+        self.metrics_of(engine)
 
     def base_of(self, name: str) -> str | None:
         """The model of a name, an alias or `base:adapter`; None: there is none."""

@@ -165,6 +165,8 @@ def test_json_lines_are_whole_objects(terminal: Terminal, out: io.StringIO):
                 "cache_tier": None,
                 "media_tokens": 0,
                 "reasoning_tokens": 0,
+                "drafted_tokens": 0,
+                "accepted_tokens": 0,
             },
             "timings": {
                 "queue_s": 0.0,
