@@ -74,11 +74,6 @@ class Restore(NamedTuple):
     hit: Hit
     n_live: int  # tokens of it that a slot has, too
 
-    @property
-    def n_tokens(self) -> int:
-        """All that it has."""
-        return self.hit.n_tokens
-
 
 class Follow(NamedTuple):
     """Wait until the sequence in *slot* has *n_tokens*, and copy them."""

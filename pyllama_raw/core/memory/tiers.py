@@ -336,8 +336,9 @@ class ReadAhead:
         ):
             return None
         # Something else may have come up since, such as a slot that has as much.
+        other_start = start.hit if isinstance(start, Restore) else start
         is_same = isinstance(start, Restore) and start.hit.entries == hit.entries
-        n_other = 0 if is_same else start.n_tokens
+        n_other = 0 if is_same else other_start.n_tokens
         is_cleared = hit.entries[0].node is None
         is_worth = n_tokens >= n_other + self.tiers.disk.min_gain
         if (
