@@ -1,5 +1,6 @@
 """What clients of llama.cpp's server find here by its names."""
 
+import gc
 from datetime import datetime
 
 import pytest
@@ -122,6 +123,23 @@ async def test_metrics_have_the_names_that_are_asked_for():
     assert "llamacpp:requests_processing 0.0" in lines
     asked = {"vllm", "llamacpp"}
     assert [asked & found for found in names.values()] == [*map(set, names)]
+
+
+async def test_many_scrapes_have_one_counter_of_an_engine():
+    """
+    Each scrape reads it, and none adds another one that every request would feed.
+    """
+    async with asking() as (app, client):
+        engine = app.state.service.engines["a"]
+        first = app.state.service.metrics_of(engine)
+        for _ in range(3):
+            await client.get("/metrics")
+        await client.post(PATH, json=CHAT)
+        counters = [each for each in gc.get_objects() if type(each) is type(first)]
+        last = app.state.service.metrics_of(engine)
+
+    assert last is first
+    assert [c for c in counters if c._engine is engine] == [first]
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/completions", "/completion"])
