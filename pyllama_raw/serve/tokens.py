@@ -314,7 +314,8 @@ async def _scored_items(
         if body.apply_softmax:
             best = max(likelihood.total for likelihood in likelihoods)
             weights = [exp(likelihood.total - best) for likelihood in likelihoods]
-            values = [weight / sum(weights) for weight in weights]
+            total = sum(weights)
+            values = [weight / total for weight in weights]
         scores.append(values)
     usage = _usage(of_all, exchange)
     return _head("score", model) | {
