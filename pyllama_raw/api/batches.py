@@ -180,20 +180,11 @@ class Branches:
             InvalidRequest: a continuation has no token of its own, or there are too many.
             TextTooLong, ClosedError.
         """
-        request, n_branches = choice.request, len(continuations.texts)
+        request = choice.request
         params = request.sampling
         assert isinstance(params, SamplingParams)
         read = partial(self._continued, prompt, request.tokens, continuations)
         prompts = await self._workers.run("text", read)
-        # All of them wait at once, so there are no more than an idle engine takes.
-        admission, longest = self._parts.admission, max(map(len, prompts))
-        n_fitting = min(admission.max_waiting, admission.max_waiting_tokens // longest)
-        if n_branches > admission.n_slots + n_fitting:
-            allowed = (
-                f"at most {admission.n_slots + n_fitting} behind a prompt of "
-                f"{len(request.tokens)} tokens, or raise max_waiting or max_waiting_tokens"
-            )
-            raise InvalidRequest(continuations.name, n_branches, allowed)
         choices, request_id = [], request.request_id
         for index, tokens in enumerate(prompts):
             first = n_common(request.tokens.tobytes(), tokens.tobytes())
@@ -226,6 +217,7 @@ class Branches:
             return tokens + alone(text) if is_apart else together
 
         n_most = self._parts.scheduler.limits.n_ctx_slot - 1
+        n_longest = 0
         prompts: list[array[int]] = []
         for index, text in enumerate(continuations.texts):
             joins = isinstance(prompt, str) and isinstance(text, str)
@@ -238,8 +230,27 @@ class Branches:
                 raise TextTooLong(where, n_tokens, n_most, advice)
             if together == tokens[:n_tokens]:
                 raise InvalidRequest(where, text, "a text with a token of its own")
+            # Too many are refused as soon as that is certain, before the others are read.
+            if n_tokens > n_longest:
+                n_longest = n_tokens
+                self._check_number(continuations, len(tokens), n_longest)
             prompts.append(together)
         return prompts
+
+    def _check_number(
+        self, continuations: Continuations, n_prompt: int, n_longest: int
+    ) -> None:
+        """Raise InvalidRequest if there are more than an idle engine takes, as all enter at once."""
+        admission, n_branches = self._parts.admission, len(continuations.texts)
+        n_fitting = min(
+            admission.max_waiting, admission.max_waiting_tokens // n_longest
+        )
+        if n_branches > admission.n_slots + n_fitting:
+            allowed = (
+                f"at most {admission.n_slots + n_fitting} behind a prompt of "
+                f"{n_prompt} tokens, or raise max_waiting or max_waiting_tokens"
+            )
+            raise InvalidRequest(continuations.name, n_branches, allowed)
 
 
 def likelihoods(
@@ -278,9 +289,9 @@ def label_scores(
     # Beside the best one, because exp() of each alone could be 0.
     best = max(values)
     weights = [exp(value - best) for value in values]
-    triples = zip(labels, likelihoods, weights, strict=True)
+    total, triples = sum(weights), zip(labels, likelihoods, weights, strict=True)
     scores = [
-        LabelScore(index, label, weight / sum(weights), likelihood)
+        LabelScore(index, label, weight / total, likelihood)
         for index, (label, likelihood, weight) in enumerate(triples)
     ]
     return sorted(scores, key=lambda score: -score.probability)

@@ -245,6 +245,8 @@ class Rows:
 
     def compute_spans(self, works: tuple[Work, ...], context: Context) -> StepOutcome:
         """Compute rows of spans: all causal, or one whole span."""
+        # They have another batch, so nothing of this one is in the step: no drafts either.
+        self.batch.clear()
         batch: RowBatch | None = None
         for work in works:
             assert isinstance(work, PrefillSpan)

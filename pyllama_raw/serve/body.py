@@ -104,6 +104,7 @@ class Body(BaseModel):
     refuses: ClassVar[tuple[str, ...]] = ()
     # Types of JSON that a field may have, by all names of the field.
     kinds_of: ClassVar[dict[str, frozenset[type]]]
+    with_default: ClassVar[set[str]]  # names of fields that have another one than null
 
     # What the model must be able to do. None: anything.
     need: ClassVar[Operation | None] = None
@@ -132,12 +133,14 @@ class Body(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        cls.kinds_of = {}
+        cls.kinds_of, cls.with_default = {}, set()
         for name, field in {**cls.takes, **cls.model_fields}.items():
             alias = field.validation_alias
             names = (name,) if alias is None else getattr(alias, "choices", (alias,))
             kinds = frozenset(_kinds_of(field.annotation))
             cls.kinds_of |= dict.fromkeys(map(str, names), kinds)
+            if not field.is_required() and field.default is not None:
+                cls.with_default |= {*map(str, names)}
 
     @model_validator(mode="before")
     @classmethod
@@ -155,7 +158,9 @@ class Body(BaseModel):
         for name, value in values.items():
             # A body's own field comes first: `user` of one body may be idle in another.
             if name in cls.kinds_of:
-                own[name] = read_plain(value, cls.kinds_of[name])
+                # Clients write null for what they leave out.
+                if value is not None or name not in cls.with_default:
+                    own[name] = read_plain(value, cls.kinds_of[name])
                 continue
             match cls.rules.get(name):
                 # It changes no output, so it is left out, and the answer names it.

@@ -11,7 +11,7 @@ their own; a model that generates gets them from the body.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from math import exp
 from time import time
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -24,12 +24,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.errors import first_of
+from pyllama_raw.errors import InvalidRequest, first_of
 from pyllama_raw.results import LabelScore, Likelihood, Operation
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.body import Body, Items, Named, ServedBody
 from pyllama_raw.serve.conversation import template_variables
-from pyllama_raw.serve.failures import JSON, refused
+from pyllama_raw.serve.failures import JSON, refused, renamed
 from pyllama_raw.serve.openai import LEAST, ChatBody, TokenIds, read_chat
 from pyllama_raw.serve.service import Exchange, ServedModel, Service
 
@@ -251,6 +251,7 @@ def _scores(app: FastAPI, service: Service) -> None:
                 prompt, labels, body.measure, **options
             ),
             prompts,
+            {"prompt": "input"},
         )
         data = [_classified(index, scores) for index, scores in enumerate(of_all)]
         likelihoods = [[score.likelihood for score in scores] for scores in of_all]
@@ -306,7 +307,9 @@ async def _scored_items(
     ]
     _check_many(service, model, "label_token_ids", len(prompts), len(labels))
     of_all = await _in_turn(
-        lambda prompt: model.engine.score_many(prompt, labels, **options), prompts
+        lambda prompt: model.engine.score_many(prompt, labels, **options),
+        prompts,
+        {"prompt": "query", "continuations": "label_token_ids"},
     )
     scores = []
     for likelihoods in of_all:
@@ -314,7 +317,8 @@ async def _scored_items(
         if body.apply_softmax:
             best = max(likelihood.total for likelihood in likelihoods)
             weights = [exp(likelihood.total - best) for likelihood in likelihoods]
-            values = [weight / sum(weights) for weight in weights]
+            total = sum(weights)
+            values = [weight / total for weight in weights]
         scores.append(values)
     usage = _usage(of_all, exchange)
     return _head("score", model) | {
@@ -354,13 +358,24 @@ def _check_many(
 
 
 async def _in_turn(
-    ask: Callable[[Any], Coroutine[Any, Any, T]], prompts: Sequence[Any]
+    ask: Callable[[Any], Coroutine[Any, Any, T]],
+    prompts: Sequence[Any],
+    names: Mapping[str, str],
 ) -> list[T]:
-    """Answers to all *prompts*, which the engine computes together; raises the first error."""
+    """
+    Answers to all *prompts*, which the engine computes together; raises the first error.
+
+    Args:
+        names: of fields of the body, by what the engine calls them.
+    """
     answers: dict[int, T] = {}
 
     async def run(index: int) -> None:
-        answers[index] = await ask(prompts[index])
+        try:
+            answers[index] = await ask(prompts[index])
+        except InvalidRequest as error:
+            name = renamed(error.name, names)
+            raise InvalidRequest(name, error.value, error.allowed) from error
 
     try:
         async with create_task_group() as group:

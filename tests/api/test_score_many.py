@@ -146,6 +146,16 @@ async def test_what_cannot_be_scored_is_refused_by_name(continuations, error, me
     assert again[0].logprobs == said(1 + len(PROMPT), "a")
 
 
+async def test_too_many_continuations_are_refused_before_all_are_read():
+    """
+    A list of any length costs no more than the prompt and the first of them.
+    """
+    labels = ["a"] * 100_000 + ["b" * 120]  # the last one fits no slot
+    async with fake_engine(max_waiting=30) as engine:
+        with pytest.raises(InvalidRequest, match=r"labels=100001 .* at most 34"):
+            await engine.classify(PROMPT, labels)
+
+
 async def test_labels_and_prompts_are_named_in_errors():
     """
     A label is no continuation to its caller, and a prompt that is too long is the prompt's fault.

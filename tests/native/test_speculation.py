@@ -15,6 +15,7 @@ from pyllama_raw import (
     ContextConfig,
     Engine,
     EngineConfig,
+    MediaConfig,
     SamplingParams,
     SchedulerConfig,
 )
@@ -32,9 +33,10 @@ from pyllama_raw.native.sampler import (
     SamplerChain,
 )
 from pyllama_raw.native.stages import Draw, TopK
+from tests.api.media_engines import picture
 from tests.native.support import make_context, prefill
 from tests.support.near_ties import parting
-from tests.support.tiny import tiny_model
+from tests.support.tiny import tiny_model, tiny_projector
 
 pytestmark = pytest.mark.native
 
@@ -271,6 +273,26 @@ def test_decodes_that_fail_lose_nothing(code, oracle):
     for of_try in results:
         for reference, other in zip(plain, of_try, strict=True):
             assert parting(reference.logprobs, other.token_ids) is None
+
+
+def test_rows_of_images_are_held_after_a_step_with_drafts(oracle):
+    """
+    They have a batch of their own, of which no draft is cut off.
+    """
+    projector, path = tiny_projector("llava")
+    media, prompts = MediaConfig(mmproj=projector), prompts_of(16)
+    messages = [[picture(n), "x", picture(n + 8), "y"] for n in range(8)]
+    with opened(path, "off", media=media) as engine:
+        plain = engine.complete_many([*prompts, *messages], GREEDY)
+    oracle.learn(prompts, plain[: len(prompts)])
+    with opened(path, "lookup", media=media) as engine:
+        drafted = engine.complete_many([*prompts, *messages], GREEDY)
+        stats = engine.stats()
+
+    assert stats.accepted_tokens > 0
+    assert stats.failed_steps == 0
+    for reference, other in zip(plain, drafted, strict=True):
+        assert parting(reference.logprobs, other.token_ids) is None
 
 
 @pytest.mark.parametrize("name", ["mamba", "jamba", "gemma3"])

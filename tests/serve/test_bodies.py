@@ -5,6 +5,7 @@ from threading import get_ident
 
 import anyio
 import pytest
+from pydantic import ValidationError
 
 from pyllama_raw.serve import (
     ServeConfig,
@@ -239,6 +240,23 @@ def test_lists_of_all_bodies_stop_at_their_first_mistake():
 
     assert len(models) > 10
     assert slow == set()
+
+
+@pytest.mark.parametrize("model", sorted({*models_of(Body)}, key=str))
+def test_a_field_that_is_null_is_as_if_left_out(model):
+    """
+    In all bodies, because clients and llama-server read it so.
+    """
+    fields = model.model_fields.items()
+    optional = {name for name, field in fields if not field.is_required()}
+    refused = set()
+    for name in optional & {*model.kinds_of}:
+        try:
+            model.model_validate({name: None})
+        except ValidationError as error:
+            refused |= {name for item in error.errors() if name in item["loc"]}
+
+    assert refused == set()
 
 
 @pytest.mark.parametrize(

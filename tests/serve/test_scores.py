@@ -130,10 +130,13 @@ async def test_labels_behind_items_are_scored_as_sglang_does(is_softmax):
         ("score", {"prompt": "a", "continuations": ["a"] * 5}, "continuations"),
         ("score", {"query": "a", "label_token_ids": []}, "label_token_ids"),
         ("score", {"query": "a", "items": [[1]], "label_token_ids": [5]}, "items"),
+        ("score", {"query": "a", "label_token_ids": [1, -5]}, "label_token_ids[1]"),
+        ("score", {"query": [-1], "label_token_ids": [1]}, "query"),
         ("score", {"text_1": "a", "text_2": "b"}, "text_1"),
         ("classify", {"input": "a"}, "labels"),
         ("classify", {"input": ["a", ""], "labels": ["a"]}, "input"),
         ("classify", {"input": "a", "labels": ["a", ""]}, "labels[1]"),
+        ("classify", {"input": [[-1]], "labels": ["a"]}, "input"),
         ("classify", {"input": ["a", "b", "c"], "labels": ["a", "b"]}, "labels"),
     ],
 )
