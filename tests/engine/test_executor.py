@@ -118,7 +118,7 @@ class Failing:
 
     def _fail(self, batch, samplers, *, ahead):
         if self._half:
-            n_tokens, batch.n_tokens = batch.n_tokens, batch.n_tokens // 2
+            n_tokens, batch.n_tokens = batch.n_tokens, max(batch.n_tokens // 2, 1)
             self._executor.context.decode(batch)
             batch.n_tokens = n_tokens
         return StepOutcome(self._code, [], [], 0, 0)

@@ -47,7 +47,8 @@ def make_parts():
     def make(name="llama", *, sampler_placement="backend", n_ctx=512, n_slots=2):
         config = EngineConfig(
             context=ContextConfig(n_ctx=n_ctx, n_threads=1),
-            scheduler=SchedulerConfig(n_slots=n_slots),
+            # A budget that follows the clock would have requests cancelled at other tokens.
+            scheduler=SchedulerConfig(n_slots=n_slots, token_budget=64),
             sampler_placement=sampler_placement,
             deterministic=True,
         )
