@@ -2,6 +2,7 @@
 
 import json
 from contextlib import asynccontextmanager
+from math import nan
 
 import anyio
 import anyio.lowlevel
@@ -244,8 +245,14 @@ async def test_a_body_says_how_long_its_model_stays():
             await chat(client, "a", keep_alive=keep_alive)
             await until(cache, "a", "unloaded")
         wrong = await chat(client, "a", keep_alive="soon")
+        body = json.dumps(CHAT | {"model": "a", "keep_alive": nan})
+        no_number = await client.post(PATH, content=body)
 
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "keep_alive")
+    for answer in (wrong, no_number):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (
+            400,
+            "keep_alive",
+        )
 
 
 async def test_a_request_waits_for_its_model_as_long_as_it_may():
