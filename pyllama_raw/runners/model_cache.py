@@ -196,6 +196,11 @@ class ModelCache:
             entry.error,
         )
 
+    @property
+    def budget(self) -> dict[str, int]:
+        """Bytes that all models may take together, by device."""
+        return {p: n for p, n in self._residency.budget.items() if p != MODELS}
+
     def free(self) -> dict[str, int]:
         """Bytes of the budget that no model takes, by device."""
         free = self._residency.free()
@@ -491,11 +496,8 @@ class ModelCache:
             entry.is_sized = True
 
     def _set_size(self, resident: Resident, memory: RunnerMemory) -> None:
-        budget = self._residency.budget
-        need = {**memory.loaded, MODELS: 1}
-        if memory.shrinks:
-            need = {p: min(n, budget.get(p, n)) for p, n in need.items()}
-        resident.need, resident.parked = need, memory.asleep or {}
+        resident.need = {**memory.loaded, MODELS: 1}
+        resident.parked = memory.asleep or {}
         if memory.asleep is None:
             resident.sleep_s = inf
 
