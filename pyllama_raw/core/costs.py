@@ -1,5 +1,6 @@
 """
-What a step takes here: a formula for its seconds, learned from the steps themselves.
+What a step takes here: a formula for its seconds, learned from the steps themselves; and the budget
+of tokens that follows from it.
 
 1. A step takes a fixed time, because all weights are read, and a time for each row. A row whose
    logits are computed takes more. Products are often cheaper a row from some number of rows on, or,
@@ -32,6 +33,15 @@ RIDGE = 1e-6  # pulls towards no cost; the cost of a row is pulled least of all
 MIN_OBSERVED = 16  # rows of a step that says how fast prompts are
 SMOOTHING = 0.25  # weight of the newest one
 LEAST_S = 1e-9  # a fit never says that a step takes nothing
+
+FIRST_BUDGET = 64  # before anything was measured
+GOAL_S = 0.1  # of a step that streams wait for, unless the target is another
+IDLE_FACTOR = 4  # a step that stalls no stream may take longer
+STRETCH = 4  # times the goal, that a step may take to be worth it
+IDLE_STRETCH = 2  # likewise where no stream waits, as that goal is longer already
+GROWTH = 4  # times the rows of the largest step that was seen
+LOSS = 0.02  # of the pace of prompts, lost to small steps; rounding costs some more
+GRAIN = 16  # matrix kernels like multiples
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +205,72 @@ def _least_squares(
         error -= values[i] * (2 * sums[i][4] - explained)
     wide_s = values[3] if knee else values[1]
     return StepCost(values[0], values[1], values[2], knee, wide_s), max(error, 0.0)
+
+
+class StepBudget:
+    """
+    Token budget of the next step: a fixed number, or one that follows what steps take here.
+
+    A step stalls each stream, so it is to take `target_s` at most. But its fixed time is paid by
+    the step, and few rows make poor products. With a target of None the goal is GOAL_S, and a step
+    is larger where that goal would cost more than LOSS of the throughput of prompts, up to
+    STRETCH times the goal, or times what the streams alone take. Without streams the goal is
+    IDLE_FACTOR times as long, because only who comes meanwhile waits.
+
+    The decodes of a step are worth their share of a decode of all that run, because there they
+    would end up. The more streams go on beside a prompt, the less a small step loses.
+    """
+
+    def __init__(
+        self,
+        fixed: int | None,
+        target_s: float | None,
+        max_tokens: int,
+        costs: CostHistory,
+    ) -> None:
+        self._fixed = fixed
+        self._target_s = target_s
+        self._max_tokens = max_tokens
+        self._costs = costs
+
+    def limit(
+        self,
+        n_decodes: int,
+        n_streams: int,
+        n_running: int,
+        *,
+        n_turns: int = 1,
+        spent_s: float = 0.0,
+    ) -> int:
+        """
+        Tokens the next step may hold, 1 to max_tokens.
+
+        Args:
+            n_decodes: streams that are to go on in it.
+            n_streams: streams that wait for it.
+            n_running: sequences that will decode side by side.
+            n_turns: the steps from one token of a stream to the next, which share the
+                target.
+            spent_s: what captures take of the step.
+        """
+        if self._fixed is not None:
+            return min(self._fixed, self._max_tokens)
+        cost = self._costs.cost
+        if cost is None:
+            return min(FIRST_BUDGET, self._max_tokens)
+        # What stalls nobody may take longer.
+        factor = 1 / n_turns if n_streams else IDLE_FACTOR
+        goal_s = (self._target_s or GOAL_S) * factor
+        n_rows = cost.n_rows(goal_s - spent_s, n_decodes)
+        if self._target_s is None:
+            alone_s = factor * cost.seconds(max(n_streams, 1), max(n_streams, 1))
+            stretch = STRETCH if n_streams else IDLE_STRETCH
+            most_s = stretch * max(goal_s, alone_s) - spent_s
+            worth_s = cost.seconds(n_running, n_running) * n_decodes / max(n_running, 1)
+            n_worth = cost.n_worth(n_decodes, worth_s, LOSS)
+            n_rows = max(n_rows, min(n_worth, cost.n_rows(most_s, n_decodes)))
+        # Steps grow step by step, because a formula of small ones is a guess of large ones.
+        n_rows = min(n_rows, max(GROWTH * self._costs.largest, FIRST_BUDGET))
+        # A hundredth of a row is the rounding of the fit.
+        n_tokens = int(min(n_rows, self._max_tokens) + 0.01) // GRAIN * GRAIN
+        return max(n_tokens, min(GRAIN, self._max_tokens))

@@ -392,7 +392,7 @@ class NativeExecutor:
             self._rows.prepare_masks(works)
         # Else the batch holds these tokens already, because the shim has put them there.
         if not self._advanced:
-            if self._open.need_all(works):
+            if self._open.n_needing_all and self._open.need_all(works):
                 self.lanes.take_away(self.context)
             self._rows.fill(works)
         self._advanced = ()

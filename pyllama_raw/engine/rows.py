@@ -87,9 +87,7 @@ class BuiltSamplers:
 
     def need_all(self, works: Iterable[Work]) -> bool:
         """Whether a request of *works* needs whole rows."""
-        return self.n_needing_all > 0 and any(
-            self._all[work.request_id].needs_all for work in works
-        )
+        return any(self._all[work.request_id].needs_all for work in works)
 
     def _count(self, sampler: BuiltSampler, change: int) -> None:
         params = sampler.params

@@ -162,16 +162,6 @@ class Service:
             if isinstance(runner, LocalRunner) and runner.engine is not None
         }
 
-    @property
-    def _max_open(self) -> int:
-        """
-        Requests with a body at a time: as many as all engines have slots and let wait, and as may
-        wait for models.
-        """
-        infos = [engine.info for engine in self.engines.values()]
-        n_places = sum(i.n_slots + i.config.scheduler.max_waiting for i in infos)
-        return n_places + self.models.is_dynamic * self.models.max_waiting
-
     def _count_texts(self, engine: AsyncEngine) -> None:
         if engine not in self._counted:
             self._counted.add(engine)
@@ -186,8 +176,14 @@ class Service:
         """Raise Failure if the service is about to end, or handles as many requests as it may."""
         if self.drains:
             raise Failure(503, "server_is_draining", DRAINING)
-        if self.n_open >= self._max_open:
-            headers = {"retry-after": str(retry_s(self.engines.values()))}
+        # As many as all engines have slots and let wait, and as may wait for models.
+        engines = self.engines.values()
+        infos = [engine.info for engine in engines]
+        max_open = sum(i.n_slots + i.config.scheduler.max_waiting for i in infos)
+        if self.models.is_dynamic:
+            max_open += self.models.max_waiting
+        if self.n_open >= max_open:
+            headers = {"retry-after": str(retry_s(engines))}
             message = "all places of the queue are taken: try again, or elsewhere"
             raise Failure(503, "server_is_overloaded", message, headers=headers)
 

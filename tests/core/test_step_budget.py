@@ -2,14 +2,15 @@
 
 import pytest
 
-from pyllama_raw.core.costs import CostHistory, StepCost
-from pyllama_raw.core.scheduling.packer import (
+from pyllama_raw.core.costs import (
     GOAL_S,
     GRAIN,
     IDLE_STRETCH,
     LOSS,
     STRETCH,
+    CostHistory,
     StepBudget,
+    StepCost,
 )
 
 N_SLOTS = 8

@@ -36,7 +36,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from pyllama_raw.core import exact
-from pyllama_raw.core.costs import CostHistory
+from pyllama_raw.core.costs import StepBudget
 from pyllama_raw.core.request import Lot, border, span_at
 from pyllama_raw.core.scheduling.lots import (
     Groups,
@@ -60,19 +60,7 @@ from pyllama_raw.core.step import (
 )
 
 MAX_WITHOUT = 8  # steps in a row in which streams leave prompts nothing
-FIRST_BUDGET = 64  # before anything was measured
-GOAL_S = 0.1  # of a step that streams wait for, unless the target is another
-IDLE_FACTOR = 4  # a step that stalls no stream may take longer
-STRETCH = 4  # times the goal, that a step may take to be worth it
-IDLE_STRETCH = (
-    2  # likewise of a step that stalls no stream, whose goal is longer already
-)
-GROWTH = 4  # times the rows of the largest step that was seen
-LOSS = (
-    0.02  # of the pace of prompts, that small steps may cost; rounding costs some more
-)
 PATIENCE = 4  # steps of shorter prompts for one of the prompt that came first
-GRAIN = 16  # matrix kernels like multiples
 NO_CAPS: Mapping[int, int] = MappingProxyType({})
 
 BudgetMode = Literal["balanced", "latency_first", "throughput_first"]
@@ -336,75 +324,6 @@ def _prefill(running: Running, n_tokens: int) -> Work:
         targets = tokens[start + n_plain + 1 : end + 1]
         return ScoredPrefill(request_id, slot, pos, chunk, samples, targets, n_plain)
     return Prefill(request_id, slot, pos, chunk, samples)
-
-
-class StepBudget:
-    """
-    Token budget of the next step: a fixed number, or one that follows what steps take here.
-
-    A step stalls each stream, so it is to take `target_s` at most. But its fixed time is paid by
-    the step, and few rows make poor products. With a target of None the goal is GOAL_S, and a step
-    is larger where that goal would cost more than LOSS of the throughput of prompts, up to
-    STRETCH times the goal, or times what the streams alone take. Without streams the goal is
-    IDLE_FACTOR times as long, because only who comes meanwhile waits.
-
-    The decodes of a step are worth their share of a decode of all that run, because there they
-    would end up. The more streams go on beside a prompt, the less a small step loses.
-    """
-
-    def __init__(
-        self,
-        fixed: int | None,
-        target_s: float | None,
-        max_tokens: int,
-        costs: CostHistory,
-    ) -> None:
-        self._fixed = fixed
-        self._target_s = target_s
-        self._max_tokens = max_tokens
-        self._costs = costs
-
-    def limit(
-        self,
-        n_decodes: int,
-        n_streams: int,
-        n_running: int,
-        *,
-        n_turns: int = 1,
-        spent_s: float = 0.0,
-    ) -> int:
-        """
-        Tokens the next step may hold, 1 to max_tokens.
-
-        Args:
-            n_decodes: streams that are to go on in it.
-            n_streams: streams that wait for it.
-            n_running: sequences that will decode side by side.
-            n_turns: the steps from one token of a stream to the next, which share the
-                target.
-            spent_s: what captures take of the step.
-        """
-        if self._fixed is not None:
-            return min(self._fixed, self._max_tokens)
-        cost = self._costs.cost
-        if cost is None:
-            return min(FIRST_BUDGET, self._max_tokens)
-        # What stalls nobody may take longer.
-        factor = 1 / n_turns if n_streams else IDLE_FACTOR
-        goal_s = (self._target_s or GOAL_S) * factor
-        n_rows = cost.n_rows(goal_s - spent_s, n_decodes)
-        if self._target_s is None:
-            alone_s = factor * cost.seconds(max(n_streams, 1), max(n_streams, 1))
-            stretch = STRETCH if n_streams else IDLE_STRETCH
-            most_s = stretch * max(goal_s, alone_s) - spent_s
-            worth_s = cost.seconds(n_running, n_running) * n_decodes / max(n_running, 1)
-            n_worth = cost.n_worth(n_decodes, worth_s, LOSS)
-            n_rows = max(n_rows, min(n_worth, cost.n_rows(most_s, n_decodes)))
-        # Steps grow step by step, because a formula of small ones is a guess of large ones.
-        n_rows = min(n_rows, max(GROWTH * self._costs.largest, FIRST_BUDGET))
-        # A hundredth of a row is the rounding of the fit.
-        n_tokens = int(min(n_rows, self._max_tokens) + 0.01) // GRAIN * GRAIN
-        return max(n_tokens, min(GRAIN, self._max_tokens))
 
 
 def divide(mode: BudgetMode, n_streams: int, total: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import islice
 from typing import Literal
 
-from pyllama_raw.core.costs import CostHistory
+from pyllama_raw.core.costs import GOAL_S, CostHistory, StepBudget
 from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.slots import ContextLimits, growth
@@ -37,12 +37,10 @@ from pyllama_raw.core.policy_runner import (
 from pyllama_raw.core.request import SOURCES, Event, FinishReason, Request
 from pyllama_raw.core.scheduling.lots import Suspects
 from pyllama_raw.core.scheduling.packer import (
-    GOAL_S,
     BudgetMode,
     Packer,
     PrefillOrder,
     PrefillTurns,
-    StepBudget,
 )
 from pyllama_raw.core.scheduling.results import Failures, Outputs
 from pyllama_raw.core.scheduling.roster import Note, Roster

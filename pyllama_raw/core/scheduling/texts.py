@@ -25,11 +25,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from pyllama_raw.core.costs import CostHistory
+from pyllama_raw.core.costs import CostHistory, StepBudget
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import SOURCES, Embedded, FinishReason, Lot
 from pyllama_raw.core.scheduling.lots import Turns
-from pyllama_raw.core.scheduling.packer import StepBudget
 from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.sequence import Running, TextSequence
 from pyllama_raw.core.step import (
