@@ -235,7 +235,7 @@ def _help(model: type[BaseModel], name: str, default: Any) -> str:
         default = model.model_fields[name].default
     text = f"{descriptions(model).get(name, name)} {MORE.get(name, '')}".strip()
     value = _shown(name, default)
-    return f"{text} ({value})".replace("%", "%%") if value else text
+    return (f"{text} ({value})" if value else text).replace("%", "%%")
 
 
 def _shown(name: str, value: Any) -> str:

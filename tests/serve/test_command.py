@@ -198,7 +198,7 @@ def test_options_of_engines_are_those_of_the_other_commands(tmp_path):
             "[models.a]\nn_ctx = 5",
             "models.a.n_ctx: give path, pinned, load_on_start, sleep_idle_s, "
             "unload_idle_s, or a table of options: model, context, scheduler, cache, "
-            "embedding, media, log, engine; did you mean models.a.context.n_ctx?",
+            "embedding, media, log, speculation, engine; did you mean models.a.context.n_ctx?",
         ),
         ("[models.a]\ncontext = 5", "models.a.context=5: give a table"),
         ("a = " + "[" * 5000, "it nests too deeply"),
