@@ -28,7 +28,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from pydantic_core import to_json
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.errors import ClosedError, ConfigError
 from pyllama_raw.results import Operation, Pooling, Watcher
 from pyllama_raw.runners import (
     CachedModel,
@@ -237,10 +237,13 @@ class Service:
         if not autoload and not is_there:
             raise Failure(400, "model_not_loaded", NOT_LOADED, "model")
         limit_s = min(limits.values(), default=inf)
-        with move_on_after(limit_s):
-            exchange.claim = await self.models.claim(
-                model, client=exchange.client, keep_alive_s=keep_alive_s
-            )
+        try:
+            with move_on_after(limit_s):
+                exchange.claim = await self.models.claim(
+                    model, client=exchange.client, keep_alive_s=keep_alive_s
+                )
+        except ClosedError as error:  # which advises programs
+            raise Failure(503, "server_is_draining", DRAINING) from error
         if exchange.claim is None:
             message = (
                 f"model {model} was not loaded within {limit_s:g} s: try again later"

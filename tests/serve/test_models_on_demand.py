@@ -255,6 +255,30 @@ async def test_a_body_says_how_long_its_model_stays():
         )
 
 
+async def test_who_waits_for_a_model_is_told_that_the_service_ends():
+    """
+    In words for clients: another service may have the model.
+    """
+    answers = []
+
+    async def ask(client):
+        answers.append(await chat(client, "b"))
+
+    async with (
+        serving_models() as (client, cache),
+        cache.lent("a"),
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(ask, client)
+        while not cache.n_waiting:
+            await anyio.lowlevel.checkpoint()
+        cache.refuse()
+
+    [answer] = answers
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "server_is_draining"
+
+
 async def test_a_request_waits_for_its_model_as_long_as_it_may():
     """
     Not longer than max_wait_s of its body.
