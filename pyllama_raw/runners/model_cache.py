@@ -201,6 +201,14 @@ class ModelCache:
         """Bytes that all models may take together, by device."""
         return {p: n for p, n in self._residency.budget.items() if p != MODELS}
 
+    def loading(self) -> dict[str, float]:
+        """The fractions that are loaded of models that load, by name."""
+        return {
+            name: entry.progress
+            for name, entry in self._entries.items()
+            if entry.resident.state is ModelState.LOADING and not entry.is_removed
+        }
+
     def free(self) -> dict[str, int]:
         """Bytes of the budget that no model takes, by device."""
         free = self._residency.free()

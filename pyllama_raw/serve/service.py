@@ -23,7 +23,7 @@ from time import monotonic, time
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet, finalize
 
-from anyio import move_on_after
+from anyio import Lock, move_on_after, to_thread
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic_core import to_json
 
@@ -130,6 +130,7 @@ class Service:
         # Clients of llama-server tell a router by the status of its models.
         self.is_router = models.is_dynamic and (refresh is not None or len(models) > 1)
         self.drains = False  # drain() was called
+        self._reading, self._n_reads = Lock(), 0  # of the list of models
         self.is_llama = config.in_place_of is not None
         # Scales of adapters of each model, for requests that name none.
         self.scales: dict[str, dict[str, float]] = {}
@@ -254,6 +255,29 @@ class Service:
             reason = "its runner has no engine here, so it is not served over HTTP"
             raise Failure(501, "unsupported", f"model {model}: {reason}", "model")
         self._count_texts(engine)
+
+    async def reread(self) -> None:
+        """
+        Have the list of models as it is read anew, if it can be.
+
+        One read at a time, and all who came before it began share it, because it takes long where
+        models are many.
+
+        Raises:
+            ConfigError: it cannot be read, and stays as it is.
+        """
+        if self.refresh is None:
+            return
+        n_reads = self._n_reads
+        async with self._reading:
+            if self._n_reads > n_reads:
+                return
+            self._n_reads += 1
+            try:
+                self.models.replace(await to_thread.run_sync(self.refresh))
+            except BaseException:
+                self._n_reads -= 1  # who waits tries it again
+                raise
 
     def release(self, exchange: Exchange) -> None:
         """Let another model have the room, if nobody else uses that of *exchange*."""
