@@ -391,7 +391,7 @@ def fit_memory(
     check_opening(model, config, None, None)
     from pyllama_raw.engine.estimate import fitted, resolved
 
-    return fitted(*resolved(model, config), room=room)
+    return fitted(*resolved(model, config), room=dict(room))
 
 
 def probe(

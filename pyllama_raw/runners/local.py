@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import EllipsisType
@@ -244,7 +245,8 @@ class LocalRunner(ModelRunner):
         if self._prepare is not None:
             model, config = await to_thread.run_sync(self._prepare, model, config)
         if self._room is not None and config is not None:
-            config = await to_thread.run_sync(fit_memory, model, config, self._room)
+            fit = partial(fit_memory, model, config, self._room)
+            config = await to_thread.run_sync(fit)
         return model, config
 
 

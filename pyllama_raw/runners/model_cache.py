@@ -486,7 +486,7 @@ class ModelCache:
             if entry.is_sized or self._entries.get(entry.name) is not entry:
                 return
             self._check_rest(entry)
-            failure, runner = None, entry.runner
+            failure, memory, runner = None, RunnerMemory({}), entry.runner
             try:
                 if runner is None:
                     make = entry.model.make
