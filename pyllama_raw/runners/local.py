@@ -239,9 +239,9 @@ class LocalRunner(ModelRunner):
 
     async def _prepared(self) -> tuple[Any, EngineConfig | None]:
         """The model, and the options of its engine."""
+        if isinstance(self._model, Model):
+            return self._model, self._config
         model, config = self._model, self._config
-        if isinstance(model, Model):
-            return model, config
         if self._prepare is not None:
             model, config = await to_thread.run_sync(self._prepare, model, config)
         if self._room is not None and config is not None:
