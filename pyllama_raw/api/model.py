@@ -371,6 +371,29 @@ def estimate_memory(
     return estimate(*resolved(model, config))
 
 
+def fit_memory(
+    model: str | Path | None, config: EngineConfig, room: Mapping[str, int]
+) -> EngineConfig:
+    """
+    *config* with so few cells and layers that an engine takes no more than *room*.
+
+    Not fewer than `fit_ctx` cells, so it may take more.
+
+    Args:
+        model: as AsyncEngine.open() takes it.
+        room: bytes by device; as many as there are where none is named.
+
+    Raises:
+        ConfigError, ModelNotFound, ModelLoadFailed: as `estimate_memory`.
+    """
+    if not config.fit_ctx:
+        return config
+    check_opening(model, config, None, None)
+    from pyllama_raw.engine.estimate import fitted, resolved
+
+    return fitted(*resolved(model, config), room=dict(room))
+
+
 def probe(
     model: str | Path | None = None, config: EngineConfig | None = None
 ) -> ModelProbe:

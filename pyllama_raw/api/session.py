@@ -391,7 +391,9 @@ class Sessions:
             except BaseException:
                 self._tell(EngineState.SLEEPING)
                 raise
-            await arrival_of(awake)
+            # Its weights are there: who leaves now leaves an engine that is awake, and knows it.
+            with anyio.CancelScope(shield=True):
+                await arrival_of(awake)
             awake.result()
 
     async def reload(

@@ -206,7 +206,8 @@ class Residency:
         is_asleep = model.sleeps
         model.state = ModelState.SLEEPING if is_asleep else ModelState.UNLOADED
         model.occupies = model.parked if is_asleep else NOTHING
-        model.n_failures, model.is_to_leave = model.n_failures + 1, False
+        model.n_failures += 1
+        model.is_to_leave &= is_asleep  # what is to leave leaves from its sleep, too
         rest_s = min(FIRST_REST_S * 2 ** min(model.n_failures - 1, 30), MAX_REST_S)
         model.retry_at = now + rest_s
         return self.dismiss(name)
@@ -216,14 +217,15 @@ class Residency:
         model = self.models[name]
         model.state = ModelState.SLEEPING if model.sleeps else ModelState.UNLOADED
         model.occupies = model.parked if model.sleeps else NOTHING
-        model.is_to_leave = False
+        model.is_to_leave &= model.sleeps
 
     def gone(self, name: str, *, asleep: bool = False) -> None:
         """Take in that a model has left, or sleeps."""
         model = self.models[name]
         model.state = ModelState.SLEEPING if asleep else ModelState.UNLOADED
         model.occupies = model.parked if asleep else NOTHING
-        model.sleeps, model.is_to_leave, model.keep_s = asleep, False, None
+        model.sleeps, model.keep_s = asleep, None
+        model.is_to_leave &= asleep  # somebody said so while it went to sleep
 
     def stayed(self, name: str) -> None:
         """Take in that a model could not be put to sleep, which is not tried again."""

@@ -7,9 +7,10 @@ runners.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import EllipsisType
@@ -20,6 +21,7 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from pyllama_raw import AsyncEngine, Model, Prompt, SamplingParams, estimate_memory
+from pyllama_raw.api.model import fit_memory
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import ClosedError, Unsupported
@@ -74,6 +76,8 @@ class LocalRunner(ModelRunner):
             worker thread.
         on_open: awaited with each engine before it serves.
         progress: as of AsyncEngine.open().
+        room: bytes that the model may take at most, by device: with `fit_ctx` it has as many cells
+            as fit.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class LocalRunner(ModelRunner):
         prepare: Prepare | None = None,
         on_open: Callable[[AsyncEngine], Awaitable[None]] | None = None,
         progress: Callable[[float], object] | None = None,
+        room: Mapping[str, int] | None = None,
     ) -> None:
         is_open = isinstance(model, AsyncEngine)
         super().__init__(
@@ -95,6 +100,7 @@ class LocalRunner(ModelRunner):
         self._model = None if isinstance(model, AsyncEngine) else model
         self._config, self._loading = config, anyio.Lock()
         self._prepare, self._on_open, self._progress = prepare, on_open, progress
+        self._room = room
 
     @property
     def engine(self) -> AsyncEngine | None:
@@ -173,7 +179,7 @@ class LocalRunner(ModelRunner):
         """
         The memory that libllama reckons; none of an engine that was open before.
 
-        Asleep it takes what its cells hold, in host memory. With `fit_ctx` it makes do with less.
+        Asleep it takes what its cells hold, in host memory.
 
         Raises:
             PyllamaError: as `estimate_memory`.
@@ -184,8 +190,7 @@ class LocalRunner(ModelRunner):
         estimate = await to_thread.run_sync(estimate_memory, model, config)
         loaded = {part.device: part.total_bytes for part in estimate.devices}
         n_cells_bytes = sum(part.kv_bytes for part in estimate.devices)
-        shrinks = config is not None and bool(config.fit_ctx)
-        return RunnerMemory(loaded, {HOST: n_cells_bytes}, shrinks)
+        return RunnerMemory(loaded, {HOST: n_cells_bytes})
 
     async def sleep(self) -> None:
         """Free the context and the weights, as `AsyncEngine.sleep(2)`."""
@@ -234,9 +239,15 @@ class LocalRunner(ModelRunner):
 
     async def _prepared(self) -> tuple[Any, EngineConfig | None]:
         """The model, and the options of its engine."""
-        if self._prepare is None or isinstance(self._model, Model):
+        if isinstance(self._model, Model):
             return self._model, self._config
-        return await to_thread.run_sync(self._prepare, self._model, self._config)
+        model, config = self._model, self._config
+        if self._prepare is not None:
+            model, config = await to_thread.run_sync(self._prepare, model, config)
+        if self._room is not None and config is not None:
+            fit = partial(fit_memory, model, config, self._room)
+            config = await to_thread.run_sync(fit)
+        return model, config
 
 
 def _name_of(model: object) -> str:

@@ -46,6 +46,7 @@ from pyllama_raw.errors import (
     ClosedError,
     ConfigError,
     ModelNotFound,
+    ModelTooLarge,
     ModelUnavailable,
     PyllamaError,
     QueueFull,
@@ -195,6 +196,19 @@ class ModelCache:
             entry.error,
         )
 
+    @property
+    def budget(self) -> dict[str, int]:
+        """Bytes that all models may take together, by device."""
+        return {p: n for p, n in self._residency.budget.items() if p != MODELS}
+
+    def loading(self) -> dict[str, float]:
+        """The fractions that are loaded of models that load, by name."""
+        return {
+            name: entry.progress
+            for name, entry in self._entries.items()
+            if entry.resident.state is ModelState.LOADING and not entry.is_removed
+        }
+
     def free(self) -> dict[str, int]:
         """Bytes of the budget that no model takes, by device."""
         free = self._residency.free()
@@ -237,11 +251,15 @@ class ModelCache:
         one that is gone end with ModelNotFound.
         """
         for name, entry in [*self._entries.items()]:
-            if name in models and entry.model.key != models[name].key:
-                entry.successor = models[name]
-                self._let_go(entry)
-            elif name in models:
-                self._describe(entry, models[name])
+            if name in models:
+                # What an earlier list had leave leaves, and is what this one says after that.
+                leaves = entry.is_removed or entry.successor is not None
+                entry.is_removed = False
+                if leaves or entry.model.key != models[name].key:
+                    entry.successor = models[name]
+                    self._let_go(entry)
+                else:
+                    self._describe(entry, models[name])
             elif entry.model.key is not None:
                 entry.is_removed = True
                 error = ModelNotFound(name, "it is not in the list of models any more")
@@ -293,6 +311,15 @@ class ModelCache:
         self, name: str, *, client: str = "", keep_alive_s: float | None = None
     ) -> Claim:
         """Return once the model is loaded, until release(); raises as lent()."""
+        # The model may become another one meanwhile, whose size is not known yet.
+        while True:
+            claim = await self._claim(name, client, keep_alive_s)
+            if claim.is_running:
+                return claim
+            self.release(claim)
+
+    async def _claim(self, name: str, client: str, keep_alive_s: float | None) -> Claim:
+        """A claim that runs, or that has to be made anew; raises as lent()."""
         entry = self._entry(name)
         self._check_open()
         while not entry.is_sized:
@@ -456,25 +483,29 @@ class ModelCache:
     async def _size(self, entry: _Entry) -> None:
         """Ask the runner of a model what it takes."""
         async with entry.sizing:
-            if entry.is_sized:
+            if entry.is_sized or self._entries.get(entry.name) is not entry:
                 return
             self._check_rest(entry)
+            failure, memory, runner = None, RunnerMemory({}), entry.runner
             try:
-                if entry.runner is None:
-                    entry.runner = entry.model.make(partial(setattr, entry, "progress"))
-                memory = await entry.runner.memory()
-            except Exception as error:
+                if runner is None:
+                    make = entry.model.make
+                    runner = entry.runner = make(partial(setattr, entry, "progress"))
+                memory = await runner.memory()
+            except Exception as error:  # noqa: BLE001 - whatever a runner raises
+                failure = error
+            # The list became another one meanwhile: this is the size of a model that is gone.
+            if entry.runner is not runner or entry is not self._entries.get(entry.name):
+                return
+            if failure is not None:
                 entry.runner = None
-                raise self._failed(entry, error) from error
+                raise self._failed(entry, failure) from failure
             self._set_size(entry.resident, memory)
             entry.is_sized = True
 
     def _set_size(self, resident: Resident, memory: RunnerMemory) -> None:
-        budget = self._residency.budget
-        need = {**memory.loaded, MODELS: 1}
-        if memory.shrinks:
-            need = {p: min(n, budget.get(p, n)) for p, n in need.items()}
-        resident.need, resident.parked = need, memory.asleep or {}
+        resident.need = {**memory.loaded, MODELS: 1}
+        resident.parked = memory.asleep or {}
         if memory.asleep is None:
             resident.sleep_s = inf
 
@@ -513,6 +544,9 @@ class ModelCache:
             self._describe(entry, entry.successor)
             entry.successor, entry.runner, entry.is_sized = None, None, False
             entry.error, entry.resident.retry_at = None, -inf
+            # Nobody knows yet what it takes: who waits for it asks that first.
+            for claim in self._residency.dismiss(entry.name):
+                self._waits[claim].over.set()
 
     def _tell(self, event: ModelEvent) -> None:
         for reader in self._readers:
@@ -548,8 +582,14 @@ class ModelCache:
                 self._turn()
 
     async def _loaded_for_nobody(self, name: str) -> None:
-        with suppress(PyllamaError):
+        try:
             await self.load(name)
+        except ModelTooLarge as error:  # of which no load has told, as there was none
+            entry = self._entry(name)
+            entry.error = error
+            self._tell(ModelEvent(name, entry.resident.state, error))
+        except PyllamaError:
+            pass
 
     async def _load(self, entry: _Entry) -> None:
         """Load or wake a model."""

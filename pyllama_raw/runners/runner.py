@@ -242,8 +242,6 @@ class RunnerMemory:
     """While it serves."""
     asleep: Mapping[str, int] | None = None
     """While it sleeps. None: it cannot sleep."""
-    shrinks: bool = False
-    """Whether it makes do with less where less is free."""
 
 
 class RunnerKind(StrEnum):

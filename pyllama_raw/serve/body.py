@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from math import inf
+from math import inf, isnan, nan
 from secrets import randbelow
 from types import UnionType
 from typing import (
@@ -124,11 +124,9 @@ class Body(BaseModel):
         if isinstance(value, str):
             sign = -1 if value.startswith("-") else 1
             seconds = duration_s(value.lstrip("+-"))
-            if seconds is None:
-                raise refused(
-                    "keep_alive", "give seconds, or a time such as 5m or 1h30m"
-                )
-            value = sign * seconds
+            value = nan if seconds is None else sign * seconds
+        if value is not None and isnan(value):
+            raise refused("keep_alive", "give seconds, or a time such as 5m or 1h30m")
         return inf if value is not None and value < 0 else value
 
     @classmethod

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import unquote
 
-from anyio import create_task_group, move_on_after, to_thread
+from anyio import create_task_group, move_on_after
 from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -51,8 +51,8 @@ def routes(app: FastAPI, service: Service) -> None:
         Args:
             reload: anything: the list is read anew first, where it is that of a folder or a file.
         """
-        if reload and service.refresh is not None:
-            service.models.replace(await to_thread.run_sync(service.refresh))
+        if reload:
+            await service.reread()
         engines = service.engines
         data = [
             _model(service, name, engine, suffix)
@@ -248,9 +248,8 @@ class ModelEvents(Response):
                     change = await changes.receive()
                 if change is not None:
                     await events.write(_event(change))
-                for name in service.models:
-                    fraction = service.models.status(name).progress
-                    if fraction is None or fraction == fractions.get(name):
+                for name, fraction in service.models.loading().items():
+                    if fraction == fractions.get(name):
                         continue
                     fractions[name] = fraction
                     data = {"status": LOADING, "progress": progress_of(fraction)}

@@ -140,6 +140,8 @@ def models_of(folder: str) -> dict[str, dict[str, Any]]:
     """
     The entries of the models in *folder*, by name, as llama-server finds them.
 
+    Files whose paths are no text have no names that requests could give, and are left out.
+
     Raises:
         ConfigError: there is no such folder.
     """
@@ -151,7 +153,7 @@ def models_of(folder: str) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"models_dir {folder!r}: {reason}") from error
     models = {}
     for place, paths in zip(places, lists, strict=True):
-        files = [path for path in paths if path.suffix == ".gguf"]
+        files = [p for p in paths if p.suffix == ".gguf" and _is_text(str(p))]
         projectors = [path for path in files if "mmproj" in path.name]
         weights = [p for p in files if "mmproj" not in p.name and "draft" not in p.name]
         # A model in parts is opened by its first one.
@@ -163,6 +165,15 @@ def models_of(folder: str) -> dict[str, dict[str, Any]]:
             entry["media"] = {"mmproj": str(projectors[0])}
         models[place.name if place.is_dir() else place.stem] = entry
     return models
+
+
+def _is_text(path: str) -> bool:
+    """Whether *path* is in UTF-8."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _joined(files: dict[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:

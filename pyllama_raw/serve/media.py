@@ -50,7 +50,7 @@ MEDIA = {  # the engine's name of a part, and where its data is
     "input_audio": ("audio", "data"),
 }
 # Stands in a raw prompt for each image and sound; llama-server reads the same variable.
-MARKER = os.environ.get("LLAMA_MEDIA_MARKER", "<__media__>")
+MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or "<__media__>"
 SOUNDS = (
     b"fLaC",
     b"OggS",

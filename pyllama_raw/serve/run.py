@@ -17,7 +17,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from math import inf
@@ -125,7 +125,9 @@ async def deploy(
                     await models.load(name)
             read = None
             if reread is not None:
-                read = lambda: cached_models(reread(), loading, prepare)  # noqa: E731
+                read = lambda: cached_models(  # noqa: E731
+                    reread(), loading, prepare, models.budget
+                )
             configs = deployment.configs.values()
             has_media = any(config.media.mmproj is not None for config in configs)
             options = {"autoload": deployment.loading.autoload, "refresh": read}
@@ -248,9 +250,10 @@ async def model_cache(
 ) -> ModelCache:
     """The cache of the models of *deployment*, to be entered. Raises ConfigError."""
     config = deployment.loading
+    budget = await to_thread.run_sync(budget_of, config)
     return ModelCache(
-        cached_models(deployment, loading, prepare),
-        budget=await to_thread.run_sync(budget_of, config),
+        cached_models(deployment, loading, prepare, budget),
+        budget=budget,
         max_models=config.models_max or None,
         max_wait_s=config.turn_wait_s,
         max_overtakes=config.max_model_overtakes,
@@ -271,16 +274,24 @@ def budget_of(config: ModelsConfig) -> dict[str, int]:
 
 
 def cached_models(
-    deployment: Deployment, loading: Loading, prepare: Prepare | None
+    deployment: Deployment,
+    loading: Loading,
+    prepare: Prepare | None,
+    budget: Mapping[str, int],
 ) -> dict[str, CachedModel]:
-    """The models of *deployment*, none of which is loaded yet."""
+    """The models of *deployment*, none of which is loaded yet, and each of which fits *budget*."""
     return {
-        name: _cached(name, deployment, loading, prepare) for name in deployment.models
+        name: _cached(name, deployment, loading, prepare, budget)
+        for name in deployment.models
     }
 
 
 def _cached(
-    name: str, deployment: Deployment, loading: Loading, prepare: Prepare | None
+    name: str,
+    deployment: Deployment,
+    loading: Loading,
+    prepare: Prepare | None,
+    budget: Mapping[str, int],
 ) -> CachedModel:
     path, config = deployment.models[name], deployment.configs.get(name)
     adapters = deployment.adapters.get(name, ())
@@ -298,6 +309,7 @@ def _cached(
             prepare=prepare,  # type: ignore[arg-type]
             on_open=partial(_load_adapters, adapters),
             progress=report,
+            room=budget,
         )
 
     options = None if config is None else config.model_dump_json()

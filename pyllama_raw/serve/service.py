@@ -23,13 +23,13 @@ from time import monotonic, time
 from typing import Any, NamedTuple, TypeVar
 from weakref import finalize
 
-from anyio import move_on_after
+from anyio import Lock, move_on_after, to_thread
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic_core import to_json
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.api.metrics import EngineMetrics
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.errors import ClosedError, ConfigError
 from pyllama_raw.results import Operation, Pooling, Watcher
 from pyllama_raw.runners import (
     CachedModel,
@@ -134,6 +134,7 @@ class Service:
         # Clients of llama-server tell a router by the status of its models.
         self.is_router = models.is_dynamic and (refresh is not None or len(models) > 1)
         self.drains = False  # drain() was called
+        self._reading, self._n_reads = Lock(), 0  # of the list of models
         self.is_llama = config.in_place_of is not None
         # Scales of adapters of each model, for requests that name none.
         self.scales: dict[str, dict[str, float]] = {}
@@ -249,10 +250,13 @@ class Service:
         if not autoload and not is_there:
             raise Failure(400, "model_not_loaded", NOT_LOADED, "model")
         limit_s = min(limits.values(), default=inf)
-        with move_on_after(limit_s):
-            exchange.claim = await self.models.claim(
-                model, client=exchange.client, keep_alive_s=keep_alive_s
-            )
+        try:
+            with move_on_after(limit_s):
+                exchange.claim = await self.models.claim(
+                    model, client=exchange.client, keep_alive_s=keep_alive_s
+                )
+        except ClosedError as error:  # which advises programs
+            raise Failure(503, "server_is_draining", DRAINING) from error
         if exchange.claim is None:
             message = (
                 f"model {model} was not loaded within {limit_s:g} s: try again later"
@@ -263,6 +267,29 @@ class Service:
             reason = "its runner has no engine here, so it is not served over HTTP"
             raise Failure(501, "unsupported", f"model {model}: {reason}", "model")
         self.metrics_of(engine)
+
+    async def reread(self) -> None:
+        """
+        Have the list of models as it is read anew, if it can be.
+
+        One read at a time, and all who came before it began share it, because it takes long where
+        models are many.
+
+        Raises:
+            ConfigError: it cannot be read, and stays as it is.
+        """
+        if self.refresh is None:
+            return
+        n_reads = self._n_reads
+        async with self._reading:
+            if self._n_reads > n_reads:
+                return
+            self._n_reads += 1
+            try:
+                self.models.replace(await to_thread.run_sync(self.refresh))
+            except BaseException:
+                self._n_reads -= 1  # who waits tries it again
+                raise
 
     def base_of(self, name: str) -> str | None:
         """The model of a name, an alias or `base:adapter`; None: there is none."""

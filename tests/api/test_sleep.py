@@ -235,6 +235,29 @@ async def test_a_sleep_deepens_only_without_requests():
     assert (result.token_ids, n_after) == (again.token_ids, n_before - 1)
 
 
+async def test_a_wake_that_ends_early_sleeps_on_or_is_a_wake():
+    """
+    Who cancels one when its weights are there has an engine that is awake, and is told so.
+    """
+
+    async def leave(engine, scope):
+        while engine.health().state != "starting":
+            await checkpoint()
+        while engine.health().state == "starting":
+            await checkpoint()
+        scope.cancel()
+
+    with anyio.fail_after(HANG_S):
+        async with opened() as engine, anyio.create_task_group() as group:
+            await engine.sleep(2)
+            with anyio.CancelScope() as scope:
+                group.start_soon(leave, engine, scope)
+                await engine.wake()
+            state = engine.health().state
+
+    assert (scope.cancelled_caught, str(state)) == (False, "ready")
+
+
 async def test_what_changes_an_engine_runs_alone():
     """
     Levels are two; another verb of life, one that needs a context, and a reload are refused.

@@ -427,6 +427,149 @@ async def test_the_list_of_models_can_be_another_one():
     assert logs["C", 1] == ["start"]
 
 
+def listed(shelf, **keys):
+    """Models of a shelf as a list has them: each with its key."""
+    return {n: CachedModel(shelf._maker(n), sleep_s=9, key=k) for n, k in keys.items()}
+
+
+@pytest.mark.parametrize("middle", [{}, {"A": 2}])
+async def test_a_model_that_comes_back_to_the_list_is_there(middle):
+    """
+    Also if it was still in use when it was gone, or another one, for a moment.
+    """
+    shelf = Shelf("")
+    shelf.runners["A"], shelf.make["A"] = [], {}
+    with anyio.fail_after(LIMIT_S):
+        async with shelf.cache as cache:
+            cache.replace(listed(shelf, A=1))
+            async with cache.lent("A"):
+                cache.replace(listed(shelf, **middle))
+                cache.replace(last := listed(shelf, A=1))
+                names = [*cache]
+            await idle()
+            await cache.load("A")
+            model = cache._entries["A"].model
+
+    assert (names, [*cache]) == (["A"], ["A"])
+    assert model is last["A"]
+
+
+async def test_what_a_changed_model_takes_is_asked_before_it_is_loaded():
+    """
+    Also for those who waited while it changed; what takes less than it counts would exceed the budget.
+    """
+    shelf, n_bytes = Shelf("AB", room=5), []
+    with anyio.fail_after(LIMIT_S):
+        async with shelf.cache as cache, anyio.create_task_group() as group:
+            cache.replace(listed(shelf, A=1, B=1))
+            await idle()
+
+            async def wait():
+                async with cache.lent("A"):
+                    n_bytes.append(cache.status("A").n_bytes)
+
+            async with cache.lent("A"):
+                shelf.make["A"] = {"n_bytes": 4}
+                cache.replace(listed(shelf, A=2, B=1))
+                group.start_soon(wait)
+                await idle()
+            await idle()
+            n_bytes += [cache.free()]
+
+    assert n_bytes == [{"CPU": 4}, {"CPU": 1}]
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError("oh")])
+@pytest.mark.parametrize("keys", [{}, {"A": 2}])
+async def test_the_size_of_a_model_that_is_gone_says_nothing_of_another(error, keys):
+    """
+    Nor does its failure, if the list becomes another one while a runner is asked.
+    """
+    shelf, may_tell = Shelf("A", room=5), anyio.Event()
+    outcomes = []
+
+    async def memory():
+        await may_tell.wait()
+        if error is not None:
+            raise error
+        return RunnerMemory({"CPU": 3})
+
+    def make(_):
+        runner = Loading("A")
+        runner.memory = memory
+        return runner
+
+    async def wait():
+        try:
+            await cache.load("A")
+        except ModelNotFound as refusal:
+            outcomes.append(refusal.code)
+        else:
+            outcomes.append(cache.status("A").n_bytes)
+
+    with anyio.fail_after(LIMIT_S):
+        async with shelf.cache as cache:
+            cache.replace({"A": CachedModel(make, key=1)})
+            async with anyio.create_task_group() as group:
+                group.start_soon(wait)
+                await idle()
+                cache.replace(listed(shelf, **keys))
+                may_tell.set()
+
+    assert outcomes == [{"CPU": 1} if keys else "model_not_found"]
+
+
+@pytest.mark.parametrize("way", ["sleep", "wake"])
+@pytest.mark.parametrize("keys", [{"A": 1}, {}])
+async def test_what_is_to_leave_leaves_on_its_way_to_sleep_and_back(way, keys):
+    """
+    A model that is unloaded, or gone from the list, does not sleep on.
+    """
+    clock = Clock()
+    shelf = Shelf("A", clock=clock, model={"sleep_s": 9, "key": 1})
+    with anyio.fail_after(LIMIT_S):
+        async with shelf.cache as cache:
+            await cache.load("A")
+            may_go_on = anyio.Event()
+            if way == "sleep":
+                shelf.runners["A"][0].may_load = may_go_on
+            clock.now += 10
+            cache.replace(listed(shelf, A=1))
+            await idle()
+            shelf.runners["A"][0].may_load = may_go_on
+            if way == "wake":
+                cache.begin("A")
+                await idle()
+            before = shelf.states
+            if keys:
+                cache.unload("A")
+            cache.replace(listed(shelf, **keys))
+            may_go_on.set()
+            await idle()
+            after = shelf.states
+
+    assert before == {"A": "leaving" if way == "sleep" else "loading"}
+    assert after == ({"A": "unloaded"} if keys else {})
+
+
+async def test_a_model_that_is_too_large_is_told_of_as_other_failures():
+    """
+    Although its load does not begin: who began it for nobody reads of it.
+    """
+    shelf = Shelf()
+    shelf.make["A"] = {"n_bytes": 2}
+    with anyio.fail_after(LIMIT_S):
+        async with shelf.cache as cache:
+            with cache.events() as events:
+                cache.begin("A")
+                event = await events.receive()
+            status = cache.status("A")
+
+    assert (event.model, event.state) == ("A", "unloaded")
+    assert isinstance(event.error, ModelTooLarge)
+    assert status.error is event.error
+
+
 async def test_what_cannot_be_is_refused():
     """
     Unknown names, models beyond the budget, claims beyond the queue, caches that are closed or not

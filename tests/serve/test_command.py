@@ -1,5 +1,6 @@
 """`pyllama-raw serve`: flags, files, and a process that answers."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -126,6 +127,22 @@ def test_models_of_a_folder_and_of_a_file_are_loaded_on_demand(tmp_path):
     assert made("a.gguf", "b.gguf", "--on-demand").is_on_demand
     with pytest.raises(ConfigError, match="models_dir"):
         made("--models-dir", tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="names there are texts")
+def test_files_whose_names_are_no_texts_are_no_models(tmp_path):
+    """
+    No request could name them, and no answer could list them.
+    """
+    for name in (b"a.gguf", b"\xff.gguf", b"\xfe/b.gguf", b"sees/c.gguf"):
+        path = tmp_path / os.fsdecode(name)
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    (tmp_path / "sees" / os.fsdecode(b"mmproj-\xff.gguf")).touch()
+    deployment = made("--models-dir", tmp_path)
+
+    assert {*deployment.models} == {"a", "sees"}
+    assert deployment.configs["sees"].media.mmproj is None
 
 
 @pytest.mark.native

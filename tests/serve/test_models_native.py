@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig, estimate_memory
+from pyllama_raw.errors import ModelTooLarge
 from pyllama_raw.runners import CachedModel, LocalRunner, ModelCache
 from pyllama_raw.serve import make_app
 from tests.core.residency_support import least_loads
@@ -68,6 +69,38 @@ class Loads(Counter):
         return CachedModel(
             lambda _: LocalRunner(path, CONFIG, name=name, on_open=count)
         )
+
+
+@pytest.mark.anyio
+async def test_a_model_has_as_many_cells_as_the_budget_has_room_for():
+    """
+    Not fewer than fit_ctx: one that takes more with so many is too large, whatever is free.
+    """
+    path = tiny_model("llama")
+
+    def config(n_ctx):
+        context = ContextConfig(n_ctx=n_ctx, n_threads=1, n_threads_batch=1)
+        return EngineConfig(fit_ctx=512, context=context)
+
+    def n_bytes(n_ctx):
+        return estimate_memory(path, config(n_ctx)).total_bytes
+
+    async def loaded(budget):
+        def make(_):
+            return LocalRunner(path, config(8192), room={"CPU": budget})
+
+        models = {"A": CachedModel(make)}
+        async with ModelCache(models, budget={"CPU": budget}) as cache:
+            await cache.load("A")
+            engine = cache.loaded()["A"].engine
+            return engine.stats().n_cells, cache.status("A").n_bytes["CPU"]
+
+    with anyio.fail_after(LIMIT_S):
+        fitting = await loaded(n_bytes(3072))
+        with pytest.raises(ModelTooLarge):
+            await loaded(n_bytes(512) - 1)
+
+    assert fitting == (3072, n_bytes(3072))
 
 
 @pytest.mark.anyio

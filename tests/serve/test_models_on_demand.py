@@ -2,6 +2,8 @@
 
 import json
 from contextlib import asynccontextmanager
+from math import nan
+from threading import Event
 
 import anyio
 import anyio.lowlevel
@@ -9,7 +11,7 @@ import httpx
 import pytest
 from anyio import to_thread
 
-from pyllama_raw.errors import ModelLoadFailed
+from pyllama_raw.errors import ConfigError, ModelLoadFailed
 from pyllama_raw.runners import CachedModel, LocalRunner, ModelCache, RunnerMemory
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.testing import FakeExecutor, fake_limits
@@ -244,8 +246,72 @@ async def test_a_body_says_how_long_its_model_stays():
             await chat(client, "a", keep_alive=keep_alive)
             await until(cache, "a", "unloaded")
         wrong = await chat(client, "a", keep_alive="soon")
+        body = json.dumps(CHAT | {"model": "a", "keep_alive": nan})
+        no_number = await client.post(PATH, content=body)
 
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "keep_alive")
+    for answer in (wrong, no_number):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (
+            400,
+            "keep_alive",
+        )
+
+
+async def test_who_waits_for_a_model_is_told_that_the_service_ends():
+    """
+    In words for clients: another service may have the model.
+    """
+    answers = []
+
+    async def ask(client):
+        answers.append(await chat(client, "b"))
+
+    async with (
+        serving_models() as (client, cache),
+        cache.lent("a"),
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(ask, client)
+        while not cache.n_waiting:
+            await anyio.lowlevel.checkpoint()
+        cache.refuse()
+
+    [answer] = answers
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "server_is_draining"
+
+
+async def test_reads_of_the_list_are_shared():
+    """
+    By all who came before one began, and none runs beside another; one that fails is tried again.
+    """
+    n_reads, statuses, may_go_on = 0, [], Event()
+
+    def refresh():
+        nonlocal n_reads
+        n_reads += 1
+        assert may_go_on.wait(LIMIT_S)
+        if n_reads == 2:
+            raise ConfigError("a file that is just being written")
+        return {}
+
+    async def ask(client):
+        answer = await client.get("/models", params={"reload": "1"})
+        statuses.append(answer.status_code)
+
+    async with serving_models(refresh=refresh) as (client, cache):
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, client)
+            while n_reads < 1:
+                await anyio.lowlevel.checkpoint()
+            for _ in range(8):
+                group.start_soon(ask, client)
+            await anyio.wait_all_tasks_blocked()
+            may_go_on.set()
+        names = [*cache]
+
+    assert n_reads == 3
+    assert sorted(statuses) == [200] * 8 + [500]
+    assert names == []
 
 
 async def test_a_request_waits_for_its_model_as_long_as_it_may():
