@@ -129,8 +129,8 @@ class Service:
         self.models, self.config = models, config
         self.autoload, self.refresh = autoload, refresh
         # Engines that the program has opened stay; only those of others are looked for.
-        self._opened: dict[str, AsyncEngine] | None = None
-        self._opened = None if models.is_dynamic else self.engines
+        self._own_engines: dict[str, AsyncEngine] | None = None
+        self._own_engines = None if models.is_dynamic else self.engines
         # Clients of llama-server tell a router by the status of its models.
         self.is_router = models.is_dynamic and (refresh is not None or len(models) > 1)
         self.drains = False  # drain() was called
@@ -161,8 +161,8 @@ class Service:
     @property
     def engines(self) -> dict[str, AsyncEngine]:
         """The engines that are there now, by the names of their models."""
-        if self._opened is not None:
-            return self._opened
+        if self._own_engines is not None:
+            return self._own_engines
         return {
             name: runner.engine
             for name, runner in self.models.loaded().items()
