@@ -256,6 +256,21 @@ def test_a_failure_of_the_moment_ends_nobody(status, n_step):
     assert bench.tokens == {r.request_id: alone(r) for r in requests}
 
 
+def test_what_no_context_holds_any_more_is_read_again():
+    """
+    The encoder has forgotten a source in the midst of its output, which goes on all the same.
+    """
+    bench = Bench()
+    bench.add(make_request(0))
+    bench.driver.step()
+    bench.driver.step()
+    bench.scheduler.lose_reading()
+    bench.run()
+
+    assert bench.shapes[:3] == [("read", [0]), ("decode", [0]), ("read", [0])]
+    assert len(bench.tokens[0]) == 4
+
+
 def test_cancelled_while_it_is_read():
     """
     A request may end in any step; its slot's next user does not see its source.
