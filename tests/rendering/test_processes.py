@@ -1,5 +1,6 @@
 """A template's process is bounded in time and memory, and ends with whoever asks it."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pyllama_raw.errors import ClosedError
 from pyllama_raw.prompts.rendering import processes
 from pyllama_raw.prompts.rendering.processes import (
     Exceeded,
+    TemplateHere,
     TemplateProcesses,
     TemplateRefused,
     Unreadable,
@@ -243,3 +245,26 @@ def test_no_python_to_start(start, monkeypatch):
 
     with pytest.raises(OSError, match="PYLLAMA_RAW_PYTHON"):
         start("x").render(CHAT)
+
+
+def test_what_runs_between_lines_of_a_template_is_not_stopped():
+    """
+    As a callback of the garbage collector, whose error would be lost; the template is stopped.
+    """
+    template = TemplateHere(ENDLESS, {"bos_token": "<s>"}, max_cpu_s=0.05)
+    endings = []
+
+    def callback(phase, _):
+        endings.append(phase)
+
+    gc.callbacks.append(callback)
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        with pytest.raises(Exceeded):
+            template.render(CHAT)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(callback)
+
+    assert "stop" in endings

@@ -248,6 +248,10 @@ def _end_all(processes: set[_Process]) -> None:
 
 # -- without a process -------------------------------------------------------------------
 
+# Modules that render; a compiled template has no name. A callback of the garbage collector may run
+# between their lines, and what it raises is lost with a warning.
+RENDERING = ("jinja2", "markupsafe", "json", "pyllama_raw.prompts")
+
 
 class _OutOfTime(BaseException):
     """The template has computed for too long; no handler of errors in it sees this."""
@@ -317,12 +321,14 @@ class TemplateHere:
 
 @contextmanager
 def _limited(max_cpu_s: float) -> Iterator[None]:
-    """Raise _OutOfTime in this thread at a line of Python behind *max_cpu_s* of its time."""
+    """Raise _OutOfTime at a line that renders in this thread, behind *max_cpu_s* of its time."""
     until = thread_time() + max_cpu_s
 
-    def trace(_frame: FrameType, _event: str, _arg: object) -> Any:
+    def trace(frame: FrameType, _event: str, _arg: object) -> Any:
         if thread_time() > until:
-            raise _OutOfTime
+            module = str(frame.f_globals.get("__name__", ""))
+            if not module or module.startswith(RENDERING):
+                raise _OutOfTime
         return trace
 
     earlier = sys.gettrace()
