@@ -1,8 +1,8 @@
 """
-What bounds of steps cost: throughput and gaps of 8 slots by default, and with fixed times.
+What bounds of steps cost: throughput and gaps of 8 slots with learned and with fixed times.
 
 24 calls at once, 64 to 256 tokens in and 24 out, with `target_step_s` of 0.05 to 0.4 and without.
-Rounds alternate, each with new text. The default is to have 0.97 of the best throughput, while
+Rounds alternate, each with new text. Learned times are to have 0.97 of the best throughput, while
 its gaps need not be those of the longest steps.
 """
 
@@ -21,7 +21,7 @@ from load.workloads import generator, token_prompts
 
 N_SLOTS, N_CTX, N_CALLS, N_OUTPUT = 8, 8192, 24, 24
 TARGETS_S = (0.05, 0.1, 0.2, 0.4)
-DEFAULT = "default"
+DEFAULT = "learned"
 
 
 @dataclass(frozen=True, slots=True)
