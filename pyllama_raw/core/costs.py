@@ -67,11 +67,8 @@ class StepCost:
 
     def n_rows(self, seconds: float, n_outputs: int = 0) -> float:
         """The rows that a step of *seconds* may have; infinite where a row costs nothing."""
-        left_s, n_narrow, each_s = (
-            seconds - self.fixed_s - self.output_s * n_outputs,
-            0,
-            self.row_s,
-        )
+        left_s = seconds - self.fixed_s - self.output_s * n_outputs
+        n_narrow, each_s = 0, self.row_s
         # The knee is behind: each further row costs what wide ones do.
         if self.knee and left_s > self.row_s * self.knee:
             left_s -= self.row_s * self.knee

@@ -21,10 +21,8 @@ MAX_INDEXED = 4096  # tokens of one sequence in a step: about a millisecond
 # Chances of the next token to be as expected, after matches of at least so many tokens.
 LENGTHS = (N_GRAM, 5, 9, 17)
 FIRST_CHANCES = (0.3, 0.45, 0.6, 0.8)
-WEIGHT, SHARED_WEIGHT = (
-    0.15,
-    0.02,
-)  # of the newest comparison: for its request, for new ones
+WEIGHT = 0.15  # of the newest comparison, for its request
+SHARED_WEIGHT = 0.02  # of the newest comparison, for requests to come
 BUCKETS = tuple(
     sum(n_matched >= least for least in LENGTHS[1:])
     for n_matched in range(MAX_MATCH + 1)

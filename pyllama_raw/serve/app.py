@@ -29,6 +29,7 @@ from pyllama_raw.serve import (
     openai,
     page,
     responses,
+    scores,
     tokens,
     vectors,
 )
@@ -46,7 +47,7 @@ from pyllama_raw.serve.service import Exchange, Service, retry_s
 
 ROUTES: tuple[Callable[[FastAPI, Service], None], ...] = (
     *(openai.routes, responses.routes, messages.routes, llamacpp.routes),
-    *(vectors.routes, tokens.routes, catalog.routes, facts.routes),
+    *(vectors.routes, scores.routes, tokens.routes, catalog.routes, facts.routes),
     *(actions.routes, page.routes),
 )
 LOCALHOST = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"

@@ -69,12 +69,11 @@ def routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{name:path}", tags=["models"])
     async def model(name: str) -> Response:
         """One model."""
-        if service.models.is_dynamic and service.base_of(unquote(name)) == unquote(
-            name
-        ):
-            engine = service.engines.get(unquote(name))
-            return JSON(_model(service, unquote(name), engine, ""))
-        served = service.named(unquote(name))
+        name = unquote(name)
+        # A model on demand need not be there.
+        if service.models.is_dynamic and service.base_of(name) == name:
+            return JSON(_model(service, name, service.engines.get(name), ""))
+        served = service.named(name)
         suffix = "".join(f":{adapter}" for adapter in served.adapters)
         return JSON(_model(service, served.name, served.engine, suffix))
 

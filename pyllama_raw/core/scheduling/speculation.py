@@ -2,8 +2,7 @@
 Speculation: drafts of what streams will say next, and how many of them are worth a step.
 
 1. A draft is what followed the latest tokens of a sequence where they stood before: see
-   `Lookup`. A constraint that lets one text follow has drafts, too, and they come
-   first.
+   `Lookup`. A constraint that lets one text follow has drafts, too, and they come first.
 2. A step with drafts computes their rows beside those of streams. The request's own sampler
    accepts drafts for as long as it samples just them, so no output depends on them.
 3. What is expected is compared with each token that comes, drafted or not. So it costs nothing
