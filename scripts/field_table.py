@@ -19,12 +19,8 @@ from pyllama_raw.serve.llamacpp import InfillBody, NativeCompletionBody
 from pyllama_raw.serve.messages import MessagesBody
 from pyllama_raw.serve.openai import ChatBody, CompletionBody
 from pyllama_raw.serve.responses import ResponsesBody
-from pyllama_raw.serve.tokens import (
-    ClassifyBody,
-    DetokenizeBody,
-    ScoreBody,
-    TokenizeBody,
-)
+from pyllama_raw.serve.scores import ClassifyBody, ScoreBody
+from pyllama_raw.serve.tokens import DetokenizeBody, TokenizeBody
 from pyllama_raw.serve.vectors import EmbeddingBody, RerankBody
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "service.md"
