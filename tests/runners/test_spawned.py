@@ -315,7 +315,7 @@ def tasks_and_descriptors() -> set[object]:
     descriptors = set[object]()
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # that of this look
-            descriptors.add((entry.name, os.readlink(entry)))
+            descriptors.add((entry.name, entry.readlink()))
     return descriptors | {*threading.enumerate()}
 
 
