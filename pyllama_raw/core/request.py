@@ -12,7 +12,7 @@ cells and 16 positions. So where there is no span, which is nearly always, an in
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol
@@ -76,8 +76,6 @@ def are_valid(spans: Spans, n_prompt: int) -> bool:
 
 def text_of(tokens: array[int], spans: Spans) -> array[int]:
     """*tokens* without those that stand for rows: all that is text."""
-    if not spans:
-        return tokens
     text, start = array("i"), 0
     for span in spans:
         text += tokens[start : span.start]
@@ -269,18 +267,6 @@ class Request:
     def n_prompt(self) -> int:
         """Tokens that the caller gave."""
         return len(self.tokens if self.source is None else self.source)
-
-    @property
-    def n_source(self) -> int:
-        """Tokens that an encoder reads."""
-        return 0 if self.source is None else len(self.source)
-
-    def time_limits(self, submitted: float) -> Iterator[float]:
-        """Moments at which time may be over for it, if it came at *submitted*."""
-        if self.deadline is not None:
-            yield self.deadline
-        if self.max_wait_s is not None:
-            yield submitted + self.max_wait_s
 
 
 @dataclass(frozen=True, slots=True)

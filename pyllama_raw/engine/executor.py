@@ -162,6 +162,8 @@ class NativeExecutor:
         params, rules = request.sampling, request.rules
         assert isinstance(params, SamplingParams)
         vocab = self.context.model.vocab
+        spans = request.spans
+        text = text_of(request.tokens, spans) if spans else request.tokens
         # Rules of an output are a constraint, names of tokens, or both.
         constraint = token_names = None
         if isinstance(rules, OutputRules):
@@ -170,7 +172,7 @@ class NativeExecutor:
         sampler = open_sampler(
             params,
             vocab,
-            text_of(request.tokens, request.spans),
+            text,
             request.stop_token_ids | vocab.eog_tokens,
             constraint,
             token_names=token_names,

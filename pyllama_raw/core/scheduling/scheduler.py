@@ -308,7 +308,7 @@ class Scheduler:
         if not roster.waiting or self._packer.prefill_cap is not None:
             return
         head = roster.waiting.head
-        n_cells, n_source = growth(head), head.request.n_source
+        n_cells, n_source = growth(head), head.n_source
         lower = [
             running
             for running in slots.running.values()
@@ -317,7 +317,7 @@ class Scheduler:
         ]
         # Nobody is preempted in vain: all of them together must make enough room.
         gain = sum(growth(running.sequence) for running in lower)
-        source_gain = sum(running.request.n_source for running in lower)
+        source_gain = sum(running.sequence.n_source for running in lower)
         if slots.n_unpromised + gain < n_cells:
             return
         if slots.n_source_room + source_gain < n_source:
@@ -342,7 +342,7 @@ class Scheduler:
         room, source_room = self._slots.n_unpromised, self._slots.n_source_room
         blocked: Sequence | None = None
         for sequence in islice(self._roster.waiting.candidates(), ADMISSION_WINDOW):
-            n_cells, n_source = growth(sequence), sequence.request.n_source
+            n_cells, n_source = growth(sequence), sequence.n_source
             # One that would be alone always starts, and ends if it does not fit.
             if (n_cells > room or n_source > source_room) and not alone:
                 # It was overtaken often enough: all others wait for it.
