@@ -261,6 +261,7 @@ class Slots:
         idle = Idle(
             running.slot,
             running.tokens[:n_held].tobytes(),
+            n_held,
             running.request.namespace,
             self._n_departures,
             is_usable,
@@ -309,6 +310,7 @@ class Slots:
 
     def _shorten(self, idle: Idle, n_tokens: int) -> None:
         idle.key = idle.key[: n_tokens * array("i").itemsize]
+        idle.n_held = min(idle.n_held, n_tokens)
         self.cells.cut(idle.slot, n_tokens)
 
     def _list_running(self) -> None:
@@ -324,7 +326,9 @@ class Slots:
         self.cells.check_integrity()
         for slot, place in enumerate(self.all):
             assert place.slot == slot
-            n_held = place.n_held if isinstance(place, Idle) else place.n_computed
+            n_held = place.n_computed if isinstance(place, Running) else place.n_held
+            if isinstance(place, Idle):
+                assert len(place.key) == n_held * array("i").itemsize
             assert self.cells.length(slot) == n_held
             if isinstance(place, Running):
                 assert place is self.running[place.request.request_id]
@@ -348,6 +352,7 @@ class Idle:
 
     slot: int
     key: bytes = b""  # tokens it still holds, one C int each
+    n_held: int = 0  # of these
     namespace: Namespace = None  # of these, as spans and n_prompt
     last_used: int = 0  # counts departures
     is_usable: bool = True  # False: it holds more than others may take over, uncut
@@ -355,10 +360,6 @@ class Idle:
     n_prompt: int = 0  # tokens that were computed in chunks; others one by one
     scoring: Scoring | None = None  # of *scores*
     scores: Items[TokenLogprobs] = ()  # of its tokens from scoring.first on
-
-    @property
-    def n_held(self) -> int:
-        return len(self.key) // array("i").itemsize
 
 
 class Contents(NamedTuple):

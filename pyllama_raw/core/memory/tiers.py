@@ -89,7 +89,7 @@ class Tiers:
         self._loading: dict[int, Loading] = {}  # by slot, of the next step
         self._n_fetches = 0
         self._fetching: dict[int, Restore] = {}
-        self._fetched: list[Fetched] = []  # not looked at yet
+        self.fetched: list[Fetched] = []  # not looked at yet
 
     # -- saves -----------------------------------------------------------------------
 
@@ -168,14 +168,14 @@ class Tiers:
     def take_report(self, report: Written | Fetched) -> None:
         """A file was written or read, or could not be."""
         if isinstance(report, Fetched):
-            self._fetched.append(report)
+            self.fetched.append(report)
             return
         for tier in self._all:
             tier.end_save(*report)
 
     def take_fetched(self) -> list[tuple[int, Loading | None]]:
         """The fetches that have ended, by id; None: there is nothing to load."""
-        fetched, self._fetched = self._fetched, []
+        fetched, self.fetched = self.fetched, []
         ended: list[tuple[int, Loading | None]] = []
         for fetch_id, payload, seconds in fetched:
             restore = self._fetching.pop(fetch_id, None)
@@ -239,7 +239,7 @@ class Tiers:
             if isinstance(move, Save):
                 self._by_name[move.tier].end_save(move.save_id, None)
             elif isinstance(move, Fetch):
-                self._fetched.append(Fetched(move.fetch_id, None, 0.0))
+                self.fetched.append(Fetched(move.fetch_id, None, 0.0))
 
     def clear(self, salt: str | None = None) -> int:
         """Forget what is kept of *salt*, None: all; the host bytes freed."""
@@ -556,9 +556,11 @@ class Tier:
 
     def deletions(self) -> list[Move]:
         """Moves that delete the states that left the index since the last call."""
+        if not (self._superfluous or self.cache.released):  # as in most steps
+            return []
         released = self._superfluous + self.cache.take_released()
         self._superfluous = []
-        return [Delete(tuple(released))] if released and self.is_on_disk else []
+        return [Delete(tuple(released))] if self.is_on_disk else []
 
     # -- loading -------------------------------------------------------------------
 

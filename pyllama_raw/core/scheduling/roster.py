@@ -288,12 +288,12 @@ class Roster:
         """End a request, wherever it is."""
         # It runs in a slot, or waits for one; a text does neither.
         running = self.slots.running.get(sequence.request.request_id)
+        self._remove(sequence)
         self.memory.drop_swap(sequence)
         if running is not None:
             self.memory.leave(running, in_flight=self.in_flight)
         elif not isinstance(sequence, TextSequence):
             self.waiting.remove(sequence)
-        self._remove(sequence)
         self._tell("on_finished", sequence, now)
         if isinstance(end, FinishReason):
             self.counters.finished[end] += 1

@@ -265,7 +265,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step; a falsy plan means that there is nothing to do."""
-        self.expire(now)
+        self._roster.expire(now)
         texts = self._roster.texts
         # Texts need nothing of memory. They and sequences take turns, a step each.
         if texts and self._texts_are_next:
