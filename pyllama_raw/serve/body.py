@@ -395,7 +395,7 @@ class TextBody(ServedBody):
                 raise refused("logit_bias", f"names are token ids: {error}") from error
             values["logit_bias"] = biases
         values |= self.form.params
-        n_ctx = model.engine.n_ctx_slot
+        n_ctx = model.engine.info.n_ctx_slot
         defaults = {"max_tokens": n_ctx} | service.sampling
         if self.form.params:  # a form that the service has for others gives way
             defaults = {n: v for n, v in defaults.items() if n not in CONSTRAINTS}
