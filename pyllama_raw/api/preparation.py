@@ -165,16 +165,18 @@ class Choice:
             # Its reader has left it: more of it may come yet.
             reason: FinishReason | None = FinishReason.CANCELLED
             timings = Timings(None, None, None, None, None, elapsed_s)
-            n_cached, tier, sampler, detail = 0, None, None, None
+            n_prompt, n_cached = self.request.n_prompt, 0
+            tier = sampler = detail = None
             n_drafted = n_accepted = 0
         else:
             reason, timings = finished.reason, timings_of(finished)
-            n_cached, tier = finished.n_cached, finished.cache_tier
+            n_prompt, n_cached = finished.n_prompt, finished.n_cached
+            tier = finished.cache_tier
             sampler, detail = finished.sampler, finished.detail
             n_drafted, n_accepted = finished.n_drafted, finished.n_accepted
         assert reason is not None
         usage = Usage(
-            self.request.n_prompt,
+            n_prompt,
             len(self._tokens),
             n_cached,
             tier,

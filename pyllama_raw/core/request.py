@@ -359,5 +359,13 @@ class Finished:
     n_drafted: int = 0  # tokens that were computed before they were sampled
     n_accepted: int = 0  # of these, those that were sampled
 
+    @property
+    def why(self) -> str:
+        """The finish reason, or the code of the error."""
+        if self.error is not None:
+            return self.error.code
+        assert self.reason is not None
+        return str(self.reason)
+
 
 Event = NewTokens | Embedded | Finished

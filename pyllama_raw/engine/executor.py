@@ -196,9 +196,10 @@ class NativeExecutor:
         built = self._open.pop(request_id)
         if built is None:
             return None
-        built.sampler.close()
         # The sampler has counted its tokens on either side.
-        return self.lanes.use(built.sampler, built.needs_all)
+        use = self.lanes.use(built.sampler, built.needs_all)
+        built.sampler.close()
+        return use
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""

@@ -112,8 +112,8 @@ def play(parts, seed: int) -> tuple[dict[int, list[int]], dict]:
     rng = Random(seed)  # noqa: S311
     runs = Runs(parts, lambda: rng.choices((None, "space", "abort"), (30, 1, 1))[0])
     scheduler, n_added = parts.scheduler, 0
-    while n_added < 24 or scheduler.has_work:
-        if n_added < 24 and (rng.random() < 0.2 or not scheduler.has_work):
+    while n_added < 24 or scheduler.alive:
+        if n_added < 24 and (rng.random() < 0.2 or not scheduler.alive):
             kinds = KINDS if n_added < 8 or rng.random() < 0.8 else WHOLE_ROWS
             n_tokens = rng.randrange(3, 40)
             options = rng.choice(kinds) | {"seed": n_added, "max_tokens": n_tokens}

@@ -161,15 +161,8 @@ class Memory:
         question = Question(n_most, can_cut, self.min_wait, self.tiers.disk.min_gain)
         if not self.reuses:
             return question, [], []
-        offers = self._offers(sequence, n_most)
+        offers = self.tiers.offers(sequence, n_most, self.slots.n_not_running)
         return question, find_sources(self.slots, sequence), offers
-
-    def _offers(self, sequence: Sequence, n_most: int) -> list[Offer]:
-        """What the tiers have of *sequence*, as far as there are cells for it."""
-        offers = self.tiers.offers(sequence, n_most)
-        return [
-            offer for offer in offers if offer.hit.n_cells <= self.slots.n_not_running
-        ]
 
     def _swap_of(self, sequence: Sequence, start: Placement) -> Restore | None:
         """
@@ -377,12 +370,10 @@ class Memory:
 
     def reclaim(self, n_cells: int) -> None:
         """Empty idle slots, the longest unused first, until *n_cells* are free."""
-        if self.slots.n_free_cells >= n_cells:
-            return
         for idle in self.slots.idle:
-            self._cut(idle, 0)
             if self.slots.n_free_cells >= n_cells:
                 return
+            self._cut(idle, 0)
 
     def _cut(self, idle: Idle, n_tokens: int) -> None:
         """Save what pays of an idle slot, then keep its first *n_tokens* only."""
@@ -552,7 +543,8 @@ class Memory:
         if not self.reuses:
             return 0
         n_most = n_reusable(sequence)
-        counts = [offer.hit.n_tokens for offer in self._offers(sequence, n_most)]
+        offers = self.tiers.offers(sequence, n_most, self.slots.n_not_running)
+        counts = [offer.hit.n_tokens for offer in offers]
         if self.slots.limits.kind.can_cut and not sequence.is_scoring:
             counts.append(n_longest(sequence, n_most))
         else:

@@ -126,14 +126,19 @@ class Tiers:
 
     # -- loads -----------------------------------------------------------------------
 
-    def offers(self, sequence: Sequence, n_most: int) -> list[Offer]:
-        """Offers for the first *n_most* tokens of *sequence*, of nearer tiers first."""
+    def offers(self, sequence: Sequence, n_most: int, n_cells: int) -> list[Offer]:
+        """
+        Offers for the first *n_most* tokens of *sequence*, of nearer tiers first.
+
+        Args:
+            n_cells: there are so many for it.
+        """
         offers = []
         for tier in self._all if self.is_open else ():
             if not tier.cache.stores:
                 continue
             hit = tier.match(sequence, n_most)
-            if not hit.n_tokens:
+            if not hit.n_tokens or hit.n_cells > n_cells:
                 continue
             # Another sequence waits for this file, and can be followed.
             if any(

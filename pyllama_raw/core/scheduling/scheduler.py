@@ -16,7 +16,7 @@ The caller passes the time in; nothing here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 from itertools import islice
@@ -118,6 +118,8 @@ class Scheduler:
         if policy is not None and type(policy) is not Fcfs:
             self._policy = PolicyRunner(policy, self._memory, max_overtakes, report)
         self._roster = Roster(self._memory, self._policy, victim)
+        self.alive: Mapping[int, object] = self._roster.alive  # by request_id
+        self.counters = self._roster.counters  # totals, which others read
         shifts = context_full == "shift" and limits.can_shift
         self._outputs = Outputs(
             self._roster, limits, pieces, n_keep if shifts else None
@@ -145,11 +147,6 @@ class Scheduler:
         return self._slots.limits
 
     @property
-    def has_work(self) -> bool:
-        """Whether a request has not ended."""
-        return bool(self._roster.alive)
-
-    @property
     def next_deadline(self) -> float | None:
         """The earliest moment at which time may be over for a request."""
         return self._roster.deadlines.next(self._roster.alive)
@@ -167,7 +164,7 @@ class Scheduler:
     def add_all(self, requests: Items[Request], now: float) -> None:
         """Like add(), for several at once: either all are queued or none."""
         for request in requests:
-            self.limits.check(request)
+            self._slots.limits.check(request)
         self._roster.enter(requests, now)
 
     def cancel(
@@ -253,7 +250,7 @@ class Scheduler:
 
         Each is to be executed and applied before the next one is asked for.
         """
-        assert not self.has_work
+        assert not self.alive
         for moves in self._memory.last_moves():
             yield StepPlan(moves)
 
@@ -297,7 +294,7 @@ class Scheduler:
             self._texts_are_next = bool(plan)
             return plan or self._texts.plan(now)
         # Nothing of the work can be computed, and no later plan would be another one.
-        if self.has_work and not (plan or self._roster.events or is_fetching):
+        if self.alive and not (plan or self._roster.events or is_fetching):
             self._roster.stall(now)
         return plan
 
