@@ -423,7 +423,6 @@ class Tier:
         self.min_gain = MIN_GAIN if self.is_on_disk else 1
         self.bound = bound
         self._saves: dict[int, Saving] = {}
-        self._superfluous: list[object] = []  # files that are not in the index
         for state in stored:
             tokens, plan, reservation = state.tokens, None, None
             # A file that is larger than its tokens allow would be read into any memory.
@@ -432,7 +431,7 @@ class Tier:
             if plan is not None:
                 reservation = cache.reserve(plan, state.n_bytes)
             if reservation is None:
-                self._superfluous.append(state.payload)
+                self.cache.released.append(state.payload)
             else:
                 cache.commit(reservation, state.payload, state.n_bytes)
 
@@ -561,10 +560,9 @@ class Tier:
 
     def deletions(self) -> list[Move]:
         """Moves that delete the states that left the index since the last call."""
-        if not (self._superfluous or self.cache.released):  # as in most steps
+        if not self.cache.released:  # as in most steps
             return []
-        released = self._superfluous + self.cache.take_released()
-        self._superfluous = []
+        released = self.cache.take_released()
         return [Delete(tuple(released))] if self.is_on_disk else []
 
     # -- loading -------------------------------------------------------------------

@@ -116,10 +116,8 @@ class Admission:
         n_fitting = self.max_waiting_tokens // n_prompt
         n_most = self.n_slots + min(self.max_waiting, n_fitting)
         if len(requests) > n_most:
-            allowed = (
-                f"at most {n_most} outputs of a prompt of {n_prompt} tokens, or raise "
-            )
-            allowed += "max_waiting or max_waiting_tokens"
+            allowed = f"at most {n_most} outputs of a prompt of {n_prompt} tokens, "
+            allowed += "or raise max_waiting or max_waiting_tokens"
             raise InvalidRequest("n", len(requests), allowed)
         # Others are open, so fewer than that may wait at present.
         n_waiting = self.n_open + len(requests) - self.n_slots
