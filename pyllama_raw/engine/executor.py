@@ -180,10 +180,13 @@ class NativeExecutor:
         )
         needs_all = self.lanes.missing(params, sampler)
         is_drafted = self._speculates and request.speculates
+        mask = constraint if isinstance(constraint, MaskState) else None
+        if is_drafted and mask is not None:
+            mask.expect_drafts()
         built = BuiltSampler(
             params,
             sampler,
-            constraint if isinstance(constraint, MaskState) else None,
+            mask,
             watch(params, sampler, 1 + MAX_DEPTH if is_drafted else 1),
             needs_all,
             cast("tuple[MediaRows, ...]", request.payloads),

@@ -284,7 +284,7 @@ def test_a_request_is_told_why_a_lane_cannot_serve_it(make_parts, name):
     executor = make_parts().executor
     executor.open(request(1, params))
 
-    why = rules.needs_all(params, executor._open[1].sampler)
+    why = rules.needs_all(params, executor._open.by_id[1].sampler)
 
     assert words in why
     assert bool(why) == bool(words)
