@@ -430,17 +430,16 @@ class Preparation:
         self, prompt: Prompt, params: SamplingParams, options: ChatOptions
     ) -> Kind | None:
         """The workers that compile a request; None: it takes too short a time for any."""
+        # A grammar may take seconds, so no plain chat waits for one. Tools may become one.
+        tools = options.get("tools")
+        with reading("tools", tools, "a list of mappings, or None"):
+            has_rules = bool(tools) or _takes_long(params)
         settings = ChatSettings.of(options)
         with reading_prompt(prompt):
             kind = self._encoder.takes_long(prompt, settings)
         # A template of the caller is a stranger's program: it keeps no others waiting.
-        if kind == "template":
-            return kind
-        # A grammar may take seconds, so no plain chat waits for one. Tools may become one.
-        tools = options.get("tools")
-        with reading("tools", tools, "a list of mappings, or None"):
-            if bool(tools) or _takes_long(params):
-                return "rules"
+        if has_rules and kind != "template":
+            return "rules"
         if kind is None and self._control_names is None and _needs_names(params):
             return "text"
         return kind
