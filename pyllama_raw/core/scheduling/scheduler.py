@@ -395,7 +395,7 @@ class Scheduler:
         # What steps with drafts take is known by their rows alone.
         if speculation is not None and speculation.observe(plan, step_s):
             return self.take_events()
-        n_outputs = sum([type(output) is not Computed for output in result.outputs])
+        n_outputs = len(plan.works) - [*map(type, result.outputs)].count(Computed)
         self._costs.observe(n_tokens, n_outputs, step_s)
         if n_tokens == len(plan.works) and not plan.moves:
             self._memory.captures.observe_decode(computed_s)
