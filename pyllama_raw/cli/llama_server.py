@@ -13,10 +13,9 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from platform import platform, python_implementation, python_version
 from typing import Any
 
-from pyllama_raw.cli.command import FAILED, INTERRUPTED, open_missing
+from pyllama_raw.cli import FAILED, INTERRUPTED, open_missing
 from pyllama_raw.cli.llama_arguments import Arguments, read
 from pyllama_raw.cli.llama_flags import FLAGS, described
 from pyllama_raw.errors import ConfigError, PyllamaError
@@ -112,8 +111,9 @@ def _show_version() -> None:
     sys.stderr.write(
         f"version: {version} (build 0, commit pyllama_raw-{__version__})\n"
     )
-    python = f"{python_implementation()} {python_version()}"
-    sys.stderr.write(f"built with {python} for {platform(terse=True)}\n")
+    python = f"{sys.implementation.name} {sys.version.split()[0]}"
+    system = f"{sys.platform} {os.uname().machine}"
+    sys.stderr.write(f"built with {python} for {system}\n")
 
 
 def _show_devices() -> None:

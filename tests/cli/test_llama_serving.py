@@ -1,11 +1,15 @@
 """Arguments of llama-server as a deployment of ours."""
 
+import subprocess
+import sys
+
 import pytest
 
 from pyllama_raw.cli.llama_arguments import read
 from pyllama_raw.cli.llama_server import main
 from pyllama_raw.cli.llama_serving import deployment_of, whole_context
 from pyllama_raw.errors import ConfigError
+from tests.support.limits import LIMIT_S
 from tests.support.tiny import tiny_model
 
 
@@ -201,6 +205,30 @@ def test_a_mistake_has_the_words_and_the_status_of_llama_server(capsys):
     """
     assert main(["--no-such"]) == 1
     assert capsys.readouterr().err.startswith("error: invalid argument: --no-such\n")
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("probe", ["--version", "--list-devices", "--help"])
+def test_a_probe_waits_for_no_engine(probe):
+    """
+    Programs that start llama-server ask first: nothing of a server or of an engine is imported.
+    """
+    code = f"""
+import sys
+from pyllama_raw.cli.llama_server import main
+main(["{probe}"])
+slow = "argparse", "asyncio", "platform", "pydantic", "pyllama_raw.api", "pyllama_raw.serve", "ssl"
+print(*(name for name in slow if name in sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "")
 
 
 def test_an_option_of_ours_that_is_wrong_is_named(capsys):
