@@ -21,13 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw.cli.llama_arguments import DEFAULT, GLOBAL, Arguments, sections
-from pyllama_raw.cli.llama_server import fetched_models
 from pyllama_raw.cli.running import Terminal, run
 from pyllama_raw.cli.serve import LoadingLines
 from pyllama_raw.engine.info import Operation, probe
+from pyllama_raw.errors import ModelNotFound
 from pyllama_raw.options.chat_templates import AUTO
 from pyllama_raw.options.config import EngineConfig
-from pyllama_raw.options.models import resolve_model
+from pyllama_raw.options.models import (
+    fetched_models,
+    resolve_model,
+    resolve_projector,
+)
 from pyllama_raw.serve.deployment import Deployment, models_of
 from pyllama_raw.serve.keys import VARIABLE
 from pyllama_raw.serve.run import deploy, deploy_nothing
@@ -55,7 +59,7 @@ def serve(parsed: Arguments) -> int:
     loading = LoadingLines(terminal, deployment.models)
     say = partial(_say, terminal)
     reread = partial(deployment_of, parsed) if is_router(parsed) else None
-    starting = partial(deploy, deployment, loading, say, prepare=whole_context)
+    starting = partial(deploy, deployment, loading, say, prepare=fill_in)
     if deployment.models or deployment.loading.models_dir:
         starting = partial(starting, reread=reread)
     else:
@@ -150,15 +154,17 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
         name, entry = _entry(parsed, None)
         yield name, entry | ({"load_on_start": True} if parsed.part("loading") else {})
         return
-    # Presets say more of models that are there, and name others.
+    # Models of the cache give way to those of a folder. Presets say more of both, and name others.
     values: dict[str, dict[str, Any]] = {}
+    for fetched in fetched_models():
+        values[fetched.name] = {"own.model": str(fetched.path)}
+        if fetched.projector is not None:
+            values[fetched.name]["media.mmproj"] = str(fetched.projector)
     if folder is not None:
         for name, files in models_of(folder).items():
             values[name] = {"own.model": files["path"]}
             if "media" in files:
                 values[name]["media.mmproj"] = files["media"]["mmproj"]
-    elif "presets" not in own:
-        values = {name: {"own.model": str(file)} for name, file in fetched_models()}
     presets = {name: Arguments(dict(places)) for name, places in values.items()}
     if "presets" in own:
         file = Path(own["presets"])
@@ -197,6 +203,8 @@ def _entry(parsed: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:
         model["n_gpu_layers"] = 0
     if own.get("mmproj_auto") is False:
         parts["media"].pop("mmproj", None)
+    elif path.startswith("hf:"):
+        parts["media"].setdefault("mmproj", AUTO)
     if own.get("cache") is False:
         parts["cache"]["mode"] = "off"
     elif parts["cache"].get("max_bytes") == 0:
@@ -219,17 +227,27 @@ def _entry(parsed: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:
     return model_name, entry | ({"adapters": adapters} if adapters else {})
 
 
-def whole_context(
+def fill_in(
     path: str | None, config: EngineConfig | None
 ) -> tuple[str | None, EngineConfig | None]:
     """
-    A model file and options with as many cells as it was trained for, unless they say how many.
+    A model file and options with what llama-server takes by itself where nobody says: as many cells
+    as the model was trained for, and the projector of its repository, if that has one.
 
-    Thread: a worker, because the file may have to be fetched.
+    Thread: a worker, because files may have to be fetched.
     """
-    if config is None or config.context.n_ctx is not None:
+    if config is None:
         return path, config
     file = resolve_model(path)
+    if str(config.media.mmproj) == AUTO:
+        try:
+            projector = resolve_projector(AUTO, path, file)
+        except ModelNotFound:
+            projector = None
+        media = config.media.model_copy(update={"mmproj": projector})
+        config = config.model_copy(update={"media": media})
+    if config.context.n_ctx is not None:
+        return str(file), config
     able = probe(file, config.model.kv_overrides)
     n_ctx = max(able.model.n_ctx_train, config.scheduler.n_slots)
     if Operation.GENERATE not in able.operations or not able.model.n_ctx_train:
