@@ -193,6 +193,8 @@ async def _serve(
     descriptors = _descriptors()
     limit = listen.max_connections or usable(descriptors, _n_used())
     connections = Connections(listen.head_s, limit)
+    if isinstance(listen, Deployment):
+        connections.has_titles = listen.service.in_place_of is not None
     options = uvicorn.Config(
         app,
         http=Connection.of(connections),
