@@ -131,9 +131,15 @@ def _router(service: Service) -> dict[str, Any]:
         "model_alias": "llama-server" if service.is_llama else "pyllama_raw",
         "model_path": "none",
         "default_generation_settings": {"params": {}, "n_ctx": 0},
-        "build_info": f"pyllama_raw {__version__}",
+        "build_info": _build(service),
         "ui": "page" not in service.config.closed,
     }
+
+
+def _build(service: Service) -> str:
+    """What runs; in llama-server's form, a number and a commit, in its place."""
+    form = "b0-pyllama_raw-{}" if service.is_llama else "pyllama_raw {}"
+    return form.format(__version__)
 
 
 def adapters_of(service: Service, *, sees_all: bool = True) -> list[dict[str, Any]]:
@@ -173,7 +179,7 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
         "total_slots": engine.info.n_slots,
         "default_generation_settings": usual,
         "chat_template": _template(engine),
-        "build_info": f"pyllama_raw {__version__}",
+        "build_info": _build(service),
         "modalities": {"vision": uses.images, "audio": uses.sounds, "video": False},
         "chat_template_caps": {
             "supports_tools": has_tools,
