@@ -228,6 +228,7 @@ async def _serve(
                 await server.serve([*sockets])
                 group.cancel_scope.cancel()
     finally:
+        server.close()
         signals.release()
     for error in failures:
         raise error
@@ -348,6 +349,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
+        self.servers: list[asyncio.Server] = []
         self.listens = anyio.Event()
         self._connections = connections
 
@@ -367,7 +369,6 @@ class _Server(uvicorn.Server):
             )
             return connection
 
-        self.servers = []
         for listener in sockets or ():
             is_unix = listener.family == AF_UNIX
             make: Any = loop.create_unix_server if is_unix else loop.create_server
@@ -376,6 +377,18 @@ class _Server(uvicorn.Server):
             )
         self.started = True
         self.listens.set()
+
+    def close(self) -> None:
+        """
+        Have the event loop forget the sockets and all connections; can be repeated.
+
+        A server that is cancelled does not shut itself down. If its sockets alone were closed, the
+        loop would take a later one with their numbers for them, and never look at it.
+        """
+        for listener in self.servers:
+            listener.close()
+        for connection in [*self._connections.all]:
+            connection.abort()
 
     async def on_tick(self, counter: int) -> bool:
         """Look for connections that are over their time, every second."""
