@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from pyllama_raw import AsyncEngine, SamplingParams, __version__
+from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.options.chat_templates import model_template
 from pyllama_raw.results import EngineState, HealthState
 from pyllama_raw.runners import ModelCache
@@ -131,15 +131,9 @@ def _router(service: Service) -> dict[str, Any]:
         "model_alias": "llama-server" if service.is_llama else "pyllama_raw",
         "model_path": "none",
         "default_generation_settings": {"params": {}, "n_ctx": 0},
-        "build_info": _build(service),
+        "build_info": service.config.build,
         "ui": "page" not in service.config.closed,
     }
-
-
-def _build(service: Service) -> str:
-    """What runs; in llama-server's form, a number and a commit, in its place."""
-    form = "b0-pyllama_raw-{}" if service.is_llama else "pyllama_raw {}"
-    return form.format(__version__)
 
 
 def adapters_of(service: Service, *, sees_all: bool = True) -> list[dict[str, Any]]:
@@ -179,7 +173,7 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
         "total_slots": engine.info.n_slots,
         "default_generation_settings": usual,
         "chat_template": _template(engine),
-        "build_info": _build(service),
+        "build_info": service.config.build,
         "modalities": {"vision": uses.images, "audio": uses.sounds, "video": False},
         "chat_template_caps": {
             "supports_tools": has_tools,
