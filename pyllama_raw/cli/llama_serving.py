@@ -28,6 +28,7 @@ from pyllama_raw.errors import ModelNotFound
 from pyllama_raw.options.chat_templates import AUTO
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.models import (
+    fetched_file,
     fetched_models,
     resolve_model,
     resolve_projector,
@@ -175,6 +176,7 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
             preset = presets.setdefault(name, Arguments())
             preset.read_section(of_all, file, skips_unknown=False)
             preset.read_section(parts.get(name, {}), file, skips_unknown=False)
+        _list_once(presets)
     for name, preset in presets.items():
         # The command line counts for all models.
         preset.values |= parsed.values
@@ -183,20 +185,35 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
         yield key, entry | ({"load_on_start": True} if starts else {})
 
 
+def _list_once(presets: dict[str, Arguments]) -> None:
+    """Make a model of the cache another name of the preset that names it, where this says so."""
+    for name, preset in [*presets.items()]:
+        own = preset.part("own")
+        if not own.get("is_listed_once") or "hf_repo" not in own:
+            continue
+        file = str(fetched_file(_hub_spec(own)))
+        for other in [*presets]:
+            if other != name and presets[other].values.get("own.model") == file:
+                del presets[other]
+                preset.values["own.alias"] = [*own.get("alias", ()), other]
+
+
+def _hub_spec(own: Mapping[str, Any]) -> str:
+    """The name here of a model of a hub, by its file or by the word of its quantisation."""
+    repo, colon, quant = own["hf_repo"].partition(":")
+    file = own.get("hf_file")
+    return f"hf:{repo}/{file}" if file else f"hf:{repo}{colon}{quant}"
+
+
 def _entry(parsed: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:
     """The name of a model and its entry, with its other names."""
     own = parsed.part("own")
     parts = {part: parsed.part(part) for part in PARTS}
     model, context, scheduler = parts["model"], parts["context"], parts["scheduler"]
-    # A file, or one of a hub by its name or by the word of its quantisation.
-    path, repo = own.get("model"), own.get("hf_repo")
-    if path is None:
-        bare, colon, quant = str(repo).partition(":")
-        file = own.get("hf_file")
-        path = f"hf:{bare}/{file}" if file else f"hf:{bare}{colon}{quant}"
+    path = own.get("model") or _hub_spec(own)
     # The name is the first by the alphabet, and without any that which was parsed.
     aliases = sorted({*own.get("alias", ()), *([name] if name else ())})
-    model_name = name or (aliases[0] if aliases else str(repo or path))
+    model_name = name or (aliases[0] if aliases else own.get("hf_repo") or path)
     # Words of one option that are two of ours.
     if model.get("devices") == ["none"]:
         del model["devices"]

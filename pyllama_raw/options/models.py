@@ -211,15 +211,9 @@ def _from_hugging_face(spec: str) -> Path:
             paths = [hub.hf_hub_download(name.repo, p, **name.options) for p in parts]
             return Path(paths[0])
     except ModelNotFound:
-        folder = _snapshot(name)
-        files = _files_in(folder)
-        if not files:
+        if (path := fetched_file(spec)) is None:
             raise
-        file = name.file or _usual_file(spec, name.quant, files)
-        parts = split_names(file) or [file]
-        if not set(parts) <= set(files):
-            raise
-        return folder / parts[0]
+        return path
 
 
 def _usual_file(spec: str, wish: str, names: Iterable[str]) -> str:
@@ -305,6 +299,24 @@ def fetched_models() -> list[FetchedModel]:
         name = f"{repo.replace('--', '/')}:{tag[1].upper() if tag else stem}"
         models[name] = FetchedModel(name, file, _projector_among(file.parent.iterdir()))
     return sorted(models.values())
+
+
+def fetched_file(spec: str) -> Path | None:
+    """
+    The file that *spec*, a name of Hugging Face, stands for, if it was fetched before.
+
+    Raises:
+        ModelNotFound: *spec* is no such name.
+    """
+    name = _hub_name(spec)
+    folder = _snapshot(name)
+    files = _files_in(folder)
+    try:
+        file = name.file or _usual_file(spec, name.quant, files)
+    except ModelNotFound:
+        return None
+    parts = split_names(file) or [file]
+    return folder / parts[0] if set(parts) <= set(files) else None
 
 
 def _hub_folder() -> Path:

@@ -225,6 +225,26 @@ def test_without_a_model_there_are_those_that_were_fetched(tmp_path):
     ]
 
 
+def test_a_preset_may_stand_for_the_model_of_the_cache_that_it_names(tmp_path):
+    """
+    It is listed once then, and has the name of the cache, too; without the key there are two.
+    """
+    folder = tmp_path / "hub/models--owner--repo/snapshots/main"
+    folder.mkdir(parents=True)
+    for file in ("a-Q8_0.gguf", "a-F16.gguf"):
+        (folder / file).touch()
+    preset = tmp_path / "presets.ini"
+    lines = "[mine]\nhf-repo = owner/repo:Q8_0\n[none]\nhf-repo = owner/repo:Q2_K\n"
+    preset.write_text(f"[*]\ndedup-cache-models = 1\n{lines}")
+    once = made("--models-preset", preset)
+    preset.write_text(lines)
+    twice = made("--models-preset", preset)
+
+    assert sorted(once.models) == ["mine", "none", "owner/repo:F16"]
+    assert once.service.aliases["owner/repo:Q8_0"] == "mine"
+    assert sorted(twice.models) == ["mine", "none", "owner/repo:F16", "owner/repo:Q8_0"]
+
+
 def test_a_mistake_has_the_words_and_the_status_of_llama_server(capsys):
     """
     Before anything of a server is imported.
