@@ -41,6 +41,10 @@ LLAMACPP = {  # names of its server, with our sample and what it says
     "requests_processing": ("vllm:num_requests_running", "Requests that run"),
     "requests_deferred": ("vllm:num_requests_waiting", "Requests that wait"),
 }
+LLAMACPP_RATES = {  # gauges of its server, by ours of which they are the quotient
+    "prompt_tokens_seconds": (COMPUTED, TIME.format("prefill")),
+    "predicted_tokens_seconds": ("vllm:generation_tokens_total", TIME.format("decode")),
+}
 
 SHOWN = (  # of /props, to keys that do not see all
     *("model", "model_path", "total_slots", "default_generation_settings"),
@@ -285,3 +289,7 @@ def _of_llamacpp(families: Iterable[Metric]) -> Iterator[Metric]:
         is_now = name.startswith("requests_")
         kind = GaugeMetricFamily if is_now else CounterMetricFamily
         yield kind(f"llamacpp:{name}", text, totals[source])
+    # Since the start, as its boards expect; of a shorter time monitors compute them of the counters.
+    for name, (tokens, seconds) in LLAMACPP_RATES.items():
+        rate = totals[tokens] / totals[seconds] if totals[seconds] else 0.0
+        yield GaugeMetricFamily(f"llamacpp:{name}", "Tokens a second so far", rate)
