@@ -39,6 +39,7 @@ FIT_CTX = 4096
 N_UBATCH = 512
 ENDS_WITH = "PYLLAMA_RAW_ENDS_WITH"
 CHILD = "LLAMA_SERVER_ROUTER_PORT"  # a router of llama-server started this
+SLEEP = "loading.sleep_idle_s"
 VERBOSE = 4  # from here on libllama's lines are told
 MAIN = "main: server is listening on"
 
@@ -174,6 +175,8 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
         preset.values |= parsed.values
         starts = bool(preset.values.get("own.on_startup"))
         key, entry = _entry(preset, name)
+        if SLEEP in preset.values and SLEEP not in parsed.values:
+            entry["sleep_idle_s"] = preset.values[SLEEP]
         yield key, entry | ({"load_on_start": True} if starts else {})
 
 

@@ -196,6 +196,10 @@ class ModelCache:
             entry.error,
         )
 
+    def adapters_of(self, name: str) -> frozenset[str]:
+        """Names of the adapters that are loaded with a model. Raises ModelNotFound."""
+        return self._entry(name).model.adapters
+
     @property
     def budget(self) -> dict[str, int]:
         """Bytes that all models may take together, by device."""

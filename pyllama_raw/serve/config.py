@@ -15,6 +15,7 @@ FILE_ONLY = {  # what the command line has no flag for
     *("reasoning_format", "tells_prompts"),
 }
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+IdleSeconds = Annotated[float, Field(allow_inf_nan=False)]  # below 0: never
 
 
 class ListenConfig(Frozen):

@@ -24,6 +24,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama_raw.errors import first_of
+from pyllama_raw.options.requests import SENDER
 from pyllama_raw.serve.failures import NUMBERED, Failure
 from pyllama_raw.serve.keys import ADMIN, MONITOR
 from pyllama_raw.serve.reading import is_small, let_go, replayed
@@ -62,6 +63,8 @@ class Gate:
             scope = {**scope, "method": "GET"}
         answer = _Answer(service, scope, send)
         current = CURRENT.set(exchange)
+        # Without keys each connection has a turn of its own.
+        sender = SENDER.set(":".join(map(str, scope.get("client") or ())) or None)
         numbered = NUMBERED.set(service.is_llama)
         service.traffic.in_flight += 1
         try:
@@ -74,6 +77,7 @@ class Gate:
             raise
         finally:
             CURRENT.reset(current)
+            SENDER.reset(sender)
             NUMBERED.reset(numbered)
             service.traffic.in_flight -= 1
             # Another model may have the room, if nobody else uses this one.
@@ -102,7 +106,9 @@ class Gate:
                 elif path in WATCHED:
                     right = MONITOR
                 exchange.key = service.keys.check(headers, right)
-                exchange.client = "" if exchange.key is None else exchange.key.name
+                if exchange.key is not None:
+                    exchange.client = exchange.key.name
+                    SENDER.set(exchange.client)
             # Without a body it asks for facts, which are told at any time.
             if not has_body:
                 service.check_open(CLOSED.get(path))

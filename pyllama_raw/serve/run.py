@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -61,6 +62,8 @@ Say = Callable[[str], None]
 
 HOST = "CPU"
 MARGIN_BYTES = 2**30  # of a device that stay free, or a 16th of a small one
+PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<n>\d{5})\.gguf")  # a file of a model
+MAX_PARTS = 1000  # of a model, whose files are looked at
 TICK_S = 0.05
 TICKS = 10  # of uvicorn, in a second
 LOOK_S = 0.5  # between two looks for the parent
@@ -316,9 +319,15 @@ def _cached(
     return CachedModel(
         make,
         is_pinned=place.pinned,
-        sleep_s=place.sleep_idle_s or of_all.sleep_idle_s or inf,
-        unload_s=place.unload_idle_s or of_all.unload_idle_s or inf,
-        key=(path, _file_key(path), options, adapters),
+        sleep_s=_idle_s(place.sleep_idle_s, of_all.sleep_idle_s),
+        unload_s=_idle_s(place.unload_idle_s, of_all.unload_idle_s),
+        key=(
+            path,
+            *map(_file_key, _files_of(path, config, adapters)),
+            options,
+            adapters,
+        ),
+        adapters=frozenset(adapter.name for adapter in adapters),
     )
 
 
@@ -329,10 +338,34 @@ async def _load_adapters(
         await engine.load_adapter(adapter.name, adapter.path)
 
 
+def _idle_s(own_s: float | None, of_all_s: float | None) -> float:
+    """The time of a model without use; inf: for ever."""
+    idle_s = of_all_s if own_s is None else own_s
+    return inf if idle_s is None or idle_s < 0 else idle_s
+
+
+def _files_of(
+    path: str | None, config: EngineConfig | None, adapters: tuple[AdapterEntry, ...]
+) -> Iterator[str | None]:
+    """All files that a model is made of, as far as their names say."""
+    # A model in parts has the number of them in the name of each.
+    if parts := PART.fullmatch(path or ""):
+        stem, n_parts = parts["stem"], int(parts["n"])
+        for number in range(1, min(n_parts, MAX_PARTS) + 1):
+            yield f"{stem}-{number:05}-of-{n_parts:05}.gguf"
+    else:
+        yield path
+    if config is not None and config.media.mmproj is not None:
+        yield str(config.media.mmproj)
+    yield from (adapter.path for adapter in adapters)
+
+
 def _file_key(path: str | None) -> tuple[int, int] | None:
     """What tells a file from one that took its place. None: it is not there, or not a file."""
+    if path is None:
+        return None
     try:
-        status = Path(path or "").stat()
+        status = Path(path).stat()
     except (OSError, ValueError):
         return None
     return status.st_mtime_ns, status.st_size

@@ -23,7 +23,7 @@ from time import monotonic, time
 from typing import Any, NamedTuple, TypeVar
 from weakref import finalize
 
-from anyio import Lock, move_on_after, to_thread
+from anyio import Lock, move_on_after, sleep, to_thread
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic_core import to_json
 
@@ -45,6 +45,7 @@ from pyllama_raw.serve.reading import DRAINING, Bodies
 
 UNPOOLED = (None, Pooling.NONE, Pooling.RANK)  # of models that are made for no vectors
 NOT_LOADED = "model is not loaded"
+REREAD_REST = 4  # after a read of the list of models, for the time that it took
 LOADED, LOADING, SLEEPING = (
     ModelState.LOADED,
     ModelState.LOADING,
@@ -135,6 +136,7 @@ class Service:
         self.is_router = models.is_dynamic and (refresh is not None or len(models) > 1)
         self.drains = False  # drain() was called
         self._reading, self._n_reads = Lock(), 0  # of the list of models
+        self._reread_at = -inf  # from when on it may be read
         self.is_llama = config.in_place_of is not None
         # Scales of adapters of each model, for requests that name none.
         self.scales: dict[str, dict[str, float]] = {}
@@ -273,7 +275,8 @@ class Service:
         Have the list of models as it is read anew, if it can be.
 
         One read at a time, and all who came before it began share it, because it takes long where
-        models are many.
+        models are many. After one comes a rest of REREAD_REST times as long, so that nobody keeps a
+        thread busy by asking.
 
         Raises:
             ConfigError: it cannot be read, and stays as it is.
@@ -284,12 +287,17 @@ class Service:
         async with self._reading:
             if self._n_reads > n_reads:
                 return
+            await sleep(max(self._reread_at - monotonic(), 0.0))
+            began = monotonic()
             self._n_reads += 1
             try:
                 self.models.replace(await to_thread.run_sync(self.refresh))
             except BaseException:
                 self._n_reads -= 1  # who waits tries it again
                 raise
+            finally:
+                now = monotonic()
+                self._reread_at = now + REREAD_REST * (now - began)
 
     def base_of(self, name: str) -> str | None:
         """The model of a name, an alias or `base:adapter`; None: there is none."""
@@ -300,7 +308,12 @@ class Service:
     def _meant(self, name: str | None, need: Operation | None) -> str:
         """The model that a request is for, also where it names none. Raises Failure."""
         model = None if name is None else self.base_of(name)
-        if model is not None:
+        if name is not None and model is not None:
+            adapter = self.config.aliases.get(name, name)[len(model) + 1 :]
+            # A model that is not there has the adapters that are loaded with it: no load would help.
+            is_there = not adapter or model in self.models.loaded()
+            if not (is_there or adapter in self.models.adapters_of(model)):
+                raise self._missing(name)
             return model
         if name is not None and not self.config.any_model:
             raise self._missing(name)
