@@ -26,7 +26,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, cast
 
-from anyio import CancelScope, current_time, sleep
+from anyio import CancelScope, CapacityLimiter, current_time, sleep, to_thread
 
 from pyllama_raw.errors import MAX_REASON, ConfigError, cut
 from pyllama_raw.options.machine import NoInterpreter, interpreter
@@ -125,6 +125,13 @@ class Child:
         while not self.has_ended and current_time() < until:  # noqa: ASYNC110
             await sleep(LOOK_S)
         return self.has_ended
+
+    async def ended(self) -> None:
+        """Return when it has ended, without a look now and then."""
+        wait = self._ended.wait
+        await to_thread.run_sync(
+            wait, abandon_on_cancel=True, limiter=CapacityLimiter(1)
+        )
 
     async def end(self) -> None:
         """Ask its session to end, and kill the session if the child does not. Can be repeated."""
