@@ -7,16 +7,22 @@ are open to each client, as there. What llama-server has and this service has no
 
 from __future__ import annotations
 
+from typing import Literal
+
+from anyio import move_on_after, sleep
 from fastapi import FastAPI
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyllama_raw import PyllamaError
+from pyllama_raw.runners.errors import as_json
 from pyllama_raw.serve.body import Body, Exact, LoraScale
 from pyllama_raw.serve.facts import adapters_of
 from pyllama_raw.serve.failures import JSON, Failure, refused
 from pyllama_raw.serve.service import Service
 
+COUNTS_S, LOOK_S = 1.0, 0.02  # for a request that was left to end
 SCALES = TypeAdapter(list[LoraScale])
 NOT_HERE = (  # endpoints of llama-server that are not done here
     *("/v1/audio/transcriptions", "/audio/transcriptions", "/tools", "/cors-proxy"),
@@ -76,6 +82,8 @@ def routes(app: FastAPI, service: Service) -> None:
         n_erased = n_used - sum(running.n_computed for running in await engine.slots())
         return JSON({"id_slot": int(slot), "n_erased": max(n_erased, 0)})
 
+    if service.is_behind:
+        _add_commands(app, service)
     if not service.is_llama:
         return
 
@@ -91,6 +99,28 @@ def routes(app: FastAPI, service: Service) -> None:
         app.add_api_route(
             path, _not_here, methods=["GET", "POST", "DELETE"], include_in_schema=False
         )
+
+
+def _add_commands(app: FastAPI, service: Service) -> None:
+    """Add what a service in front has a process do, and asks it."""
+
+    @app.post("/process/{verb}", include_in_schema=False)
+    async def command(verb: Literal["sleep", "wake"]) -> Response:
+        """Have the engine sleep or go on."""
+        [engine] = service.engines.values()
+        try:
+            await (engine.sleep(2) if verb == "sleep" else engine.wake())
+        except PyllamaError as error:
+            return JSON({"failure": as_json(error)}, 500)
+        return JSON({})
+
+    @app.get("/process/exchanges/{number}", include_in_schema=False)
+    async def counts(number: str) -> Response:
+        """Tokens of the prompt, cached and of the output of a request, once it has ended."""
+        with move_on_after(COUNTS_S):
+            while number not in service.ended_counts:  # noqa: ASYNC110 - its client may have left
+                await sleep(LOOK_S)
+        return JSON(service.ended_counts.pop(number, None))
 
 
 async def _not_here(request: Request) -> Response:

@@ -80,6 +80,11 @@ class ModelsConfig(Frozen):
     """Seconds that a request waits for its model before others have to give way to it."""
     max_model_overtakes: Annotated[int, Field(ge=0)] = 64
     """Later requests of other models that may run before it."""
+    model_processes: bool = False
+    """
+    Each model has a process of its own, so that one that aborts, and the driver of its device, take
+    nothing else along. Needs the extra `runners`.
+    """
     max_model_waiting: Annotated[int, Field(ge=1)] = 1024
     """Requests that may wait for their models."""
 

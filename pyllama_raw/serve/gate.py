@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyllama_raw.errors import first_of
 from pyllama_raw.options.requests import SENDER
 from pyllama_raw.serve.failures import NUMBERED, Failure
-from pyllama_raw.serve.keys import ADMIN, MONITOR
+from pyllama_raw.serve.keys import ADMIN, MONITOR, number_of
 from pyllama_raw.serve.reading import is_small, let_go, replayed
 from pyllama_raw.serve.service import CURRENT, LEFT, Exchange, Service
 
@@ -106,6 +106,8 @@ class Gate:
                 elif path in WATCHED:
                     right = MONITOR
                 exchange.key = service.keys.check(headers, right)
+                if service.is_behind:
+                    exchange.number = number_of(headers)
                 if exchange.key is not None:
                     exchange.client = exchange.key.name
                     SENDER.set(exchange.client)
@@ -123,6 +125,8 @@ class Gate:
                 return
             is_read, exchange.n_read = True, len(body)
             again = replayed(body)
+            if service.has_processes:
+                exchange.content = body
             del body  # the handler frees it once it is parsed
             # Others may have come while this one was read.
             service.check_room()
