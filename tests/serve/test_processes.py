@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,26 +24,27 @@ pytestmark = [
 CONFIG = """
 [loading]
 models_dir = "{folder}"
-model_processes = true
+model_processes = {processes}
 {more}
 [context]
-n_ctx = 8192
+n_ctx = 4096
 n_threads = 1
 n_threads_batch = 1
 [scheduler]
 n_slots = 2
 """
-LONG = {"prompt": "Once", "max_tokens": 6000, "temperature": 0, "ignore_eos": True}
+LONG = {"prompt": "Once", "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
 SHORT = {"prompt": "Once", "max_tokens": 8, "temperature": 0}
 
 
 @contextmanager
-def started(folder, more="", environment=None):
+def started(folder, more="", environment=None, *, processes=True):
     """A server of two models in processes, its address and its process."""
     for name in "ab":
         shutil.copy(tiny_model("llama"), folder / f"{name}.gguf")
     file = folder / "service.toml"
-    file.write_text(CONFIG.format(folder=folder, more=more))
+    has = str(processes).lower()
+    file.write_text(CONFIG.format(folder=folder, more=more, processes=has))
     flags = ["--config", str(file), "--port", "0"]
     command = [sys.executable, "-m", "pyllama_raw", "serve", *flags]
     process = subprocess.Popen(
@@ -132,3 +134,95 @@ def test_a_model_that_is_killed_takes_nothing_along(service, client):
     assert n_events < LONG["max_tokens"]
     assert ends["b"][:2] == (200, "[DONE]")
     assert again.status_code == 200
+
+
+CHAT = {
+    "messages": [{"role": "user", "content": "Once"}],
+    "max_tokens": 4,
+    "temperature": 0,
+}
+CALLS = [
+    ("POST", "/v1/completions", SHORT),
+    ("POST", "/v1/completions", SHORT | {"stream": True, "logprobs": 1}),
+    ("POST", "/v1/completions", SHORT | {"max_tokens": "many"}),
+    ("POST", "/v1/completions", SHORT | {"prompt": "Once " * 9000}),
+    ("POST", "/completion", SHORT | {"n_predict": 3}),
+    ("POST", "/v1/chat/completions", CHAT),
+    ("POST", "/v1/chat/completions", CHAT | {"messages": [], "x": 1}),
+    ("POST", "/v1/messages", CHAT | {"stream": True}),
+    (
+        "POST",
+        "/v1/responses",
+        {"input": "Once", "max_output_tokens": 4, "temperature": 0},
+    ),
+    ("POST", "/v1/embeddings", {"input": ["Once", "upon"]}),
+    ("POST", "/v1/rerank", {"query": "Once", "documents": ["upon"]}),
+    ("POST", "/tokenize", {"content": "Once upon", "with_pieces": True}),
+    ("POST", "/detokenize", {"tokens": [5, 6]}),
+    ("POST", "/apply-template", CHAT),
+    ("POST", "/v1/completions?autoload=false", SHORT),
+    ("GET", "/props?model=a", None),
+    ("GET", "/slots?model=a", None),
+    ("GET", "/tokenizer_info", None),
+    ("GET", "/v1/models", None),
+    ("GET", "/v1/models/a", None),
+    ("GET", "/v1/models/nope", None),
+    ("GET", "/lora-adapters", None),
+    ("PUT", "/lora-adapters", {"name": "x", "path": "/nowhere"}),
+    ("DELETE", "/lora-adapters/x?model=a", None),
+    ("POST", "/slots/0?action=erase&model=a", {}),
+    ("POST", "/slots/7?action=erase&model=a", {}),
+    ("GET", "/props", None),
+    ("GET", "/slots", None),
+    ("GET", "/props?model=b", None),
+    ("GET", "/health", None),
+    ("GET", "/nowhere", None),
+]
+# What differs from call to call, or by the size of a process.
+VARYING = re.compile(
+    r'"(id|created|created_at|completed_at|started|stats|timings|bytes|item_id|\w+_ms|\w+_s|\w+_per_second)":'
+    r'("[^"]*"|[\d.e+-]+|null|\{[^{}]*(\{[^{}]*\})*[^{}]*\})'
+)
+TEXT = re.compile(r'"text":("(?:[^"\\]|\\.)*")')
+
+
+def answers_of(folder, *, processes):
+    """Statuses, headers that say something, and contents of CALLS; and names of metrics."""
+    answers = []
+    with (
+        started(folder, processes=processes) as (url, _),
+        httpx.Client(base_url=url, timeout=LIMIT_S) as client,
+    ):
+        for method, path, body in CALLS:
+            answer = client.request(
+                method, path, json=None if body is None else {"model": "a"} | body
+            )
+            headers = {
+                name: answer.headers.get(name)
+                for name in ("content-type", "x-ignored-fields", "x-cached-tokens")
+            }
+            text = VARYING.sub(r'"\1":0', answer.text)
+            is_json = headers["content-type"] == "application/json"
+            # How many tokens an event has is a matter of time.
+            events = text.split("\n\n")
+            texts = "".join(map(json.loads, TEXT.findall(text)))
+            content = (
+                json.loads(text) if is_json else (events[0][:40], texts, events[-2])
+            )
+            answers.append(((method, path), answer.status_code, headers, content))
+        lines = client.get("/metrics").text.splitlines()
+    names = {line.partition(" ")[0] for line in lines if not line.startswith("#")}
+    return answers, {n for n in names if "http_" not in n and "_created" not in n}
+
+
+def test_a_model_in_a_process_answers_as_one_that_is_here(tmp_path_factory):
+    """
+    All dialects, streams, refusals, facts and metrics, with their statuses and headers.
+    """
+    folder = tmp_path_factory.mktemp("same")
+    theirs, names_of_theirs = answers_of(folder, processes=True)
+    ours, names = answers_of(folder, processes=False)
+
+    for answer, here in zip(theirs, ours, strict=True):
+        assert answer == here
+    assert names_of_theirs == names
