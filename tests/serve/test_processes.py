@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -134,6 +135,195 @@ def test_a_model_that_is_killed_takes_nothing_along(service, client):
     assert n_events < LONG["max_tokens"]
     assert ends["b"][:2] == (200, "[DONE]")
     assert again.status_code == 200
+
+
+def test_a_request_that_got_nothing_yet_is_a_503_with_a_time(service, client):
+    """
+    The list says that the model has failed, and events tell it; a client that leaves ends its request there.
+    """
+    _, server = service
+    answers = []
+
+    async def ask(body):
+        async with httpx.AsyncClient(base_url=service[0], timeout=LIMIT_S) as own:
+            answers.append(await own.post("/v1/completions", json=body))
+
+    async def until_running(n):
+        while n_running(client) != n:  # noqa: ASYNC110 - nothing tells of it
+            await anyio.sleep(0.02)
+
+    async def run():
+        with anyio.fail_after(LIMIT_S):
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask, LONG | {"model": "b"})
+                await until_running(1)
+                group.cancel_scope.cancel()
+            await until_running(0)
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask, LONG | {"model": "b"})
+                await until_running(1)
+                os.kill(processes_of(server.pid)["b"], signal.SIGKILL)
+
+    client.post("/v1/completions", json=SHORT | {"model": "b"}).raise_for_status()
+    anyio.run(run)
+    status = client.get("/v1/models/b").json()["status"]
+    again = client.post("/v1/completions", json=SHORT | {"model": "b"})
+
+    [answer] = answers
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["code"] == "model_unavailable"
+    assert (status["value"], status["error"]) == ("unloaded", "runner_died")
+    assert again.status_code == 200
+
+
+def n_running(client) -> int:
+    slots = client.get("/slots", params={"model": "b"}).json()
+    return sum(slot["is_processing"] for slot in slots)
+
+
+def test_a_process_ends_with_its_service(tmp_path):
+    """
+    Also if that is killed; a signal lets it end by itself.
+    """
+    returned, left = [], []
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with (
+            started(tmp_path) as (url, server),
+            httpx.Client(base_url=url, timeout=LIMIT_S) as client,
+        ):
+            client.post(
+                "/v1/completions", json=SHORT | {"model": "a"}
+            ).raise_for_status()
+            [process] = processes_of(server.pid).values()
+            server.send_signal(number)
+            returned.append(server.wait(LIMIT_S))
+            for _ in range(500):
+                if not is_running(process):
+                    break
+                time.sleep(0.01)
+            left.append(is_running(process))
+
+    assert returned == [0, -signal.SIGKILL]
+    assert left == [False, False]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
+    except OSError:
+        return False
+
+
+RESTING = """
+[loading.memory]
+CPU = 4_000_000_000
+[models.a]
+sleep_idle_s = 0.2
+"""
+
+
+def test_a_process_sleeps_and_is_unloaded(tmp_path):
+    """
+    Facts wake nothing, and a request finds its prefix; keep_alive counts, and each key sees its own.
+    """
+    keys = {"PYLLAMA_RAW_API_KEYS": "admin secret,me mine,you yours"}
+    log = tmp_path / "access.jsonl"
+    more = f'{RESTING}\n[service]\naccess_log = "{log}"\nsalt_by_key = true'
+
+    def ask(client, key, **fields):
+        headers = {"authorization": f"Bearer {key}"}
+        body = SHORT | {"model": "a"} | fields
+        return client.post("/v1/completions", json=body, headers=headers)
+
+    with (
+        started(tmp_path, more, keys) as (url, server),
+        httpx.Client(
+            base_url=url, timeout=LIMIT_S, headers={"authorization": "Bearer secret"}
+        ) as client,
+    ):
+        first = ask(client, "mine", keep_alive="5m")
+        wait_until(client, "a", "sleeping")
+        facts = [
+            client.get(path, params={"model": "a"}).status_code
+            for path in ("/props", "/slots", "/metrics", "/v1/models", "/v1/models/a")
+            * 3
+        ]
+        is_sleeping = client.get("/props", params={"model": "a"}).json()["is_sleeping"]
+        state, pids = states(client)["a"], processes_of(server.pid)
+        second = ask(client, "mine")
+        same = processes_of(server.pid) == pids
+        of_other = ask(client, "yours")
+        refused = client.get(
+            "/metrics", headers={"authorization": "Bearer mine"}
+        ).status_code
+        ask(client, "mine", keep_alive=0)
+        wait_until(client, "a", "unloaded")
+        after = processes_of(server.pid)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    counts = [
+        (line["client"], line["model"], line["prompt_tokens"], line["output_tokens"])
+        for line in lines
+        if line["path"] == "/v1/completions"
+    ]
+
+    assert {*facts} == {200}
+    assert (is_sleeping, state, same) == (True, "sleeping", True)
+    assert second.json()["choices"] == first.json()["choices"]
+    assert int(second.headers["x-cached-tokens"]) > 0
+    assert int(of_other.headers["x-cached-tokens"]) == 0
+    assert (refused, after) == (403, {})
+    usage = first.json()["usage"]
+    count = usage["prompt_tokens"], usage["completion_tokens"]
+    assert counts == [(name, "a", *count) for name in ("me", "me", "you", "me")]
+
+
+def wait_until(client, name, state):
+    for _ in range(1000):
+        if states(client)[name] == state:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{name} is {states(client)[name]}")
+
+
+def test_llama_server_as_a_router_has_processes(tmp_path):
+    """
+    PYLLAMA_RAW_MODEL_PROCESSES of pyllama-llama-server; unloading ends the process.
+    """
+    for name in "ab":
+        shutil.copy(tiny_model("llama"), tmp_path / f"{name}.gguf")
+    flags = ["--models-dir", str(tmp_path), "--port", "0", "-c", "1024"]
+    command = [sys.executable, "-m", "pyllama_raw.cli.llama_server", *flags]
+    environment = {**os.environ, "PYLLAMA_RAW_MODEL_PROCESSES": "1"}
+    server = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        lines = iter(server.stderr.readline, "")
+        url = next(line for line in lines if line.startswith("serving at")).split()[-1]
+        with httpx.Client(base_url=url, timeout=LIMIT_S) as client:
+            body = {"prompt": "Once", "n_predict": 4, "model": "b"}
+            answer = client.post("/completion", json=body)
+            props = client.get("/props", params={"model": "b"}).json()
+            listed = client.get("/v1/models").json()
+            before = processes_of(server.pid)
+            client.post("/models/unload", json={"model": "b"}).raise_for_status()
+            wait_until(client, "b", "unloaded")
+            after = processes_of(server.pid)
+    finally:
+        server.kill()
+        server.wait()
+        server.stderr.close()
+
+    assert answer.json()["timings"]["predicted_n"] == 4
+    assert props["default_generation_settings"]["n_ctx"] == 1024
+    assert [model["name"] for model in listed["models"]] == ["b"]
+    assert [model["meta"]["n_ctx"] for model in listed["data"] if "meta" in model] == [
+        1024
+    ]
+    assert ([*before], after) == (["b"], {})
 
 
 CHAT = {
