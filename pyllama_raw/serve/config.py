@@ -177,5 +177,7 @@ class ServeConfig(Frozen):
     """Facts that are told to nobody: their endpoints answer 501, and the page 404."""
     metrics_names: tuple[Literal["vllm", "llamacpp"], ...] = ("vllm",)
     """Servers by whose names `/metrics` tells what they tell, beside names of our own."""
+    slot_save_path: str | None = None
+    """The folder of the files of `/slots/0?action=save` and `restore`. None: there are none."""
     access_log: str | None = None
     """The file that gets a line of JSON for each request; "-" is the standard output."""
