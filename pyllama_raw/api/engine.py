@@ -696,6 +696,7 @@ class AsyncEngine(Facts):
         self.capabilities.check(Operation.GENERATE)
         if self.info.config.cache.mode == "off":
             raise Unsupported("files of slots", "nothing is reused", "set cache.mode")
+        self._check_awake()
         return checked_number("slot", slot, 0, self.info.n_slots - 1)
 
     def _check_awake(self) -> None:
