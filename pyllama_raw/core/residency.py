@@ -488,7 +488,7 @@ class Residency:
 
 def _rest_s(n_failures: int) -> float:
     """Seconds that a model rests after so many failures."""
-    return min(FIRST_REST_S * 2 ** min(n_failures - 1, 30), MAX_REST_S)
+    return min(FIRST_REST_S * float(2 ** min(n_failures - 1, 30)), MAX_REST_S)
 
 
 def _unload_at(model: Resident) -> float:

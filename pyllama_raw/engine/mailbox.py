@@ -45,7 +45,7 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from pyllama_raw.errors import ClosedError, PyllamaError, WrongUse
-from pyllama_raw.options.requests import SENDER
+from pyllama_raw.options.arguments import SENDER
 
 if TYPE_CHECKING:
     from pyllama_raw.core.request import Event

@@ -43,7 +43,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
-from pyllama_raw.core.memory.memory import SLOT_SAVE
+from pyllama_raw.core.memory.slot_states import SLOT_SAVE, plan_copy, plan_fill
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.request import Adapted, Spans
 from pyllama_raw.core.step import (
@@ -333,14 +333,14 @@ def copied(
         InvalidRequest: it has nothing that others may have.
         SnapshotFailed: it could not be copied.
     """
-    plan = scheduler.plan_copy(slot)
+    plan = plan_copy(scheduler.memory, slot)
     contents = None if plan is None else plan[0]
     if plan is None or contents is None or not _is_for_all(contents.namespace):
         allowed = "a slot that holds text and runs no request"
         raise InvalidRequest("slot", slot, f"{allowed}; the rest is not saved")
     result = _done(scheduler, executor, plan[1])
     if SLOT_SAVE not in result.saved:
-        raise SnapshotFailed("llama_state_seq_get_data", 0)
+        raise SnapshotFailed("llama_state_seq_get_data", 0, "the slot was not copied")
     state = result.saved[SLOT_SAVE].payload
     assert isinstance(state, memoryview)
     return contents, state
@@ -356,23 +356,25 @@ def fill(
         InvalidRequest: a request runs in it, or others leave too few cells.
         SnapshotFailed: libllama does not take the state; the slot is empty.
     """
-    plan = scheduler.plan_fill(contents, state)
+    plan = plan_fill(scheduler.memory, contents, state)
     if plan is None:
         allowed = (
             f"a slot without a request, with room for {len(contents.tokens)} tokens"
         )
         raise InvalidRequest("slot", contents.slot, f"{allowed}: try again later")
     if contents.slot in _done(scheduler, executor, plan).not_restored:
-        raise SnapshotFailed("llama_state_seq_set_data", 0)
+        raise SnapshotFailed("llama_state_seq_set_data", 0, "the state does not fit")
 
 
 def _done(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> StepResult:
     """The result of a *plan* without works, which the scheduler knows."""
     result = executor.execute(plan)
-    scheduler.settle(result)
+    scheduler.memory.settle(result)
     if result.status is not DecodeStatus.OK:  # there is another context, or none
         scheduler.lose_slots()
-        raise result.error or SnapshotFailed("llama_state_seq_get_data", 0)
+        raise result.error or SnapshotFailed(
+            "llama_state_seq_get_data", 0, "the slot was not copied"
+        )
     return result
 
 

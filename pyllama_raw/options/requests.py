@@ -10,7 +10,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from functools import cache
 from itertools import islice
 from numbers import Integral
@@ -50,8 +49,6 @@ MAX_POLICY_DATA = 32
 MAX_POSITION = 2**31 - 1
 MAX_ADAPTERS = 16  # of a request
 MAX_SCALE = 100  # products with it stay finite
-# The client of work that names none, such as a count of tokens: clients take turns.
-SENDER: ContextVar[str | None] = ContextVar("SENDER", default=None)
 
 Need = Literal["generate", "embed", "rank"]  # what a model must be able to do
 

@@ -440,7 +440,7 @@ class ModelRunner(ABC):
         self._check_open()
 
     async def death(self) -> PyllamaError | None:
-        """How its process ended, once it has. None, at once: it has no process of its own."""
+        """The end of its process, once that has ended. None, at once: it has no process of its own."""
         return None
 
     async def retire(self) -> None:

@@ -249,7 +249,7 @@ class SpawnedRunner(ModelRunner):
         return RunnerHealth(answer.live, answer.ready, answer.n_running, detail=detail)
 
     async def death(self) -> PyllamaError | None:
-        """How the child ended, once it has, whoever ended it. None, at once: there is no child."""
+        """The end of the child, once it has ended, whoever ended it. None, at once: there is none."""
         child = self._child
         if child is None:
             return None

@@ -8,7 +8,7 @@ nothing keeps one awake.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from anyio import create_task_group, move_on_after
@@ -22,10 +22,7 @@ from pyllama_raw import AsyncEngine
 from pyllama_raw.runners import ModelEvent, ModelState
 from pyllama_raw.serve.answer import EventStream, event
 from pyllama_raw.serve.failures import JSON, Failure, refused
-from pyllama_raw.serve.service import Service
-
-if TYPE_CHECKING:
-    from pyllama_raw.serve.processes import ModelProcess
+from pyllama_raw.serve.service import Service, ServingProcess
 
 UNLOADED, LOADING = ModelState.UNLOADED, ModelState.LOADING
 SLEEPING, LEAVING = ModelState.SLEEPING, ModelState.LEAVING
@@ -177,7 +174,7 @@ async def _cards(service: Service) -> dict[str, list[dict[str, Any]]]:
     if not service.has_processes:
         return own
 
-    async def tell(name: str, process: ModelProcess) -> None:
+    async def tell(name: str, process: ServingProcess) -> None:
         listed = await process.fact("/v1/models")
         if listed is not None:
             common = {"created": service.started, "tags": service.config.tags}

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anyio import create_task_group, to_thread
 from fastapi import FastAPI
@@ -27,10 +27,7 @@ from pyllama_raw.runners import ModelCache
 from pyllama_raw.serve.failures import JSON, Failure
 from pyllama_raw.serve.llamacpp import settings
 from pyllama_raw.serve.media import MARKER
-from pyllama_raw.serve.service import ServedModel, Service
-
-if TYPE_CHECKING:
-    from pyllama_raw.serve.processes import ModelProcess
+from pyllama_raw.serve.service import ServedModel, Service, ServingProcess
 
 COMPUTED, CACHED = "computed prompt tokens", "vllm:prefix_cache_hits_total"
 TIME = "vllm:request_{}_time_seconds_sum"
@@ -161,15 +158,15 @@ def adapters_of(service: Service) -> list[dict[str, Any]]:
 
 def _without_users(adapter: dict[str, Any]) -> dict[str, Any]:
     """An adapter as keys see it that do not see all: without its folder and who uses it."""
-    shown = {n: value for n, value in adapter.items() if n != "requests"}
-    return shown | {"path": Path(adapter["path"]).name}
+    facts = {n: value for n, value in adapter.items() if n != "requests"}
+    return facts | {"path": Path(adapter["path"]).name}
 
 
 async def _of_processes(service: Service) -> list[tuple[str, Metric]]:
     """Families of models in processes of their own, with the names of the models."""
     families: list[tuple[str, Metric]] = []
 
-    async def ask(name: str, process: ModelProcess) -> None:
+    async def ask(name: str, process: ServingProcess) -> None:
         families.extend((name, family) for family in await process.metrics())
 
     async with create_task_group() as group:

@@ -24,7 +24,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama_raw.errors import first_of
-from pyllama_raw.options.requests import SENDER
+from pyllama_raw.options.arguments import SENDER
 from pyllama_raw.serve.failures import NUMBERED, Failure
 from pyllama_raw.serve.keys import ADMIN, MONITOR, number_of
 from pyllama_raw.serve.reading import is_small, let_go, replayed

@@ -25,7 +25,6 @@ from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
@@ -64,7 +63,7 @@ CONTENT = "PYLLAMA_RAW_PROCESS"  # the variable that says what a process is to d
 ANSWER = "PYLLAMA_RAW_ANSWER "  # begins the line of an answer
 FRACTION = re.compile(r"^loaded (\d\.\d+)$", re.MULTILINE)
 HOST = "CPU"
-PROCESS_BYTES = 160 * 2**20  # of host memory, beside what libllama takes
+PROCESS_BYTES = 96 * 2**20  # of host memory, beside what libllama takes
 START_S = 3600.0  # for a model to load
 FACTS_S = 2.0  # for what a process says of itself
 LOOK_S = 0.25  # between two looks how far a load is
@@ -262,6 +261,11 @@ class ModelProcess(SpawnedRunner):
         super().__init__(ProcessProgram(model), name=model.name, start_s=START_S)
         self.model, self._progress = model, progress
 
+    @property
+    def n_places(self) -> int:
+        """Requests that it has slots for, and that may wait for one."""
+        return self.model.n_places
+
     async def memory(self) -> RunnerMemory:
         """What libllama reckons, and the process itself."""
         return await self.model.memory()
@@ -444,18 +448,3 @@ def last_event(failure: Failure, path: str) -> bytes:
             "response": {"status": "failed", "error": error},
         }
     return f"{kind}data: {to_json(body).decode()}\n\n".encode()
-
-
-async def all_facts(
-    processes: Mapping[str, ModelProcess], fact: Callable[[ModelProcess], Any]
-) -> dict[str, Any]:
-    """What *fact*, an async function, tells of each process, asked at once; by name."""
-    facts: dict[str, Any] = {}
-
-    async def note(name: str, process: ModelProcess) -> None:
-        facts[name] = await fact(process)
-
-    async with create_task_group() as group:
-        for name, process in processes.items():
-            group.start_soon(partial(note, name, process))
-    return facts

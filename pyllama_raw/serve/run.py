@@ -163,15 +163,10 @@ async def deploy(
 
 def child() -> None:
     """Serve the one model that the environment says, for the service in front; a whole process."""
-    from pyllama_raw.serve import processes
+    from pyllama_raw.serve.processes import deployment_here, report
 
-    serving = partial(
-        deploy,
-        processes.deployment_here(),
-        processes.report,
-        partial(print, flush=True),
-        is_behind=True,
-    )
+    say = partial(print, flush=True)
+    serving = partial(deploy, deployment_here(), report, say, is_behind=True)
     has_uvloop = find_spec("uvloop") is not None
     anyio.run(serving, backend_options={"use_uvloop": has_uvloop})
 

@@ -21,12 +21,14 @@ from itertools import chain
 from math import ceil, inf
 from pathlib import Path
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from weakref import finalize
 
 from anyio import Lock, move_on_after, sleep, to_thread
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.api.metrics import EngineMetrics
@@ -38,14 +40,12 @@ from pyllama_raw.runners import (
     LocalRunner,
     ModelCache,
     ModelState,
+    RunnerCapabilities,
 )
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.keys import ADMIN, Key, Keys, Rates
 from pyllama_raw.serve.reading import DRAINING, Bodies
-
-if TYPE_CHECKING:
-    from pyllama_raw.serve.processes import ModelProcess
 
 UNPOOLED = (None, Pooling.NONE, Pooling.RANK)  # of models that are made for no vectors
 NOT_LOADED = "model is not loaded"
@@ -107,10 +107,33 @@ class ServedModel(NamedTuple):
     adapters: Mapping[str, float] = {}  # of `base:adapter`, each with its scale
 
 
+class ServingProcess(Protocol):
+    """A model in a process of its own, as processes.py has them."""
+
+    name: str
+
+    @property
+    def capabilities(self) -> RunnerCapabilities:
+        """The abilities of the model."""
+
+    @property
+    def n_places(self) -> int:
+        """Requests that it has slots for, and that may wait for one."""
+
+    def sent_on(self, request: Request, service: Service) -> Response:
+        """The answer of the process to *request*."""
+
+    async def fact(self, path: str) -> Any:
+        """The answer to GET *path*. None: there is none for now."""
+
+    async def metrics(self) -> list[Metric]:
+        """Families of its engine."""
+
+
 class Elsewhere(Exception):
     """A request is that of a model in a process of its own, which is to answer it."""
 
-    def __init__(self, process: ModelProcess) -> None:
+    def __init__(self, process: ServingProcess) -> None:
         super().__init__(process.name)
         self.process = process
 
@@ -194,11 +217,11 @@ class Service:
         }
 
     @property
-    def processes(self) -> dict[str, ModelProcess]:
+    def processes(self) -> dict[str, ServingProcess]:
         """Models that are loaded in processes of their own, by name."""
         if not self.has_processes:
             return {}
-        return cast("dict[str, ModelProcess]", self.models.loaded())
+        return cast("dict[str, ServingProcess]", self.models.loaded())
 
     @property
     def counts_tokens(self) -> bool:
@@ -229,7 +252,7 @@ class Service:
         engines = self.engines.values()
         infos = [engine.info for engine in engines]
         max_open = sum(i.n_slots + i.config.scheduler.max_waiting for i in infos)
-        max_open += sum(process.model.n_places for process in self.processes.values())
+        max_open += sum(process.n_places for process in self.processes.values())
         if self.models.is_dynamic:
             max_open += self.models.max_waiting
         if self.n_open >= max_open:
@@ -442,7 +465,7 @@ class Service:
             raise Failure(400, "model_not_loaded", NOT_LOADED, "model")
         raise self._missing(name)
 
-    def _process(self, name: str | None) -> ModelProcess:
+    def _process(self, name: str | None) -> ServingProcess:
         """The process of the model that *name* stands for; None: the first. Raises Failure."""
         processes = self.processes
         model = next(iter(processes), None) if name is None else self.base_of(name)

@@ -13,7 +13,7 @@ import pytest
 from pyllama_raw import SamplingParams
 from pyllama_raw.engine.mailbox import N_THREADS, Workers, answer_of
 from pyllama_raw.errors import ClosedError, EngineStopped
-from pyllama_raw.options.requests import SENDER
+from pyllama_raw.options.arguments import SENDER
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S
 from tests.support.loops import anyio_backend  # noqa: F401

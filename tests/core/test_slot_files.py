@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.memory.memory import SLOT_SAVE
+from pyllama_raw.core.memory.slot_states import SLOT_SAVE, plan_copy, plan_fill
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier
@@ -22,22 +22,22 @@ def moved(engine, plan):
 
 def copied(engine, slot):
     """Contents of a slot, and their state; None if it holds nothing for others."""
-    copy = engine.scheduler.plan_copy(slot)
+    copy = plan_copy(engine.scheduler.memory, slot)
     if copy is None:
         return None
     contents, plan = copy
     result = moved(engine, plan)
-    engine.scheduler.settle(result)
+    engine.scheduler.memory.settle(result)
     return contents, result.saved[SLOT_SAVE].payload
 
 
 def fill(engine, contents, payload):
     """Whether *contents* are in their slot now."""
-    plan = engine.scheduler.plan_fill(contents, payload)
+    plan = plan_fill(engine.scheduler.memory, contents, payload)
     if plan is None:
         return False
     result = moved(engine, plan)
-    engine.scheduler.settle(result)
+    engine.scheduler.memory.settle(result)
     engine.scheduler.check_integrity()
     return contents.slot not in result.not_restored
 

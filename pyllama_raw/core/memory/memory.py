@@ -42,13 +42,7 @@ from pyllama_raw.core.memory.placement import (
     find_sources,
     place,
 )
-from pyllama_raw.core.memory.slots import (
-    Contents,
-    ContextLimits,
-    Idle,
-    Slots,
-    contents_of,
-)
+from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots, contents_of
 from pyllama_raw.core.memory.snapshots import (
     Hit,
     SnapshotKind,
@@ -66,10 +60,8 @@ from pyllama_raw.core.memory.tiers import (
 from pyllama_raw.core.request import CacheTier, Namespace, Private, border, is_of
 from pyllama_raw.core.sequence import Running, Sequence, take_scores
 from pyllama_raw.core.stats import Captures
-from pyllama_raw.core.step import Delete, Load, Move, Piece, Save, StepResult
+from pyllama_raw.core.step import Delete, Move, StepResult
 
-SLOT_SAVE = 0  # the id of a copy that a caller asks for; those of tiers begin at 1
-NO_LIMIT = 2**63  # bytes of such a copy
 MIN_WAIT = 16  # tokens that waiting for a leader must save
 LOAD_TOKENS = 128  # of a file, in a step of others
 
@@ -394,38 +386,6 @@ class Memory:
                 self.slots.add(self.tiers.save(contents_of(idle)))
             self.slots.add(self._writes(idle))
             self.slots.cut(idle, n_tokens)
-
-    def copied(self, slot: int) -> tuple[Contents, tuple[Move, ...]] | None:
-        """
-        What a slot without a sequence holds, and moves that copy it; see SLOT_SAVE.
-
-        None if it holds nothing, or what others must not have, or rows of images and sounds.
-        """
-        place = self.slots.all[slot]
-        if not isinstance(place, Idle) or not place.is_usable or place.spans:
-            return None
-        if not place.n_held:
-            return None
-        save = Save(SLOT_SAVE, CacheTier.HOST, slot, 0, place.n_held, NO_LIMIT)
-        return contents_of(place), (*self.take_moves(), save)
-
-    def filled(self, contents: Contents, payload: object) -> tuple[Move, ...] | None:
-        """
-        Moves that bring a state of text from elsewhere into a slot, in place of what it holds.
-
-        None if a sequence has the slot, or those that run leave too few cells.
-        """
-        slot, n_tokens = contents.slot, len(contents.tokens)
-        place = self.slots.all[slot]
-        if not isinstance(place, Idle) or n_tokens > self.slots.limits.n_ctx_slot:
-            return None
-        self._cut(place, 0)
-        self.reclaim(n_tokens)
-        if self.slots.n_free_cells < n_tokens:
-            return None
-        load = Load(slot, (Piece(payload, 0, n_tokens),), n_tokens - 1)
-        self.slots.fill(contents, load)
-        return self.take_moves()
 
     def _writes(self, idle: Idle) -> list[Move]:
         """Moves that keep an idle slot in files."""

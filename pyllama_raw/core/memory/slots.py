@@ -278,16 +278,6 @@ class Slots:
         if n_kept == 0 or limits.kind.can_cut:
             self.cut(idle, n_kept)
 
-    def fill(self, contents: Contents, load: Load) -> None:
-        """*load* fills an empty slot without a sequence, which has *contents* from then on."""
-        self._n_departures += 1
-        slot, namespace, tokens, spans, n_prompt = contents
-        idle = Idle(slot, tokens.tobytes(), namespace, self._n_departures)
-        idle.spans, idle.n_prompt = spans, n_prompt
-        self.all[slot] = idle
-        self.cells.grow(slot, len(tokens))
-        self._moves.append(load)
-
     def cut(self, idle: Idle, n_tokens: int) -> None:
         """An idle slot keeps its first *n_tokens* only."""
         if n_tokens == 0:

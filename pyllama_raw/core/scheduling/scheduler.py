@@ -25,7 +25,7 @@ from typing import Literal
 from pyllama_raw.core.costs import GOAL_S, CostHistory, StepBudget
 from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.memory import Memory
-from pyllama_raw.core.memory.slots import Contents, ContextLimits, growth
+from pyllama_raw.core.memory.slots import ContextLimits, growth
 from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.policies import Fcfs, SchedulingPolicy
 from pyllama_raw.core.policy_runner import (
@@ -219,23 +219,10 @@ class Scheduler:
         """Forget snapshots, files and idle slots; returns the host bytes freed."""
         return self._memory.clear(salt)
 
-    def plan_copy(self, slot: int) -> tuple[Contents, StepPlan] | None:
-        """
-        What a slot holds, and a plan that copies it as SLOT_SAVE; None as Memory.copied().
-
-        The plan is to be executed and settled at once, between two steps.
-        """
-        copied = self._memory.copied(slot)
-        return None if copied is None else (copied[0], StepPlan(copied[1]))
-
-    def plan_fill(self, contents: Contents, payload: object) -> StepPlan | None:
-        """A plan that fills a slot, as plan_copy(); None as Memory.filled()."""
-        moves = self._memory.filled(contents, payload)
-        return None if moves is None else StepPlan(moves)
-
-    def settle(self, result: StepResult) -> None:
-        """Take in what a plan without works has moved."""
-        self._memory.settle(result)
+    @property
+    def memory(self) -> Memory:
+        """What slots hold and what is kept."""
+        return self._memory
 
     def lose_slots(self) -> None:
         """
