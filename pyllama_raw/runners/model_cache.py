@@ -625,14 +625,15 @@ class ModelCache:
             logger.info("%s is loaded after %.2f s", name, now - began)
             self._tell(ModelEvent(name, ModelState.LOADED))
             if not is_asleep and self._group is not None:
-                self._group.start_soon(self._follow, entry, entry.runner)
+                self._group.start_soon(self._follow, entry)
         if resident.state is ModelState.UNLOADED:
             self._settle(entry)
         self._turn()
 
-    async def _follow(self, entry: _Entry, runner: ModelRunner) -> None:
+    async def _follow(self, entry: _Entry) -> None:
         """Have a model leave whose runner has ended by itself."""
-        death = await runner.death()
+        runner = entry.runner
+        death = None if runner is None else await runner.death()
         if death is None or entry.runner is not runner:
             return
         entry.error = death

@@ -49,7 +49,6 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.options.machine import NoInterpreter, interpreter
 from pyllama_raw.runners.errors import RunnerFault, as_json, from_json
-from pyllama_raw.runners.local import Prepare
 from pyllama_raw.runners.remote import PYLLAMA, Dialect
 from pyllama_raw.runners.runner import RunnerHealth, RunnerMemory
 from pyllama_raw.runners.spawned import SpawnedRunner
@@ -59,6 +58,9 @@ from pyllama_raw.serve.failures import MESSAGES, Failure, failure_of
 from pyllama_raw.serve.keys import SENDER_HEADER, VARIABLE
 from pyllama_raw.serve.service import Exchange, Service
 
+Prepare = Callable[
+    [str | None, EngineConfig | None], tuple[str | None, EngineConfig | None]
+]
 CONTENT = "PYLLAMA_RAW_PROCESS"  # the variable that says what a process is to do
 ANSWER = "PYLLAMA_RAW_ANSWER "  # begins the line of an answer
 FRACTION = re.compile(r"^loaded (\d\.\d+)$", re.MULTILINE)
@@ -357,7 +359,7 @@ class SentOn(Response):
         headers["x-request-id"] = self._exchange.request_id
         headers["accept-encoding"] = "identity"
         headers[SENDER_HEADER] = sender_of(self._exchange, self._number)
-        self._headers = headers
+        self._sent_headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Return when all is sent; leaving it ends the request there."""
@@ -365,7 +367,7 @@ class SentOn(Response):
         exchange.model = self._process.name
         try:
             async with self._process.exchange(
-                self._method, self._path, self._content or None, self._headers
+                self._method, self._path, self._content or None, self._sent_headers
             ) as response:
                 kind = response.headers.get("content-type", "")
                 is_stream, has_begun = kind.startswith("text/event-stream"), True
