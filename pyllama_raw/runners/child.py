@@ -133,11 +133,11 @@ class Child:
             wait, abandon_on_cancel=True, limiter=CapacityLimiter(1)
         )
 
-    async def end(self) -> None:
-        """Ask its session to end, and kill the session if the child does not. Can be repeated."""
+    async def end(self, limit_s: float = STOP_S) -> None:
+        """Ask its session to end, and kill it if the child lives on after *limit_s*. Can be repeated."""
         with CancelScope(shield=True):
             self.ask_to_end()
-            if not await self.ended_within(STOP_S):
+            if not await self.ended_within(limit_s):
                 kill_session(self.pid)
                 await self.ended_within(inf)
             self._reader.join(SAID_S)

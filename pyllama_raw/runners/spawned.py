@@ -40,7 +40,7 @@ from pyllama_raw.options.machine import NoInterpreter, interpreter
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import VERBS, Verb
-from pyllama_raw.runners.child import HOST, Child
+from pyllama_raw.runners.child import HOST, STOP_S, Child
 from pyllama_raw.runners.connection import http_library
 from pyllama_raw.runners.errors import (
     NetworkError,
@@ -161,6 +161,9 @@ class SpawnedRunner(ModelRunner):
         restarts: waits before a child is replaced.
         warms: whether a token is asked for before the first request.
     """
+
+    stop_s = STOP_S
+    """Seconds that the child has to end when this is closed."""
 
     def __init__(
         self,
@@ -326,7 +329,7 @@ class SpawnedRunner(ModelRunner):
                 await self._remote.aclose()
             for child in (self._child, *self._leaving):
                 if child is not None:
-                    await child.end()
+                    await child.end(self.stop_s)
 
     # -- inside ---------------------------------------------------------------
 

@@ -67,6 +67,7 @@ FRACTION = re.compile(r"^loaded (\d\.\d+)$", re.MULTILINE)
 HOST = "CPU"
 PROCESS_BYTES = 96 * 2**20  # of host memory, beside what libllama takes
 START_S = 3600.0  # for a model to load
+HEALTH_S = 30.0  # for a process to say that it is well
 FACTS_S = 2.0  # for what a process says of itself
 LOOK_S = 0.25  # between two looks how far a load is
 RETRY_S = 1.0
@@ -257,6 +258,8 @@ def answer() -> None:
 class ModelProcess(SpawnedRunner):
     """The process of a model: a runner of the cache, to which requests are sent on."""
 
+    stop_s = 3.0  # in which it may write prefixes to files
+
     def __init__(
         self, model: ProcessModel, progress: Callable[[float], object]
     ) -> None:
@@ -283,16 +286,13 @@ class ModelProcess(SpawnedRunner):
             raise first_of(errors) from None
 
     async def health(self) -> RunnerHealth:
-        """Whether its engine makes progress: /livez, which is 503 if it hangs."""
-        state = await super().health()
-        if state.ready:
-            status = 0
-            with suppress(PyllamaError), move_on_after(FACTS_S):
-                async with self.exchange("GET", "/livez") as response:
-                    status = response.status_code
-            if status == 503:
-                return RunnerHealth(live=False, ready=False, detail="stalled")
-        return state
+        """Whether its engine makes progress, as /livez tells; a busy process takes its time for that."""
+        status = 0
+        with suppress(PyllamaError), move_on_after(HEALTH_S):
+            async with self.exchange("GET", "/livez") as response:
+                status = response.status_code
+        is_well = status == 200
+        return RunnerHealth(is_well, is_well, self.n_open, detail=f"status {status}")
 
     async def sleep(self) -> None:
         """Have its engine sleep; the process stays, with what the context held."""
