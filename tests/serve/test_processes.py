@@ -137,6 +137,18 @@ def test_a_model_that_is_killed_takes_nothing_along(service, client):
     assert again.status_code == 200
 
 
+def test_the_process_in_front_opens_no_library(service, client):
+    """
+    Neither for the budget nor for the sizes of models, so no driver can take it along.
+    """
+    _, server = service
+    client.post("/v1/completions", json=SHORT | {"model": "a"}).raise_for_status()
+    pids = [server.pid, processes_of(server.pid)["a"]]
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+
+    assert ["libllama" in text for text in maps] == [False, True]
+
+
 def test_a_request_that_got_nothing_yet_is_a_503_with_a_time(service, client):
     """
     The list says that the model has failed, and events tell it; a client that leaves ends its request there.
