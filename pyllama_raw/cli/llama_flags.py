@@ -335,7 +335,7 @@ FLAGS: tuple[Flag, ...] = (
     flag("--metrics", Sets("own.metrics", as_is, says="with `/metrics`"), "ENDPOINT_METRICS"),
     flag("--props", Sets("own.props", as_is, says="with `POST /props`"), "ENDPOINT_PROPS"),
     flag("--slots / --no-slots", Sets("own.slots", as_is, says="with `/slots`"), "ENDPOINT_SLOTS"),
-    flag("--slot-save-path PATH", Sets("cache.directory", says="prefixes, not slots")),
+    flag("--slot-save-path PATH", Sets("service.slot_save_path")),
     flag("-sps --slot-prompt-similarity SHARE", IdleFlag("all slots lend their prefixes")),
     flag("--sleep-idle-seconds SECONDS", Sets("loading.sleep_idle_s", idle_seconds)),
     # many models

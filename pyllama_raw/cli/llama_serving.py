@@ -43,7 +43,9 @@ DRAIN_S = 3.0  # programs that end a server wait 5 s and more
 FIT_CTX = 4096
 N_UBATCH = 512
 ENDS_WITH = "PYLLAMA_RAW_ENDS_WITH"
+PROCESSES = "PYLLAMA_RAW_MODEL_PROCESSES"
 CHILD = "LLAMA_SERVER_ROUTER_PORT"  # a router of llama-server started this
+SLEEP = "loading.sleep_idle_s"
 VERBOSE = 4  # from here on libllama's lines are told
 MAIN = "main: server is listening on"
 
@@ -136,6 +138,8 @@ def deployment_of(parsed: Arguments) -> Deployment:
         "stdin" if CHILD in os.environ else os.environ.get(ENDS_WITH, "signal")
     )
     fields["loading"] = parsed.part("loading")
+    if os.environ.get(PROCESSES) == "1":
+        fields["loading"]["model_processes"] = True
     if is_router(parsed):
         fields["loading"]["on_demand"] = True
     fields["models"] = models
@@ -153,7 +157,8 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
     own, folder = parsed.part("own"), parsed.part("loading").get("models_dir")
     if not is_router(parsed):
         name, entry = _entry(parsed, None)
-        yield name, entry | ({"load_on_start": True} if parsed.part("loading") else {})
+        is_cached = parsed.part("loading") or os.environ.get(PROCESSES) == "1"
+        yield name, entry | ({"load_on_start": True} if is_cached else {})
         return
     # Models of the cache give way to those of a folder. Presets say more of both, and name others.
     values: dict[str, dict[str, Any]] = {}
@@ -182,6 +187,8 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
         preset.values |= parsed.values
         starts = bool(preset.values.get("own.on_startup"))
         key, entry = _entry(preset, name)
+        if SLEEP in preset.values and SLEEP not in parsed.values:
+            entry["sleep_idle_s"] = preset.values[SLEEP]
         yield key, entry | ({"load_on_start": True} if starts else {})
 
 

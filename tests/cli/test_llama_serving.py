@@ -157,8 +157,10 @@ def test_models_of_a_folder(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.touch()
     presets = tmp_path / "presets.ini"
-    presets.write_text("[*]\nc = 4096\n[a]\nn-gpu-layers = 0\n")
-    flags = ("--models-dir", tmp_path, "--sleep-idle-seconds", 60)
+    presets.write_text(
+        "[*]\nc = 4096\n[a]\nn-gpu-layers = 0\n[sees]\nsleep-idle-seconds = 5\n"
+    )
+    flags = ("--models-dir", tmp_path)
     deployment = made(*flags, "--no-models-autoload", "--models-preset", presets)
     folder = {name: str(tmp_path / path) for name, path in FOLDER.items()}
     config = deployment.configs
@@ -167,7 +169,10 @@ def test_models_of_a_folder(tmp_path):
     assert config["sees"].media.mmproj == tmp_path / "sees/mmproj-F16.gguf"
     assert config["a"].media.mmproj is None
     assert (config["a"].model.n_gpu_layers, config["parts"].context.n_ctx) == (0, 4096)
-    assert deployment.loading.sleep_idle_s == 60
+    assert {n: place.sleep_idle_s for n, place in deployment.places.items()} == {
+        "sees": 5
+    }
+    assert made(*flags, "--sleep-idle-seconds", 60).loading.sleep_idle_s == 60
     assert not deployment.loading.autoload
     with pytest.raises(ConfigError, match="models_dir"):
         made("--models-dir", tmp_path / "nowhere")

@@ -387,6 +387,37 @@ def test_a_load_that_fails_ends_its_requests_and_rests():
     assert residency.models["A"].n_failures == 0
 
 
+def test_a_model_that_dies_is_loaded_again():
+    """
+    At once the first time; then it rests, until it has served a request.
+    """
+    residency = residency_of("A", 1)
+    rests, model = [], residency.models["A"]
+
+    def die():
+        claim = residency.enter("A", 0.0)
+        residency.decide(0.0)
+        residency.loaded("A", 0.0, 1.0)
+        residency.decide(0.0)
+        residency.died("A", 0.0)
+        rests.append(max(model.retry_at, 0.0))
+        while_it_runs = turn_of(residency, 0.0)
+        residency.leave(claim, 0.0)
+        moves = turn_of(residency, 0.0)
+        residency.gone("A")
+        return while_it_runs, moves
+
+    turns = [die() for _ in range(3)]
+    use(residency, "A", 0.0)
+    residency.unload("A")
+    residency.decide(0.0)
+    residency.gone("A")
+    turns.append(die())
+
+    assert turns == [(NOTHING, ((), (("A", Move.UNLOAD),)))] * 4
+    assert rests == [0.0, 1.0, 2.0, 0.0]
+
+
 @pytest.mark.parametrize("end", ["failed", "gave_up"])
 def test_a_wake_that_does_not_end_leaves_the_model_asleep(end):
     """

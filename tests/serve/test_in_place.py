@@ -212,7 +212,7 @@ async def test_models_and_props_have_the_fields_that_are_read():
 
 async def test_slots_have_the_names_of_llama_server_and_can_be_erased():
     """
-    Saving is refused by its name: slots have no files.
+    Saving is refused by its name where there is no folder for files.
     """
     async with in_place() as (_, client):
         slots = (await client.get("/slots")).json()

@@ -216,6 +216,11 @@ class Scheduler:
         """Forget snapshots, files and idle slots; returns the host bytes freed."""
         return self._memory.clear(salt)
 
+    @property
+    def memory(self) -> Memory:
+        """What slots hold and what is kept."""
+        return self._memory
+
     def lose_slots(self) -> None:
         """
         The context is another one, and empty: what runs is filled again.
