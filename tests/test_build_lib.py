@@ -499,7 +499,7 @@ def test_a_demo_installs_what_a_program_needs(tmp_path):
         packages.append((tmp_path / ".venv" / "packages.txt").read_text())
 
     stub = "-m scripts.sync_cdef --write-stub"
-    model = "-m pyllama_raw.options.models"
+    model = "-W ignore -m pyllama_raw.options.models"
     assert ran == [
         sorted([*TOOLS, *BUILT, "install", model]),
         [],
