@@ -1,6 +1,9 @@
 """What is published: one version, and a workflow that has no password."""
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ import pytest
 import yaml
 
 import pyllama_raw
+from tests.support.limits import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -68,3 +72,44 @@ def test_the_version_has_one_place():
     assert (
         re.findall(r"^## (\S+)", changelog, re.MULTILINE)[0] == pyllama_raw.__version__
     )
+
+
+def test_entries_of_the_changelog_are_files(tmp_path):
+    """
+    By section, in the order of the sections, above what is there.
+    """
+    pytest.importorskip("towncrier")
+    for name in ("pyproject.toml", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    folder = tmp_path / "changelog.d"
+    folder.mkdir()
+    shutil.copy(ROOT / "changelog.d" / "template.md.jinja", folder)
+    (folder / "read-ahead.speed.md").write_text("Files are\nread ahead.\n")
+    (folder / "new-option.engine.md").write_text("An option.\n")
+    before = (tmp_path / "CHANGELOG.md").read_text()
+    options = ["--yes", "--version", "9.0.0", "--date", "2030-01-02"]
+    command = [sys.executable, "-m", "towncrier", "build", *options]
+    # The package lies elsewhere, and git does not know the folder.
+    subprocess.run(
+        command, cwd=tmp_path, check=True, capture_output=True, timeout=LIMIT_S
+    )
+
+    added = """
+## 9.0.0 (2030-01-02)
+
+**Engine**
+
+- An option.
+
+**Speed**
+
+- Files are
+  read ahead.
+"""
+    after = (tmp_path / "CHANGELOG.md").read_text()
+    mark = re.search(r"<!-- what towncrier adds .* -->\n", before)
+    assert mark is not None
+    assert re.sub(r"\n{3,}", "\n\n", after) == before.replace(
+        mark[0], mark[0] + added, 1
+    )
+    assert sorted(path.name for path in folder.iterdir()) == ["template.md.jinja"]
