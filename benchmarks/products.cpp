@@ -2,8 +2,8 @@
 //
 //   products check        compare the levels of this CPU with plain C++, and that with exact sums;
 //                         rows that are unpacked with those of libllama
-//   products bits         a number for all that plain C++ makes of each type, which other CPUs must
-//                         make, too: tests/native/kernels/test_arm64.py
+//   products bits         numbers for the inputs, quantised columns and results that plain C++ has of
+//                         each type, which other CPUs must have, too: tests/native/kernels/test_arm64.py
 //   products speed [MB]   G operations/s, and GB/s of weights, by type, columns and level, beside
 //                         libllama's; a line of JSON each. MB of weights, more than the caches
 //                         have (64)
@@ -90,10 +90,11 @@ std::vector<uint8_t> weights_of(ggml_type type, int n_values, Pattern pattern) {
 std::vector<float> columns_of(int n_values, int n_columns) {
     std::vector<float> values(size_t(n_values) * n_columns);
     for (size_t i = 0; i < values.size(); ++i) {
-        const int column = int(i / n_values);
+        const int    column = int(i / n_values);
+        const double part = uniform(-1, 1), power = uniform(-10, 10);  // in this order everywhere
         values[i] = column % 3 == 0 ? (random_numbers() & 1 ? 1.5f : -1.5f)
                     : column % 3 == 1 ? 2.0f
-                                      : float(std::ldexp(uniform(-1, 1), int(uniform(-10, 10))));
+                                      : float(std::ldexp(part, int(power)));
     }
     return values;
 }
@@ -249,31 +250,34 @@ int bits() {
     const Level & plain = woven::kLevels[0];
     for (size_t index = 0; index < woven::kKinds.size(); ++index) {
         const Kind & kind = woven::kKinds[index];
-        Digest       digest;
+        Digest       inputs, columns, results;
         for (int pattern = 0; pattern < N_PATTERNS; ++pattern) {
             const auto   weights = weights_of(kind.type, woven::kRows * n_values, Pattern(pattern));
             const auto   memory  = woven_rows(kind, weights, n_values);
             const auto   values  = columns_of(n_values, n_columns);
             const Packed packed(plain, values, n_values);
-            digest.add(weights.data(), weights.size());
-            digest.add(values.data(), values.size());
-            digest.add(memory.data(), memory.size());
+            inputs.add(weights.data(), weights.size());
+            inputs.add(values.data(), values.size());
             for (int c = 0; c < n_columns; ++c) {
-                digest.add(packed.columns.d(c), 2 * packed.columns.n_blocks);
-                digest.add(packed.columns.half_sums(c), 2 * packed.columns.n_blocks);
-                digest.add(packed.columns.q(c), n_values);
+                columns.add(packed.columns.d(c), 2 * packed.columns.n_blocks);
+                columns.add(packed.columns.half_sums(c), 2 * packed.columns.n_blocks);
+                columns.add(packed.columns.q(c), n_values);
             }
             std::vector<float> out(size_t(woven::kRows) * n_columns), row(n_values);
             plain.tiles[index](memory.data(), packed.columns, 0, n_columns, out.data(), woven::kRows,
                                woven::kRows);
-            digest.add(out.data(), out.size());
+            results.add(memory.data(), memory.size());
+            results.add(out.data(), out.size());
             for (int r = 0; kind.unpack != nullptr && r < woven::kRows; ++r) {
                 kind.unpack(memory.data(), r, n_values / woven::kBlock, row.data());
-                digest.add(row.data(), row.size());
+                results.add(row.data(), row.size());
             }
         }
-        std::printf("%-10s %016llx\n", ggml_type_name(kind.type),
-                    static_cast<unsigned long long>(digest.value));
+        std::printf("%-10s", ggml_type_name(kind.type));
+        for (const Digest & one : {inputs, columns, results}) {
+            std::printf(" %016llx", static_cast<unsigned long long>(one.value));
+        }
+        std::printf("\n");
     }
     return 0;
 }

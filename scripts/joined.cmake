@@ -53,18 +53,18 @@ function(join_llama)
         llama-kv-cache-dsv4.cpp llama-memory-recurrent.cpp llama-memory-hybrid.cpp
         llama-memory-hybrid-iswa.cpp llama-memory-hybrid-idx.cpp)
     join(llama candidates "" llama-sampler.cpp llama-grammar.cpp)
-    join(llama words "" llama-vocab.cpp unicode.cpp unicode-data.cpp)
+    join(llama words "" llama-vocab.cpp unicode.cpp)
     # Once a model. The loader declares cases of its templates that the model uses, so it comes first.
     join(llama model -O1 llama-model-loader.cpp llama-model.cpp llama-model-saver.cpp)
     join(llama rest -O1 llama.cpp llama-adapter.cpp llama-arch.cpp llama-chat.cpp llama-cparams.cpp
-        llama-hparams.cpp llama-impl.cpp llama-io.cpp llama-mmap.cpp llama-quant.cpp)
+        llama-hparams.cpp llama-impl.cpp llama-io.cpp llama-mmap.cpp llama-quant.cpp unicode-data.cpp)
     join_models(llama 40)
 
     # libmtmd's other files have static functions of one name, so they stay. Its helper opens files
-    # of images and sounds, which we do in Python.
+    # of images and sounds. We do that in Python, and call nothing of it but the choice of a log.
     if(TARGET mtmd)
         set_source_files_properties(mtmd-helper.cpp mtmd-helper-gen.cpp TARGET_DIRECTORY mtmd
-            PROPERTIES COMPILE_OPTIONS -O1)
+            PROPERTIES COMPILE_OPTIONS -O0)
         join_models(mtmd 24)
     endif()
 endfunction()
