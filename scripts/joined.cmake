@@ -4,10 +4,11 @@
 # the same code of the same templates. Joined they need half the time, and the functions of the
 # libraries are the same: only files without equal names of static functions are joined.
 #
-# Cold files are compiled with -O1, which takes a third off. They run once for a model, or once for
-# a graph, which then computes many steps. Files whose loops run over tokens, cells, candidates or
-# pixels are compiled as llama.cpp has it. Hot files are linked first: where both have a function of
-# one template, the linker takes that of the first.
+# Cold files are compiled with -O1, which takes a third off. They run once for a model, or for an image,
+# whose encoder takes thousands of times as long. What runs in a step is compiled as llama.cpp has it:
+# loops over tokens, cells and candidates, and models that build graphs, where -O1 was seen to cost up to
+# 10 % of a step that builds one. Hot files are linked first: where both have a function of one
+# template, the linker takes that of the first.
 
 # Compile *files* of *target*, relative to its folder, as one file, with *options* behind all others.
 function(join target name options)
@@ -28,8 +29,8 @@ function(join target name options)
     target_sources(${target} PRIVATE "${joined}")
 endfunction()
 
-# Join the models of *target*, which only build graphs, in files of *size*.
-function(join_models target size)
+# Join the models of *target*, which build graphs, in files of *size*.
+function(join_models target size options)
     get_target_property(files ${target} SOURCES)
     list(TRANSFORM files REPLACE "^.*/(models/[^/]+)$" "\\1")
     list(FILTER files INCLUDE REGEX "^models/.*\\.cpp$")
@@ -37,7 +38,7 @@ function(join_models target size)
     set(number 1)
     while(n_left)
         list(SUBLIST files 0 ${size} some)
-        join(${target} models-${number} -O1 ${some})
+        join(${target} models-${number} "${options}" ${some})
         list(REMOVE_ITEM files ${some})
         list(LENGTH files n_left)
         math(EXPR number "${number} + 1")
@@ -45,27 +46,27 @@ function(join_models target size)
 endfunction()
 
 function(join_llama)
-    # A step: the batch, its graph and what goes into it, cells, tokens and candidates. The graph and
-    # the cells of DeepSeek 4 both have a dsv4_plan_positions.
-    join(llama step "" llama-context.cpp llama-graph.cpp llama-batch.cpp)
+    # A step: the batch, its graph and what goes into it, cells and candidates. The graph and the cells
+    # of DeepSeek 4 both have a dsv4_plan_positions. Words stay apart: joined they gain nothing.
+    join(llama step "" llama-hparams.cpp llama-context.cpp llama-graph.cpp llama-batch.cpp)
     join(llama cells "" llama-memory.cpp llama-kv-cache.cpp llama-kv-cache-iswa.cpp
         llama-kv-cache-dsa.cpp llama-kv-cache-dsa-iswa.cpp llama-kv-cache-msa.cpp
         llama-kv-cache-dsv4.cpp llama-memory-recurrent.cpp llama-memory-hybrid.cpp
         llama-memory-hybrid-iswa.cpp llama-memory-hybrid-idx.cpp)
     join(llama candidates "" llama-sampler.cpp llama-grammar.cpp)
-    join(llama words "" llama-vocab.cpp unicode.cpp)
+    join_models(llama 40 "")
     # Once a model. The loader declares cases of its templates that the model uses, so it comes first.
     join(llama model -O1 llama-model-loader.cpp llama-model.cpp llama-model-saver.cpp)
     join(llama rest -O1 llama.cpp llama-adapter.cpp llama-arch.cpp llama-chat.cpp llama-cparams.cpp
-        llama-hparams.cpp llama-impl.cpp llama-io.cpp llama-mmap.cpp llama-quant.cpp unicode-data.cpp)
-    join_models(llama 40)
+        llama-impl.cpp llama-io.cpp llama-mmap.cpp llama-quant.cpp unicode-data.cpp)
 
     # libmtmd's other files have static functions of one name, so they stay. Its helper opens files
     # of images and sounds. We do that in Python, and call nothing of it but the choice of a log.
     if(TARGET mtmd)
-        set_source_files_properties(mtmd-helper.cpp mtmd-helper-gen.cpp TARGET_DIRECTORY mtmd
-            PROPERTIES COMPILE_OPTIONS -O0)
-        join_models(mtmd 24)
+        get_target_property(folder mtmd SOURCE_DIR)
+        set_source_files_properties("${folder}/mtmd-helper.cpp" "${folder}/mtmd-helper-gen.cpp"
+            TARGET_DIRECTORY mtmd PROPERTIES COMPILE_OPTIONS -O0)
+        join_models(mtmd 24 -O1)
     endif()
 endfunction()
 # Deferred, because the targets are made in folders that cmake enters later.
