@@ -172,7 +172,7 @@ class AsyncEngine(Facts):
             WaitedTooLong: no slot was free within *max_wait_s*.
             NativeError, EngineFault, EngineStalled, EngineStopped.
         """
-        checked, checked_sampling = checked_options(options), checked_params(params)
+        checked_sampling, checked = checked_params(params), checked_options(options)
         return generations.Generation(self._sessions, prompt, checked_sampling, checked)
 
     async def complete(

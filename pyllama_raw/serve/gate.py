@@ -110,9 +110,9 @@ class Gate:
                 return
             # The head alone says that there is no room for the body.
             service.check_room()
-            service.bodies.check(headers.get("content-length", "0"))
             service.rates.enter(exchange.client)
-            body = await service.bodies.read(receive)
+            length = headers.get("content-length", "0")
+            body = await service.bodies.read(receive, length)
             if body is None:  # the client left
                 return
             is_read, exchange.n_read = True, len(body)
