@@ -183,11 +183,8 @@ class SchedulerConfig(Frozen):
     """Requests that run at the same time."""
     token_budget: Count | None = None
     """Tokens in one step. None: as many as target_step_s allows."""
-    target_step_s: Annotated[Finite, Field(gt=0)] | None = 0.1
-    """
-    Seconds that a step may take while streams run. None: 0.1, or up to four times as long where
-    shorter steps seem to cost prompts more than 2 % of their pace.
-    """
+    target_step_s: Annotated[Finite, Field(gt=0)] = 0.1
+    """Seconds that a step may take while streams run."""
     prefill_order: Literal["shortest", "turns"] = "shortest"
     """
     The prompt that goes on: the one with the fewest tokens left, and each fifth step the one that

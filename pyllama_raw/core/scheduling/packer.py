@@ -108,7 +108,8 @@ class Packer:
         if prompts:
             # Lots of rows and of tokens take turns, so a stream waits for all of them.
             n_turns = len(groups) if self._roster.n_with_spans else 1
-            decodes, n_prefill = self._division(decodes, len(streams), n_turns)
+            n_streams = len(streams)
+            decodes, n_prefill = self._division(decodes, n_streams, prompts, n_turns)
         # Output that is known is computed again, token by token.
         works = _replay(decodes) if replays else _decode(decodes)
         if n_prefill:
@@ -121,7 +122,7 @@ class Packer:
                 prompt = self._turns[lot].pick(prompts)
                 works.append(_prefill(prompt, n_least(prompt)))
             else:
-                n_decodes, n_streams = len(decodes), len(streams)
+                n_decodes = len(decodes)
                 works += self._prefills(lot, n_decodes, n_streams, prompts, n_prefill)
         is_sure_to_change = self._suspects.all or replays or len(groups) > 1
         steady = not is_sure_to_change and self._is_steady(works, decodes, prompts)
@@ -207,7 +208,11 @@ class Packer:
     # -- how much ----------------------------------------------------------------
 
     def _division(
-        self, decodes: list[Running], n_streams: int, n_turns: int
+        self,
+        decodes: list[Running],
+        n_streams: int,
+        prompts: list[Running],
+        n_turns: int,
     ) -> tuple[list[Running], int]:
         """The *decodes* that go on beside prompts, and the tokens of the prompts."""
         captures = self._memory.captures
@@ -215,7 +220,7 @@ class Packer:
         total = self._budget.limit(
             n_ready,
             n_streams,
-            len(self._slots.running),
+            [running.n_behind for running in prompts],
             n_turns=n_turns,
             spent_s=captures.spent_s,
         )
