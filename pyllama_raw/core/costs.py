@@ -41,6 +41,7 @@ FIRST_BUDGET = 64  # before anything was measured
 IDLE_FACTOR = 4  # a step that stalls no stream may take longer
 BURST_FACTOR = 16  # and longer still if it ends all prompts
 GROWTH = 4  # times the rows of the largest step that was seen
+IDLE_GROWTH = 8  # the same, of a step that stalls no stream
 GRAIN = 16  # matrix kernels like multiples
 
 
@@ -235,11 +236,13 @@ class StepBudget:
         cost = self._costs.cost
         if cost is None:
             return min(FIRST_BUDGET, self._max_tokens)
-        # What stalls nobody may take longer.
-        factor = 1 / n_turns if n_streams else IDLE_FACTOR
+        # What stalls nobody may take longer, and may be a larger guess.
+        factor, growth = IDLE_FACTOR, IDLE_GROWTH
+        if n_streams:
+            factor, growth = 1 / n_turns, GROWTH
         n_rows = cost.n_rows(factor * self._target_s - spent_s, n_decodes)
         # Steps grow step by step, because a formula of small ones is a guess of large ones.
-        n_most = max(GROWTH * self._costs.largest, FIRST_BUDGET)
+        n_most = max(growth * self._costs.largest, FIRST_BUDGET)
         n_most = min(n_most, self._max_tokens)
         if not n_streams and n_rows < (n_all := sum(n_behind)) <= n_most:
             is_burst = max(n_behind) <= n_all / 2
