@@ -38,8 +38,11 @@ SMOOTHING = 0.25  # weight of the newest one
 LEAST_S = 1e-9  # a fit never says that a step takes nothing
 
 FIRST_BUDGET = 64  # before anything was measured
-IDLE_FACTOR = 4  # a step that stalls no stream may take longer
-BURST_FACTOR = 16  # and longer still if it ends all prompts
+GOAL_S = 0.1  # of a step that streams wait for, unless the target is another
+STRETCH = 2  # times the goal, that such a step may take for its fixed time
+FIXED_SHARE = 0.1  # of a step, that its fixed time is to be at most
+IDLE_FACTOR = 4  # times the goal, of a step that stalls no stream
+BURST_FACTOR = 16  # the same, of one that ends all prompts
 GROWTH = 4  # times the rows of the largest step that was seen
 IDLE_GROWTH = 8  # the same, of a step that stalls no stream
 GRAIN = 16  # matrix kernels like multiples
@@ -190,10 +193,12 @@ class StepBudget:
     Token budget of the next step: a fixed number, or one that follows what steps take here.
 
     1. A step stalls each stream, so it takes `target_s` at most, but for GRAIN tokens, without
-       which prompts would not go on and products be poor.
+       which prompts would not go on and products be poor. With a target of None it takes GOAL_S
+       or, where weights take long to read, up to STRETCH times as long, until its fixed time is
+       FIXED_SHARE of it.
     2. A step that no stream waits for may take IDLE_FACTOR times as long: only who comes
        meanwhile waits.
-    3. Prompts of a burst are computed in one step if that takes BURST_FACTOR times `target_s` at
+    3. Prompts of a burst are computed in one step if that takes BURST_FACTOR times as long at
        most. Their streams then begin together, so none is stalled by the prompt of another one,
        and each later step has a token of all. This is no burst if one prompt takes most of the
        step, because shorter ones would wait for it.
@@ -202,12 +207,13 @@ class StepBudget:
     def __init__(
         self,
         fixed: int | None,
-        target_s: float,
+        target_s: float | None,
         max_tokens: int,
         costs: CostHistory,
     ) -> None:
         self._fixed = fixed
-        self._target_s = target_s
+        self._goal_s = GOAL_S if target_s is None else target_s
+        self._stretch = STRETCH if target_s is None else 1
         self._max_tokens = max_tokens
         self._costs = costs
 
@@ -237,17 +243,21 @@ class StepBudget:
         if cost is None:
             return min(FIRST_BUDGET, self._max_tokens)
         # What stalls nobody may take longer, and may be a larger guess.
-        factor, growth = IDLE_FACTOR, IDLE_GROWTH
+        goal_s, growth = IDLE_FACTOR * self._goal_s, IDLE_GROWTH
         if n_streams:
-            factor, growth = 1 / n_turns, GROWTH
-        n_rows = cost.n_rows(factor * self._target_s - spent_s, n_decodes)
+            most_s = self._stretch * self._goal_s
+            goal_s = (
+                max(self._goal_s, min(cost.fixed_s / FIXED_SHARE, most_s)) / n_turns
+            )
+            growth = GROWTH
+        n_rows = cost.n_rows(goal_s - spent_s, n_decodes)
         # Steps grow step by step, because a formula of small ones is a guess of large ones.
         n_most = max(growth * self._costs.largest, FIRST_BUDGET)
         n_most = min(n_most, self._max_tokens)
         if not n_streams and n_rows < (n_all := sum(n_behind)) <= n_most:
             is_burst = max(n_behind) <= n_all / 2
             step_s = cost.seconds(n_all, len(n_behind)) + spent_s
-            if is_burst and step_s <= BURST_FACTOR * self._target_s:
+            if is_burst and step_s <= BURST_FACTOR * self._goal_s:
                 return n_all
         # A hundredth of a row is the rounding of the fit.
         n_tokens = int(min(n_rows, n_most) + 0.01) // GRAIN * GRAIN

@@ -183,8 +183,11 @@ class SchedulerConfig(Frozen):
     """Requests that run at the same time."""
     token_budget: Count | None = None
     """Tokens in one step. None: as many as target_step_s allows."""
-    target_step_s: Annotated[Finite, Field(gt=0)] = 0.1
-    """Seconds that a step may take while streams run."""
+    target_step_s: Annotated[Finite, Field(gt=0)] | None = None
+    """
+    Seconds that a step may take while streams run. None: 0.1, or up to 0.2 where more than a tenth
+    of a step is what each step takes, however small.
+    """
     prefill_order: Literal["shortest", "turns"] = "shortest"
     """
     The prompt that goes on: the one with the fewest tokens left, and each fifth step the one that

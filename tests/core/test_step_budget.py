@@ -10,7 +10,7 @@ KNEE = StepCost(0.006, 0.005, 0.0, 32, 0.0025)  # few rows make a poor product
 FLAT = StepCost(0.004, 0.0, 0.0, 64, 0.0000625)  # rows are free below 64
 
 
-def budget(cost, target_s=0.1, max_tokens=2048) -> StepBudget:
+def budget(cost, target_s=None, max_tokens=2048) -> StepBudget:
     costs = CostHistory()
     costs.cost, costs.largest = cost, max_tokens
     return StepBudget(None, target_s, max_tokens, costs)
@@ -18,14 +18,28 @@ def budget(cost, target_s=0.1, max_tokens=2048) -> StepBudget:
 
 @pytest.mark.parametrize("target_s", [0.05, 0.1, 0.2])
 @pytest.mark.parametrize("cost", [SMALL, SLOW, KNEE, FLAT])
-def test_a_step_that_streams_wait_for_keeps_the_target(cost, target_s):
+def test_a_target_of_the_user_holds(cost, target_s):
     """
-    It is as large as the target allows, but for 16 tokens, which each step may have.
+    A step that streams wait for is as large as that allows, but for 16 tokens, which each may have.
     """
     n_tokens = budget(cost, target_s).limit(4, 4, [5000])
 
     assert n_tokens == GRAIN or cost.seconds(n_tokens, 4) <= target_s
     assert cost.seconds(n_tokens + 1.5 * GRAIN, 4) >= target_s or n_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "seconds"), [(0.002, 0.1), (0.01, 0.1), (0.015, 0.15), (0.05, 0.2)]
+)
+def test_by_default_a_step_is_longer_where_much_of_it_is_fixed(fixed_s, seconds):
+    """
+    It takes 0.1 s, or up to 0.2 s until its fixed time is a tenth of it.
+    """
+    cost = StepCost(fixed_s, 0.0001, 0.0, 0, 0.0001)
+
+    n_tokens = budget(cost, max_tokens=8192).limit(4, 4, [5000])
+
+    assert cost.seconds(n_tokens) == pytest.approx(seconds, rel=0.03)
 
 
 def test_a_step_that_nobody_waits_for_takes_four_times_as_long():
@@ -92,7 +106,7 @@ def test_captures_take_their_part_of_a_step():
     """
     What they spend is no time for prompts; 16 tokens go on in any case.
     """
-    steps, lengths = budget(SMALL), [400] * 4
+    steps, lengths = budget(SMALL, 0.1), [400] * 4
 
     assert steps.limit(1, 1, lengths, spent_s=0.05) < steps.limit(1, 1, lengths)
     assert steps.limit(1, 1, lengths, spent_s=1.0) == GRAIN
@@ -116,7 +130,7 @@ def test_nothing_is_known_before_the_first_step():
     """
     It has 64 tokens, or what the batch holds.
     """
-    steps = [StepBudget(None, 0.1, n, CostHistory()) for n in (2048, 8)]
+    steps = [StepBudget(None, None, n, CostHistory()) for n in (2048, 8)]
 
     assert [one.limit(1, 1, [5000]) for one in steps] == [64, 8]
 
@@ -125,6 +139,6 @@ def test_a_fixed_budget_is_that():
     """
     Whatever steps cost, as far as the batch holds it.
     """
-    steps = [StepBudget(n, 0.1, 512, CostHistory()) for n in (256, 1024)]
+    steps = [StepBudget(n, None, 512, CostHistory()) for n in (256, 1024)]
 
     assert [one.limit(0, 0, [5000]) for one in steps] == [256, 512]

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import islice
 from typing import Literal
 
-from pyllama_raw.core.costs import CostHistory, StepBudget
+from pyllama_raw.core.costs import GOAL_S, CostHistory, StepBudget
 from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.slots import ContextLimits, growth
@@ -71,7 +71,7 @@ class Scheduler:
         pieces: Items[bytes],
         *,
         token_budget: int | None = None,
-        target_step_s: float = 0.1,
+        target_step_s: float | None = None,
         prefill_order: PrefillOrder = "shortest",
         prefill_quantum: int = 256,
         max_overtakes: int = 16,
@@ -111,7 +111,7 @@ class Scheduler:
             prefill=self._costs,
             cost=snapshot_cost,
             interval=snapshot_interval_tokens,
-            target_step_s=target_step_s,
+            target_step_s=target_step_s or GOAL_S,
         )
         self._slots = self._memory.slots
         self._policy = None
@@ -134,7 +134,7 @@ class Scheduler:
         self._sources = SourceSteps(self._roster) if limits.n_source else None
         self._started = 0.0  # when the last plan was made
         texts = limits if texts is None else texts
-        self._texts = Texts(self._roster, texts, token_budget, target_step_s)
+        self._texts = Texts(self._roster, texts, token_budget, target_step_s or GOAL_S)
         self._texts_are_next = False  # texts and sequences take turns, a step each
 
     # -- requests ---------------------------------------------------------------
