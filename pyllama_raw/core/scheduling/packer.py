@@ -108,8 +108,7 @@ class Packer:
         if prompts:
             # Lots of rows and of tokens take turns, so a stream waits for all of them.
             n_turns = len(groups) if self._roster.n_with_spans else 1
-            n_streams = len(streams)
-            decodes, n_prefill = self._division(decodes, n_streams, prompts, n_turns)
+            decodes, n_prefill = self._division(decodes, len(streams), prompts, n_turns)
         # Output that is known is computed again, token by token.
         works = _replay(decodes) if replays else _decode(decodes)
         if n_prefill:
@@ -122,7 +121,7 @@ class Packer:
                 prompt = self._turns[lot].pick(prompts)
                 works.append(_prefill(prompt, n_least(prompt)))
             else:
-                n_decodes = len(decodes)
+                n_decodes, n_streams = len(decodes), len(streams)
                 works += self._prefills(lot, n_decodes, n_streams, prompts, n_prefill)
         is_sure_to_change = self._suspects.all or replays or len(groups) > 1
         steady = not is_sure_to_change and self._is_steady(works, decodes, prompts)
