@@ -182,6 +182,21 @@ def test_another_version_is_refused_by_its_headers(
     )
 
 
+def test_an_older_version_may_lack_what_few_need(tmp_path):
+    """
+    Whoever needs it is told when it is used; the rest is built.
+    """
+    tree = make_source_that_fits(tmp_path / "older")
+    header = tree / "include" / "llama.h"
+    text = header.read_text()
+    header.write_text(text.replace("llama_get_causal_attn", "llama_other"))
+    folders = [tree / part for part in ("include", "ggml/include", "tools/mtmd")]
+
+    build_lib.check_headers("PYLLAMA_RAW_SOURCE", tree, folders)
+
+    assert "llama_get_causal_attn" in text
+
+
 def test_a_version_of_long_ago_is_refused_in_few_lines(tmp_path):
     """
     Of hundreds of names the first are shown, and how many more there are.
