@@ -4,14 +4,17 @@ one that are no part of libllama.
 
     python -m scripts.llama_source             what is in the window
     python -m scripts.llama_source newest      unpacks that version; prints its folder
+    eval "$(python -m scripts.llama_source newest --export)"
 
-A folder is in the cache, and is mended as the pinned source is. PYLLAMA_RAW_SOURCE takes it;
-`scripts/test --llama newest` does so for its tests.
+A folder is in the cache, and is mended as the pinned source is. PYLLAMA_RAW_SOURCE takes it. The
+last command sets it, with the flags that speed the build up; `scripts/test --llama newest` does so
+for its tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 import tarfile
@@ -65,6 +68,9 @@ WINDOW = {
     ),
 }
 
+# Models that see and hear are joined to few files, as those of the pinned source are.
+CMAKE_ARGS = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={build_lib.MTMD_FLAGS}"
+
 
 def tree(name: str) -> Path:
     """
@@ -75,7 +81,7 @@ def tree(name: str) -> Path:
         BuildError: it cannot be mended as the pinned source is.
     """
     version = WINDOW[name]
-    home = fetch.cache_dir() / "source" / version.archive.sha256[:16]
+    home = home_of(version)
     with fetch.locked(home.with_suffix(".lock"), build_lib.toolchain.say):
         if not home.is_dir():
             unfinished = home.with_suffix(".unfinished")
@@ -84,6 +90,11 @@ def tree(name: str) -> Path:
             build_lib.mend(unfinished)
             unfinished.rename(home)
     return home
+
+
+def home_of(version: Version) -> Path:
+    """Where the cache has, or is to have, the folder of *version*."""
+    return fetch.cache_dir() / "source" / version.archive.sha256[:16]
 
 
 def unpack(
@@ -114,12 +125,18 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line *argv*; the exit code."""
     parser = argparse.ArgumentParser(description="Unpack a llama.cpp of the window.")
     parser.add_argument("name", nargs="?", choices=WINDOW)
+    parser.add_argument("--export", action="store_true", help="print lines for a shell")
     options = parser.parse_args(argv)
     if options.name is None:
         for name, version in WINDOW.items():
             print(f"{name}: {version.build}, in {version.archive.filename}")
         return 0
-    print(tree(options.name))
+    folder = tree(options.name)
+    if not options.export:
+        print(folder)
+    elif options.name != "pinned":  # it is built without a variable
+        print(f"export PYLLAMA_RAW_SOURCE={shlex.quote(str(folder))}")
+        print(f"export PYLLAMA_RAW_CMAKE_ARGS={shlex.quote(CMAKE_ARGS)}")
     return 0
 
 
