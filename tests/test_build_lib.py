@@ -370,8 +370,8 @@ def test_a_record_says_how_the_library_was_built(monkeypatch, tmp_path):
     assert list(record) == [
         *("llama.cpp", "mended", "cpu", "compiler", "configure", "build"),
     ]
-    assert record["llama.cpp"].startswith(
-        f"{build_lib.LLAMA_COMMIT}, in llama_cpp_python"
+    assert record["llama.cpp"] == (
+        f"{build_lib.LLAMA_COMMIT}, in {build_lib.SOURCE.filename}"
     )
     assert (record["mended"], record["cpu"]) == ("no", "native")
     assert record["configure"].startswith("cmake -S llama.cpp -B build -G Ninja ")
