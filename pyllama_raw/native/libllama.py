@@ -181,7 +181,7 @@ def need(operation: str, *names: str) -> None:
     Raise Unsupported where the llama.cpp that is loaded is too old for *operation*.
 
     Args:
-        names: functions and constants of C that it takes; scripts/c_fit.py lists what may lack.
+        names: functions and constants of C that it takes; scripts/c_fit.py lists what an older one lacks.
     """
     if lost := [name for name in names if not hasattr(lib, name)]:
         raise Unsupported(
