@@ -56,7 +56,8 @@ def plan_fill(memory: Memory, contents: Contents, payload: object) -> StepPlan |
     if slots.n_free_cells < n_tokens:
         return None
     # The slot was used last of all.
-    idle = Idle(contents.slot, contents.tokens.tobytes(), contents.namespace)
+    key = contents.tokens.tobytes()
+    idle = Idle(contents.slot, key, n_tokens, contents.namespace)
     idle.last_used = 1 + max(other.last_used for other in slots.idle)
     idle.n_prompt = contents.n_prompt
     slots.all[idle.slot] = idle
