@@ -345,7 +345,7 @@ FLAGS: tuple[Flag, ...] = (
     flag("--models-autoload / --no-models-autoload", Sets("loading.autoload", as_is), "MODELS_AUTOLOAD"),
     preset("load-on-startup", Sets("own.on_startup", switch, says="the model is loaded at the start")),
     preset("stop-timeout", IdleFlag("all models are in this process")),
-    preset("dedup-cache-models", IdleFlag("only models of presets are listed")),
+    preset("dedup-cache-models", Sets("own.is_listed_once", switch, says="a model of the cache that the preset names is listed once")),
     # drafts of tokens
     flag("-lcs --lookup-cache-static FNAME", DRAFTS),
     flag("-lcd --lookup-cache-dynamic FNAME", DRAFTS),

@@ -143,6 +143,7 @@ class Residency:
         self.models: dict[str, Resident] = {}
         self._max_wait_s, self._max_overtakes = max_wait_s, max_overtakes
         self._n_claims = 0
+        self._decided_at = -inf
         self._age = 0.0  # the value of what gave way last, which others count from
         self._charges: dict[str, float] = {}  # seconds of loads for each client
 
@@ -275,6 +276,7 @@ class Residency:
 
         Call it after each of the above, and at next_time().
         """
+        self._decided_at = now
         moves = [*self._partings(now)]
         closed = self._make_room(now, moves)
         run: list[Claim] = []
@@ -298,7 +300,11 @@ class Residency:
         return Turn(tuple(run), tuple(moves))
 
     def next_time(self, now: float) -> float:
-        """When decide() may say something else, although nothing happens; inf: never."""
+        """
+        When decide() may say something else, although nothing happens; inf: never.
+
+        It is *now* if that time went by since the latest decision, as in a process that was busy.
+        """
         times = [inf]
         for model in self.models.values():
             if model.waiting and model.state is not ModelState.LOADED:
@@ -308,7 +314,7 @@ class Residency:
                     times += [model.used_at + model.sleep_s, _unload_at(model)]
                 elif model.state is ModelState.SLEEPING:
                     times.append(_unload_at(model))
-        return min((time for time in times if time > now), default=inf)
+        return max(min(time for time in times if time > self._decided_at), now)
 
     def free(self) -> dict[str, int]:
         """What no model takes, of each device that has a limit."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pyllama_raw import SamplingParams
+from pyllama_raw import SamplingParams, __version__
 from pyllama_raw.options.frozen import Frozen, Mapped
 from pyllama_raw.options.requests import MAX_PRIORITY
 
@@ -181,3 +181,9 @@ class ServeConfig(Frozen):
     """The folder of the files of `/slots/0?action=save` and `restore`. None: there are none."""
     access_log: str | None = None
     """The file that gets a line of JSON for each request; "-" is the standard output."""
+
+    @property
+    def build(self) -> str:
+        """What runs; in the place of llama-server in its form, a number and a commit."""
+        form = "pyllama_raw {}" if self.in_place_of is None else "b0-pyllama_raw-{}"
+        return form.format(__version__)

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from pyllama_raw import AsyncEngine, SamplingParams, __version__
+from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.options.chat_templates import model_template
 from pyllama_raw.results import EngineState, HealthState
 from pyllama_raw.runners import ModelCache
@@ -40,6 +40,10 @@ LLAMACPP = {  # names of its server, with our sample and what it says
     "n_decode": ("pyllama_raw:steps_total", "Decodes"),
     "requests_processing": ("vllm:num_requests_running", "Requests that run"),
     "requests_deferred": ("vllm:num_requests_waiting", "Requests that wait"),
+}
+LLAMACPP_RATES = {  # gauges of its server, by ours of which they are the quotient
+    "prompt_tokens_seconds": (COMPUTED, TIME.format("prefill")),
+    "predicted_tokens_seconds": ("vllm:generation_tokens_total", TIME.format("decode")),
 }
 
 SHOWN = (  # of /props, to keys that do not see all
@@ -134,7 +138,7 @@ def _router(service: Service) -> dict[str, Any]:
         "model_alias": "llama-server" if service.is_llama else "pyllama_raw",
         "model_path": "none",
         "default_generation_settings": {"params": {}, "n_ctx": 0},
-        "build_info": f"pyllama_raw {__version__}",
+        "build_info": service.config.build,
         "ui": "page" not in service.config.closed,
     }
 
@@ -191,7 +195,7 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
         "total_slots": engine.info.n_slots,
         "default_generation_settings": usual,
         "chat_template": _template(engine),
-        "build_info": f"pyllama_raw {__version__}",
+        "build_info": service.config.build,
         "modalities": {"vision": uses.images, "audio": uses.sounds, "video": False},
         "chat_template_caps": {
             "supports_tools": has_tools,
@@ -312,3 +316,7 @@ def _of_llamacpp(families: Iterable[Metric]) -> Iterator[Metric]:
         is_now = name.startswith("requests_")
         kind = GaugeMetricFamily if is_now else CounterMetricFamily
         yield kind(f"llamacpp:{name}", text, totals[source])
+    # Since the start, as its boards expect; of a shorter time monitors compute them of the counters.
+    for name, (tokens, seconds) in LLAMACPP_RATES.items():
+        rate = totals[tokens] / totals[seconds] if totals[seconds] else 0.0
+        yield GaugeMetricFamily(f"llamacpp:{name}", "Tokens a second so far", rate)

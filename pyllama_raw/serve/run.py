@@ -211,6 +211,8 @@ async def _serve(
     descriptors = _descriptors()
     limit = listen.max_connections or usable(descriptors, _n_used())
     connections = Connections(listen.head_s, limit)
+    if isinstance(listen, Deployment):
+        connections.has_titles = listen.service.in_place_of is not None
     options = uvicorn.Config(
         app,
         http=Connection.of(connections),
@@ -244,6 +246,7 @@ async def _serve(
                 await server.serve([*sockets])
                 group.cancel_scope.cancel()
     finally:
+        server.close()
         signals.release()
     for error in failures:
         raise error
@@ -421,6 +424,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
+        self.servers: list[asyncio.Server] = []
         self.listens = anyio.Event()
         self._connections = connections
 
@@ -440,7 +444,6 @@ class _Server(uvicorn.Server):
             )
             return connection
 
-        self.servers = []
         for listener in sockets or ():
             is_unix = listener.family == AF_UNIX
             make: Any = loop.create_unix_server if is_unix else loop.create_server
@@ -449,6 +452,18 @@ class _Server(uvicorn.Server):
             )
         self.started = True
         self.listens.set()
+
+    def close(self) -> None:
+        """
+        Have the event loop forget the sockets and all connections; can be repeated.
+
+        A server that is cancelled does not shut itself down. If its sockets alone were closed, the
+        loop would take a later one with their numbers for them, and never look at it.
+        """
+        for listener in self.servers:
+            listener.close()
+        for connection in [*self._connections.all]:
+            connection.abort()
 
     async def on_tick(self, counter: int) -> bool:
         """Look for connections that are over their time, every second."""

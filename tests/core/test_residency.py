@@ -291,6 +291,20 @@ def test_an_idle_model_sleeps_and_is_unloaded_later():
     assert turn_of(residency, 71.0) == ((), (("A", Move.UNLOAD),))
 
 
+def test_a_time_that_went_by_while_the_process_was_busy_is_now():
+    """
+    A model that should have slept by then sleeps, although nothing else happens.
+    """
+    residency = Residency({"CPU": 10})
+    residency.add(Resident("A", {"CPU": 8}, {"CPU": 1}, sleep_s=5.0))
+    use(residency, "A", 0.0)
+    late = residency.next_time(7.0)
+    falling = turn_of(residency, 7.0)
+
+    assert (late, falling) == (7.0, ((), (("A", Move.SLEEP),)))
+    assert residency.next_time(8.0) == inf
+
+
 def test_a_model_without_room_to_sleep_is_unloaded():
     """
     What it holds is in memory twice for a moment.

@@ -71,7 +71,7 @@ class Scheduler:
         pieces: Items[bytes],
         *,
         token_budget: int | None = None,
-        target_step_s: float | None = 0.1,
+        target_step_s: float | None = None,
         prefill_order: PrefillOrder = "shortest",
         prefill_quantum: int = 256,
         max_overtakes: int = 16,
