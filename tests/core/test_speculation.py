@@ -404,7 +404,7 @@ def test_nothing_follows_an_end():
 
 def test_a_stop_string_ends_in_the_midst_of_accepted_drafts():
     """
-    Tokens behind it are not told.
+    Tokens behind it are not told, and not counted as accepted.
     """
     letters = [ord(letter) for letter in "abcdefgh"]
     machine = Machine(speculating(n_ctx_slot=128, n_batch=128), cycle(*letters))
@@ -413,7 +413,9 @@ def test_a_stop_string_ends_in_the_midst_of_accepted_drafts():
     (output,) = machine.run(Request(0, prompt, 40, stop=StopStrings((b"fg",))))
     assert bytes(output) == b"abcdefg"
     assert sum(machine.depths) > 6
-    assert finished(machine.events)[0].detail == StopString("fg")
+    end = finished(machine.events)[0]
+    assert (end.detail, end.n_accepted) == (StopString("fg"), 4)
+    assert machine.scheduler.stats().accepted_tokens == 4
 
 
 def test_max_tokens_and_a_full_slot_bound_drafts():
