@@ -30,7 +30,6 @@ REGISTRIES = {
 OTHERS = {
     "core/memory/tiers.py": {"_loading", "_fetching", "_saves"},
     "core/memory/memory.py": {"_fetchers", "_loads"},
-    "core/scheduling/speculation.py": {"_means"},
     "core/text.py": {"moves"},
     "engine/adapters.py": {"_all", "_adapters"},
     "engine/executor.py": {"_lost"},
