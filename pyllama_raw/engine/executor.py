@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.request import Request, SamplerUse, text_of
+from pyllama_raw.core.request import DRAFTS, Request, SamplerUse, text_of
 from pyllama_raw.core.scheduling.speculation import MAX_DEPTH
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
@@ -40,6 +40,7 @@ from pyllama_raw.core.step import (
     Work,
 )
 from pyllama_raw.engine.adapters import AdapterSets
+from pyllama_raw.engine.draft_executor import DraftExecutor
 from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.mailbox import AbortGate
@@ -103,7 +104,8 @@ class NativeExecutor:
         self._open = BuiltSamplers()
         max_rows = max(self.context.n_seq_max, self.context.n_outputs_max)
         self._rows = Rows(self._open, self.context.max_tokens, max_rows)
-        self._speculates = speculates
+        self.speculates = speculates
+        self.drafts: DraftExecutor | None = None  # the draft model, if there is one
         self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
 
     def attach_lanes(self) -> None:
@@ -126,8 +128,12 @@ class NativeExecutor:
         texts = StepTimes()
         if self._texts is not None:
             texts = self._texts.times
+        decode_ns, cpu_ns = self._decode_ns, self._cpu_ns
+        if self.drafts is not None:
+            decode_ns += self.drafts.decode_ns
+            cpu_ns += self.drafts.cpu_ns
         return StepTimes(
-            self._decode_ns / 1e9 + texts.decode_s,
+            decode_ns / 1e9 + texts.decode_s,
             self._sample_ns / 1e9,
             self._operations.capture_s,
             self._operations.restore_s,
@@ -135,7 +141,7 @@ class NativeExecutor:
             self.lanes.n_fallbacks,
             self.adapters.n_switches,
             self.adapters.spent_s,
-            self._cpu_ns / 1e9 + texts.decode_cpu_s,
+            cpu_ns / 1e9 + texts.decode_cpu_s,
         )
 
     def load_adapter(self, path: str) -> Adapter:
@@ -175,7 +181,7 @@ class NativeExecutor:
             constraint,
             token_names=token_names,
         )
-        is_drafted = self._speculates and request.speculates
+        is_drafted = self.speculates and request.speculates
         built = BuiltSampler(
             params,
             sampler,
@@ -201,8 +207,9 @@ class NativeExecutor:
         with ExitStack() as stack:  # all is freed, whatever fails
             for request_id in self._open.request_ids:
                 stack.callback(self.close, request_id)
-            if self._texts is not None:
-                stack.callback(self._texts.shutdown)
+            for part in (self._texts, self.drafts):
+                if part is not None:
+                    stack.callback(part.shutdown)
             stack.callback(self.adapters.close)
             if not self.context.closed:  # it is, while the engine sleeps
                 stack.callback(self.context.close)
@@ -218,6 +225,8 @@ class NativeExecutor:
         self.adapters.renew()
         if self._texts is not None:
             self._texts.suspend()
+        if self.drafts is not None:
+            self.drafts.drop()
         return copies
 
     def resume(self, state: object) -> bool:
@@ -237,6 +246,8 @@ class NativeExecutor:
         self._rebuild()
         if self._texts is not None:
             self._texts.rebuild()
+        if self.drafts is not None:
+            self.drafts.drop()
 
     def warm_up(self) -> bool:
         self._lost |= self._drop()
@@ -252,6 +263,8 @@ class NativeExecutor:
         if plan.lot.makes_vectors:
             assert self._texts is not None
             return self._texts.execute(plan)
+        if plan.lot == DRAFTS:
+            return self._propose(plan)
         flag = self.context.abort
         assert flag is not None
         self._gate.enter(plan.works, flag)
@@ -259,6 +272,26 @@ class NativeExecutor:
             return self._execute(plan)
         finally:
             self._gate.leave()
+
+    def _propose(self, plan: StepPlan) -> StepResult:
+        """Do the moves, then the step of the draft model, on its own context."""
+        assert self.drafts is not None
+        result = StepResult()
+        if plan.moves:
+            result = self._execute(plan._replace(works=()))
+            if result.status is not DecodeStatus.OK:
+                return result
+        self._gate.enter(plan.works, self.drafts.flag)
+        try:
+            drafted = self.drafts.execute(plan)
+        finally:
+            self._gate.leave()
+        return result._replace(
+            outputs=drafted.outputs,
+            error=drafted.error,
+            draft_s=drafted.draft_s,
+            decode_s=drafted.decode_s,
+        )
 
     def stop(self, request_id: int | None = None) -> None:
         """Abort a step that nobody wants. Thread: any."""

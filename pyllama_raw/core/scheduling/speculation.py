@@ -159,10 +159,10 @@ class DraftModel:
 
     def take(self, plan: StepPlan, result: StepResult) -> None:
         """Take in what became of *plan*: the slots are told by their tokens from now on."""
-        n_tokens = plan.n_tokens
+        n_tokens, n_outputs = plan.n_tokens, 0
+        if all(type(output) is Proposed for output in result.outputs):
+            n_outputs = len(plan.works)
         for seconds in result.draft_s:
-            is_drafted = type(result.outputs[0]) is Proposed
-            n_outputs = len(plan.works) if is_drafted else 0
             self.costs.observe(n_tokens, n_outputs, seconds)
             n_tokens = len(plan.works)  # each draft is computed for the next one
         for work, output in zip(plan.works, result.outputs, strict=True):
