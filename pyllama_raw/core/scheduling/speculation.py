@@ -35,6 +35,7 @@ from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.request import DRAFTS
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.step import (
+    Lost,
     Propose,
     Proposed,
     StepPlan,
@@ -169,10 +170,12 @@ class DraftModel:
             content = self._contents[work.slot]
             self._owners[work.slot] = work.request_id
             del content[work.pos :]
-            if type(output) is Proposed:
-                content += work.tokens + array("i", output.tokens[:-1])
-            else:
+            if type(output) is Lost:
                 del content[:]
+                continue
+            content += work.tokens
+            if type(output) is Proposed:
+                content += array("i", output.tokens[:-1])
         # It failed: the next try is later each time, and no request is concerned.
         self._n_failures = self._n_failures + 1 if result.error is not None else 0
         if self._n_failures:
