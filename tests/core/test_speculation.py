@@ -11,9 +11,26 @@ from hypothesis import strategies as st
 from pyllama_raw.core import costs as costs_rules
 from pyllama_raw.core import lookup as rules
 from pyllama_raw.core.costs import CostHistory, decode_seconds
-from pyllama_raw.core.lookup import FIRST_CHANCES, Lookup
+from pyllama_raw.core.lookup import (
+    BORDER,
+    FIRST_CHANCES,
+    Lookup,
+    NamespaceTexts,
+    SharedTexts,
+)
+from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.request import FinishReason, NewTokens, Request, StopString
+from pyllama_raw.core.request import (
+    Adapted,
+    FinishReason,
+    NewTokens,
+    Private,
+    Request,
+    Span,
+    StopString,
+)
+from pyllama_raw.core.scheduling.speculation import Speculation
+from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.step import (
     Decode,
     DecodeStatus,
@@ -145,6 +162,161 @@ def test_all_at_once_the_longest_match_is_the_source(tokens):
     if len(ends) <= rules.MAX_TRIES:
         longest = max(ends, key=lambda end: (n_equal[end], end), default=0)
         assert lookup.source == longest
+
+
+# -- texts of other requests ---------------------------------------------------------------
+
+
+def reuse():
+    """A cache that shares what slots hold."""
+    return PrefixCache(SnapshotKind.RANGE, max_bytes=0, max_entries=0)
+
+
+def texts_of(*texts):
+    """Those of a namespace, in which *texts* have ended."""
+    shared = NamespaceTexts()
+    for text in texts:
+        shared.add(array("i", text))
+    return shared
+
+
+def test_a_text_of_another_request_is_a_source():
+    """
+    Where five tokens match; the draft ends with that text, and nothing is expected behind it.
+    """
+    tokens = array("i", [90, 1, 2, 3, 4, 5])
+    chances = list(FIRST_CHANCES)
+    lookup = Lookup(list(FIRST_CHANCES), texts_of([0, 1, 2, 3, 4, 5, 6, 7]))
+    lookup.follow(tokens, chances)
+
+    assert lookup.draft(tokens, 9).tolist() == [6, 7, BORDER]
+    assert lookup.chance(0) == FIRST_CHANCES[5]
+    for token in (6, 7):
+        tokens.append(token)
+        lookup.follow(tokens, chances)
+    assert (lookup.source, lookup.n_matched) == (0, 0)
+    assert chances[5] == pytest.approx(1 - (1 - FIRST_CHANCES[5]) * 0.98**2)
+
+
+def test_a_short_match_with_another_text_says_nothing():
+    """
+    Three tokens that stood in the own text say more, and a longer match elsewhere more again.
+    """
+    other = [7, 1, 2, 3, 4, 8]
+    short = Lookup(list(FIRST_CHANCES), texts_of(other))
+    short.follow(array("i", [9, 1, 2, 3, 4]), list(FIRST_CHANCES))
+    own, tokens = Lookup(list(FIRST_CHANCES), texts_of(other * 2)), [3, 4, 5, 6]
+    tokens = array("i", [2, 3, 4, 9, 7, 1, 2, 3, 4])
+    own.follow(tokens, list(FIRST_CHANCES))
+
+    assert short.source == 0
+    assert own.draft(tokens, 1).tolist() == [8]
+
+
+def test_of_a_namespace_the_latest_texts_are_kept(monkeypatch):
+    """
+    In a bounded number of tokens, of namespaces and of each text.
+    """
+    monkeypatch.setattr(rules, "MAX_TEXT", 20)
+    monkeypatch.setattr(rules, "MAX_INDEXED", 8)
+    monkeypatch.setattr(rules, "MAX_NAMESPACES", 2)
+    texts = texts_of(*[range(n, n + 12) for n in range(0, 100, 12)])
+    shared = SharedTexts()
+    kept = [shared.of(name) for name in ("a", "b", "a", "c")]
+
+    assert [len(text) for text, _ in texts.parts] == [12, 12]
+    assert texts.parts[0][0][3:-1].tolist() == [*range(100, 108)]
+    assert shared.of("a") is kept[0] is kept[2]
+    assert shared.of("b") is not kept[1]
+    assert shared.of(Private()) is None
+
+
+# Of 8 tokens, none of which a model says twice.
+STORY = [60 + n for n in range(40)]
+
+
+def tell(history):
+    """A model that tells a story, once its first five words were said."""
+    last = history[-1]
+    return last + 1 if 60 <= last < 99 else 40 + len(history) % 19
+
+
+def test_outputs_of_a_namespace_are_drafts_for_later_requests():
+    """
+    A text that came once is computed in fewer steps the next time, where prefixes are shared.
+    """
+    cache = reuse()
+    machine = Machine(
+        speculating(cache=cache, n_ctx_slot=128, n_batch=128), tell, lambda n: 1 + n / 9
+    )
+    prompts = [array("i", [n, *STORY[:6]]) for n in (20, 21)]
+
+    first, second = (
+        machine.run(Request(0, prompts[0], 34)),
+        machine.run(Request(1, prompts[1], 34)),
+    )
+    ends = finished(machine.events)
+    assert first == second == [STORY[6:40]]
+    assert ends[0].n_accepted == 0
+    assert ends[1].n_accepted > 20
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("a", "b"), ("a", None), (None, "a"), (Adapted("x", None), None),
+        (Adapted("x", "a"), Adapted("y", "a")), (Private(), Private()),
+    ],
+)  # fmt: skip
+def test_no_text_is_seen_by_another_namespace(first, second):
+    """
+    Whatever was said there, it is no draft, and takes no time less.
+    """
+    cache = reuse()
+    machine = Machine(speculating(cache=cache, n_ctx_slot=128, n_batch=128), tell)
+    prompts = [array("i", [n, *STORY[:6]]) for n in (20, 21)]
+    for index, namespace in enumerate((first, second)):
+        machine.run(Request(index, prompts[index], 34, namespace=namespace))
+
+    assert finished(machine.events)[1].n_drafted == 0
+
+
+@pytest.mark.parametrize("salt", ["a", None])
+def test_texts_are_forgotten_with_the_cache(salt):
+    """
+    What is cleared is no draft any more; other salts stay. Nor is it where nothing is reused.
+    """
+    cache = reuse()
+    machine = Machine(speculating(cache=cache, n_ctx_slot=128, n_batch=128), tell)
+    without = Machine(speculating(n_ctx_slot=128, n_batch=128), tell)
+    for index, namespace in enumerate(("a", "b")):
+        prompt = array("i", [index, *STORY[:6]])
+        machine.run(Request(index, prompt, 34, namespace=namespace))
+    machine.scheduler.clear_cache(salt)
+    for index, namespace in enumerate(("a", "b"), 2):
+        prompt = array("i", [index, *STORY[:6]])
+        machine.run(Request(index, prompt, 34, namespace=namespace))
+        without.run(Request(index, prompt, 34))
+
+    ends = finished(machine.events)
+    assert ends[2].n_drafted == 0
+    assert bool(ends[3].n_drafted) is (salt is not None)
+    assert {end.n_drafted for end in finished(without.events).values()} == {0}
+
+
+def test_rows_of_images_are_no_text():
+    """
+    A request with spans is not shown to others.
+    """
+    speculation = Speculation(make_scheduler(cache=reuse())._memory, CostHistory())
+    plain = Sequence(make_request(0, n_prompt=9), 0, 0.0)
+    spans = (Span(0, 4, 4, True, b"k" * 32),)
+    media = Sequence(Request(1, array("i", [-1] * 4 + [5]), 3, spans=spans), 1, 0.0)
+    for sequence in (plain, media):
+        speculation.remember(sequence)
+
+    ((text, _),) = speculation._texts.of(None).parts
+    assert text[3:-1] == plain.tokens
 
 
 # -- how many a step has -----------------------------------------------------------------
