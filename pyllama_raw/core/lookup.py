@@ -31,7 +31,7 @@ MAX_TRIES = 8  # earlier places that are compared, the latest first
 N_HEADS = 2**14  # of an index: 64 KiB, and 4 bytes for each token
 MAX_INDEXED = 4096  # tokens of one sequence in a step: about a millisecond
 
-# Texts of requests that have ended take at most 660 KiB a namespace.
+# Texts of requests that have ended take about 700 KiB a namespace at most.
 MAX_NAMESPACES = 16  # those that were used last
 MAX_TEXT = 2**15  # tokens of one of the two texts of a namespace
 BORDER = -1  # no token: stands between two texts
