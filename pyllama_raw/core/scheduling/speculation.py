@@ -254,7 +254,8 @@ class Speculation:
         # The plan before was steady: this step is begun, and the next one may have drafts.
         self._is_begun, plan = False, plan._replace(steady=False)
         if is_begun:
-            if self._model is not None:
+            # A trial comes then, too.
+            if proposal and self._model is not None:
                 self._model.pause = 0
             return plan
         if proposal:
