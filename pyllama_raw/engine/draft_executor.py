@@ -12,13 +12,16 @@ A draft model: a second, smaller model whose next tokens are drafts for the firs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from logging import getLogger
 from math import exp
 from typing import Any
 
 from pyllama_raw.core.scheduling.speculation import DraftLimits
+from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
     Computed,
+    DecodeStatus,
     Lost,
     Output,
     Propose,
@@ -27,6 +30,7 @@ from pyllama_raw.core.step import (
     StepResult,
 )
 from pyllama_raw.engine.layout import context_fields, expected_kind
+from pyllama_raw.engine.mailbox import AbortGate
 from pyllama_raw.engine.shared_models import ModelUse, open_model
 from pyllama_raw.errors import ConfigError, DecodeAborted, NativeError, NoKVSpace
 from pyllama_raw.native.batch import Batch
@@ -61,7 +65,7 @@ class DraftExecutor:
             ContextFailed, NativeError: *use* is left to the caller.
         """
         self.flag = AbortFlag()
-        self.decode_ns = self.cpu_ns = 0
+        self._decode_ns = self._cpu_ns = 0
         self._use, self._n_seq_max, self._fields = use, n_seq_max, fields
         self._context: Context | None = None
         context = self._ready()
@@ -90,8 +94,39 @@ class DraftExecutor:
             )
         return self._context
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute *plan*, which has no moves. Failures come back as Lost() outputs."""
+    @property
+    def times(self) -> StepTimes:
+        return StepTimes(
+            decode_s=self._decode_ns / 1e9, decode_cpu_s=self._cpu_ns / 1e9
+        )
+
+    def execute(
+        self,
+        plan: StepPlan,
+        move: Callable[[StepPlan], StepResult],
+        gate: AbortGate,
+    ) -> StepResult:
+        """
+        Have the first model *move* what *plan* moves, then compute its works.
+
+        What fails of the works comes back as Lost() outputs.
+        """
+        result = move(plan._replace(works=())) if plan.moves else StepResult()
+        if result.status is not DecodeStatus.OK:
+            return result
+        gate.enter(plan.works, self.flag)
+        try:
+            drafted = self._propose(plan)
+        finally:
+            gate.leave()
+        return result._replace(
+            outputs=drafted.outputs,
+            error=drafted.error,
+            draft_s=drafted.draft_s,
+            decode_s=drafted.decode_s,
+        )
+
+    def _propose(self, plan: StepPlan) -> StepResult:
         works = [work for work in plan.works if type(work) is Propose]
         assert len(works) == len(plan.works)
         error: NativeError | None = None
@@ -105,7 +140,7 @@ class DraftExecutor:
             self._clear()
             error = failure
         except NativeError as failure:
-            self.drop()
+            self.suspend()
             error = failure
         if error is not None:
             pass_on_lines()
@@ -133,8 +168,8 @@ class DraftExecutor:
             if outcome.code:
                 raise decode_error(outcome.code, last_error(), "llama_decode")
             seconds.append((outcome.decode_ns + outcome.sample_ns) / 1e9)
-            self.decode_ns += outcome.decode_ns
-            self.cpu_ns += outcome.cpu_ns
+            self._decode_ns += outcome.decode_ns
+            self._cpu_ns += outcome.cpu_ns
             # A row without numbers has no token, and so none after it.
             if outcome.codes:
                 break
@@ -156,16 +191,20 @@ class DraftExecutor:
             self._context.drop()
             self._context.clear()
 
-    def drop(self) -> None:
-        """Free the context, as for a sleep; the next step makes another one."""
+    def suspend(self) -> None:
+        """Free the context; the next step makes another one."""
         context, self._context = self._context, None
         if context is not None:
             context.drop()
             context.close()
 
+    def rebuild(self) -> None:
+        """Have the next step make another context."""
+        self.suspend()
+
     def shutdown(self) -> None:
         """Free all of it; no call may follow."""
-        self.drop()
+        self.suspend()
         for sampler, _ in self._rows:
             sampler.close()
         self._use.close()

@@ -128,12 +128,9 @@ class NativeExecutor:
         texts = StepTimes()
         if self._texts is not None:
             texts = self._texts.times
-        decode_ns, cpu_ns = self._decode_ns, self._cpu_ns
-        if self.drafts is not None:
-            decode_ns += self.drafts.decode_ns
-            cpu_ns += self.drafts.cpu_ns
+        drafts = StepTimes() if self.drafts is None else self.drafts.times
         return StepTimes(
-            decode_ns / 1e9 + texts.decode_s,
+            self._decode_ns / 1e9 + texts.decode_s + drafts.decode_s,
             self._sample_ns / 1e9,
             self._operations.capture_s,
             self._operations.restore_s,
@@ -141,7 +138,7 @@ class NativeExecutor:
             self.lanes.n_fallbacks,
             self.adapters.n_switches,
             self.adapters.spent_s,
-            cpu_ns / 1e9 + texts.decode_cpu_s,
+            self._cpu_ns / 1e9 + texts.decode_cpu_s + drafts.decode_cpu_s,
         )
 
     def load_adapter(self, path: str) -> Adapter:
@@ -223,10 +220,9 @@ class NativeExecutor:
         copies = captured(self.context)
         self.context.close()
         self.adapters.renew()
-        if self._texts is not None:
-            self._texts.suspend()
-        if self.drafts is not None:
-            self.drafts.drop()
+        for part in (self._texts, self.drafts):
+            if part is not None:
+                part.suspend()
         return copies
 
     def resume(self, state: object) -> bool:
@@ -244,10 +240,9 @@ class NativeExecutor:
         self._advanced, self._lost = (), frozenset()
         self._n_rebuilt += 1
         self._rebuild()
-        if self._texts is not None:
-            self._texts.rebuild()
-        if self.drafts is not None:
-            self.drafts.drop()
+        for part in (self._texts, self.drafts):
+            if part is not None:
+                part.rebuild()
 
     def warm_up(self) -> bool:
         self._lost |= self._drop()
@@ -264,7 +259,8 @@ class NativeExecutor:
             assert self._texts is not None
             return self._texts.execute(plan)
         if plan.lot == DRAFTS:
-            return self._propose(plan)
+            assert self.drafts is not None
+            return self.drafts.execute(plan, self._execute, self._gate)
         flag = self.context.abort
         assert flag is not None
         self._gate.enter(plan.works, flag)
@@ -272,26 +268,6 @@ class NativeExecutor:
             return self._execute(plan)
         finally:
             self._gate.leave()
-
-    def _propose(self, plan: StepPlan) -> StepResult:
-        """Do the moves, then the step of the draft model, on its own context."""
-        assert self.drafts is not None
-        result = StepResult()
-        if plan.moves:
-            result = self._execute(plan._replace(works=()))
-            if result.status is not DecodeStatus.OK:
-                return result
-        self._gate.enter(plan.works, self.drafts.flag)
-        try:
-            drafted = self.drafts.execute(plan)
-        finally:
-            self._gate.leave()
-        return result._replace(
-            outputs=drafted.outputs,
-            error=drafted.error,
-            draft_s=drafted.draft_s,
-            decode_s=drafted.decode_s,
-        )
 
     def stop(self, request_id: int | None = None) -> None:
         """Abort a step that nobody wants. Thread: any."""

@@ -328,7 +328,9 @@ class Size(NamedTuple):
 
 def size_of(plan: StepPlan) -> Size:
     """Size of what *plan* does."""
-    n_prefill = n_decode = n_context = n_saved = n_loaded = n_drafted = n_draft_model = 0
+    n_prefill = n_decode = n_context = n_saved = n_loaded = n_drafted = (
+        n_draft_model
+    ) = 0
     for work in plan.works:
         # A draft model has no part in what the other one computes.
         if type(work) is Propose:
