@@ -426,7 +426,7 @@ class FakeDrafts:
             content.clear()
             return Lost()
         content[work.pos :] = work.tokens
-        drafts = []
+        drafts = list[tuple[int, float]]()
         for _ in range(work.n_drafts):
             content += [token for token, _ in drafts[-1:]]
             drafts.append(self._next_token(content))
