@@ -206,6 +206,33 @@ def test_a_long_prompt_is_caught_up_in_parts(monkeypatch):
     assert finished(machine.events)[0].n_accepted > 0
 
 
+def test_long_prompts_are_caught_up_one_after_the_other(monkeypatch):
+    """
+    As many tokens as a step of the draft model may have, from the first slot on.
+    """
+    monkeypatch.setattr(speculation, "MAX_CATCH_UP", 50)
+    machine = DraftingMachine(n_slots=2)
+    requests = [make_request(i, n_prompt=80, max_tokens=150) for i in range(2)]
+
+    assert machine.run(*requests) == plain_output(*requests, n_slots=2)
+    sizes = [[(w.slot, len(w.tokens)) for w in works] for works in machine.proposals]
+    assert sizes[0] == [(0, 50)]
+    assert sum(n for _, n in sizes[1]) == 50
+    assert {slot for works in sizes for slot, _ in works} == {0, 1}
+
+
+def test_what_was_said_before_comes_first():
+    """
+    Where a text repeats itself the draft model, which would be wrong, is hardly asked.
+    """
+    request = make_request(n_prompt=4, max_tokens=300)
+    machine = DraftingMachine(wrong, next_token=lambda h: 50 + len(h) % 4)
+    machine.run(request)
+
+    assert machine.scheduler.stats().accepted_tokens > 200
+    assert len(machine.proposals) < 5
+
+
 def test_what_a_slot_holds_is_told_by_its_tokens():
     """
     The next turn of a chat goes on behind the last one; another text begins anew.

@@ -205,11 +205,14 @@ def test_a_short_match_with_another_text_says_nothing():
     other = [7, 1, 2, 3, 4, 8]
     short = Lookup(list(FIRST_CHANCES), texts_of(other))
     short.follow(array("i", [9, 1, 2, 3, 4]), list(FIRST_CHANCES))
-    own, tokens = Lookup(list(FIRST_CHANCES), texts_of(other * 2)), [3, 4, 5, 6]
+    own = Lookup(list(FIRST_CHANCES), texts_of(other * 2))
     tokens = array("i", [2, 3, 4, 9, 7, 1, 2, 3, 4])
     own.follow(tokens, list(FIRST_CHANCES))
 
-    assert short.source == 0
+    none = Lookup(list(FIRST_CHANCES), texts_of(other))
+    none.follow(array("i", [30, 31, 32, 33, 34]), list(FIRST_CHANCES))
+
+    assert short.source == none.source == 0
     assert own.draft(tokens, 1).tolist() == [8]
 
 
