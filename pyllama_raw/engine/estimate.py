@@ -448,8 +448,8 @@ def _is_plenty(path: Path, config: EngineConfig, room: Room) -> bool:
     """
     model = probe(path, config.model.kv_overrides).model
     # What cannot be said from the header needs a real estimate.
-    more = config.media.mmproj, config.speculation.draft_model
-    if set(room) != {HOST} or model.n_files > 1 or more != (None, None):
+    extras = config.media.mmproj, config.speculation.draft_model
+    if set(room) != {HOST} or model.n_files > 1 or extras != (None, None):
         return False
     n_slots, options = config.scheduler.n_slots, config.resolved_context
     n_ctx: int = context_fields(options, n_slots, model.n_ctx_train)["n_ctx"]
