@@ -9,7 +9,7 @@ Whatever was expected is compared with each token that comes, so chances are lea
 2. A sequence looks at its own tokens, and at those of requests that have ended and shared their
    prefixes with it: `NamespaceTexts`. Nobody sees a text of another namespace.
 3. Of a few places the one with the longest match is the source of what is expected, until a token
-   is another one. Of equal ones it is a place of its own, and the latest.
+   is another one; of equal ones the latest. A place in another text has to match twice as long.
 
 `Drafting` expects what a draft model has said.
 
@@ -228,8 +228,9 @@ class Lookup:
             n_equal = _n_equal(tokens, end, tokens)
             if n_equal > n_longest:
                 self.source, self.n_matched, n_longest = end, n_equal, n_equal
-        # Another request's text has to say more than the own one.
-        n_longest = max(n_longest, N_GRAM_OTHERS - 1)
+        # A request goes on as it did before rather than as another one: twice as much has to match.
+        n_own = self.n_matched if self.source else 0
+        n_longest = max(2 * n_own, N_GRAM_OTHERS - 1)
         for text, index in self._texts.parts if self._texts is not None else ():
             for end in index.like(tokens) if len(tokens) >= N_GRAM_OTHERS else ():
                 n_equal = _n_equal(text, end, tokens)
