@@ -18,7 +18,6 @@ from math import exp
 from typing import Any
 
 from pyllama_raw.core.scheduling.speculation import DraftLimits
-from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
     Computed,
     DecodeStatus,
@@ -65,7 +64,7 @@ class DraftExecutor:
             ContextFailed, NativeError: *use* is left to the caller.
         """
         self.flag = AbortFlag()
-        self._decode_ns = self._cpu_ns = 0
+        self.decode_ns = self.cpu_ns = 0
         self._use, self._n_seq_max, self._fields = use, n_seq_max, fields
         self._context: Context | None = None
         context = self._ready()
@@ -93,12 +92,6 @@ class DraftExecutor:
                 **self._fields,
             )
         return self._context
-
-    @property
-    def times(self) -> StepTimes:
-        return StepTimes(
-            decode_s=self._decode_ns / 1e9, decode_cpu_s=self._cpu_ns / 1e9
-        )
 
     def execute(
         self,
@@ -168,8 +161,8 @@ class DraftExecutor:
             if outcome.code:
                 raise decode_error(outcome.code, last_error(), "llama_decode")
             seconds.append((outcome.decode_ns + outcome.sample_ns) / 1e9)
-            self._decode_ns += outcome.decode_ns
-            self._cpu_ns += outcome.cpu_ns
+            self.decode_ns += outcome.decode_ns
+            self.cpu_ns += outcome.cpu_ns
             # A row without numbers has no token, and so none after it.
             if outcome.codes:
                 break
