@@ -61,7 +61,9 @@ class Kernels {
     }
 
     void see(ggml_tensor * node) {
-        if (is_view(node) || joins(node)) {
+        // A graph has nodes for each kind of batch, and only those of this batch are computed.
+        const bool is_computed = (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
+        if (!is_computed || is_view(node) || joins(node)) {
             return;
         }
         replace(node);
