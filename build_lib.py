@@ -240,7 +240,8 @@ def check_headers(variable: str, named: Path, folders: list[Path]) -> None:
         for name in HEADERS
         if name not in c_fit.find(HEADERS, folders)
     ]
-    lines += c_fit.misfits(read(USED), declared(HEADERS, folders))
+    misfits = c_fit.misfits(read(USED), declared(HEADERS, folders))
+    lines += [line for line in misfits if line not in c_fit.WITHOUT]
     if lines:
         raise BuildError(
             f"{variable}={named} is another llama.cpp than {LLAMA_COMMIT}, which this "
@@ -584,6 +585,7 @@ def ffibuilder(library: Library) -> Any:
         define_macros=[
             ("Py_LIMITED_API", "0x030b0000"),
             ("PLR_IS_MENDED", str(int(library.is_mended))),
+            *c_fit.without(read(USED), declared(HEADERS, [library.include])),
             *cpu_level.macros(library.cpu),
         ],
         py_limited_api=True,

@@ -182,6 +182,21 @@ def test_another_version_is_refused_by_its_headers(
     )
 
 
+def test_an_older_version_may_lack_what_few_need(tmp_path):
+    """
+    Whoever needs it is told when it is used; the rest is built.
+    """
+    tree = make_source_that_fits(tmp_path / "older")
+    header = tree / "include" / "llama.h"
+    text = header.read_text()
+    header.write_text(text.replace("llama_get_causal_attn", "llama_other"))
+    folders = [tree / part for part in ("include", "ggml/include", "tools/mtmd")]
+
+    build_lib.check_headers("PYLLAMA_RAW_SOURCE", tree, folders)
+
+    assert "llama_get_causal_attn" in text
+
+
 def test_a_version_of_long_ago_is_refused_in_few_lines(tmp_path):
     """
     Of hundreds of names the first are shown, and how many more there are.
@@ -355,8 +370,8 @@ def test_a_record_says_how_the_library_was_built(monkeypatch, tmp_path):
     assert list(record) == [
         *("llama.cpp", "mended", "cpu", "compiler", "configure", "build"),
     ]
-    assert record["llama.cpp"].startswith(
-        f"{build_lib.LLAMA_COMMIT}, in llama_cpp_python"
+    assert record["llama.cpp"] == (
+        f"{build_lib.LLAMA_COMMIT}, in {build_lib.SOURCE.filename}"
     )
     assert (record["mended"], record["cpu"]) == ("no", "native")
     assert record["configure"].startswith("cmake -S llama.cpp -B build -G Ninja ")

@@ -362,7 +362,7 @@ class Machine(Checked):
     n_batch: Count = 2048
     n_cells: Room | None = None  # None: n_ctx_slot for each slot
     token_budget: Count | None = None
-    target_step_s: Positive | None = 0.1
+    target_step_s: Positive | None = None
     max_overtakes: Whole = 16
     # Of each token to be the one before it, for an engine that speculates; None: it does not.
     repetition: Chance | None = None

@@ -244,7 +244,7 @@ class ChatCodec:
             prompt: the prompt as the model gets it, if the answer tells it.
         """
         kind = "chat.completion.chunk" if request.streams else "chat.completion"
-        self._chunks = Chunks("chatcmpl", kind, request, body)
+        self._chunks = Chunks("chatcmpl", kind, request, body, config)
         self._n = request.params.n
         # In the place of llama-server no token may be wanted, and the last chunk tells times.
         self._is_llama = config.in_place_of is not None
@@ -381,14 +381,21 @@ class Chunks:
     """
 
     def __init__(
-        self, prefix: str, kind: str, request: TextRequest, body: TextBody
+        self,
+        prefix: str,
+        kind: str,
+        request: TextRequest,
+        body: TextBody,
+        config: ServeConfig,
     ) -> None:
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"{prefix}-{uuid4().hex}",
             "object": kind,
             "created": int(time()),
             "model": request.model.name,
         }
+        if config.in_place_of is not None:
+            self._head["system_fingerprint"] = config.build
         options = body.stream_options
         self._with_usage = options is not None and bool(options.include_usage)
         self._before = b"data: %b" % to_json(self._head)[:-1] + b',"choices":[{"index":'
@@ -565,7 +572,7 @@ class CompletionCodec:
         config: ServeConfig,
     ) -> None:
         self._is_llama = config.in_place_of is not None
-        self._chunks = Chunks("cmpl", "text_completion", request, body)
+        self._chunks = Chunks("cmpl", "text_completion", request, body, config)
         self._n = request.params.n
         self._echoes, self._has_output = echoes, body.has_output
         self._lists = request.params.logprobs is not None

@@ -108,7 +108,7 @@ class Packer:
         if prompts:
             # Lots of rows and of tokens take turns, so a stream waits for all of them.
             n_turns = len(groups) if self._roster.n_with_spans else 1
-            decodes, n_prefill = self._division(decodes, len(streams), n_turns)
+            decodes, n_prefill = self._division(decodes, len(streams), prompts, n_turns)
         # Output that is known is computed again, token by token.
         works = _replay(decodes) if replays else _decode(decodes)
         if n_prefill:
@@ -209,7 +209,11 @@ class Packer:
     # -- how much ----------------------------------------------------------------
 
     def _division(
-        self, decodes: list[Running], n_streams: int, n_turns: int
+        self,
+        decodes: list[Running],
+        n_streams: int,
+        prompts: list[Running],
+        n_turns: int,
     ) -> tuple[list[Running], int]:
         """The *decodes* that go on beside prompts, and the tokens of the prompts."""
         captures = self._memory.captures
@@ -217,7 +221,7 @@ class Packer:
         total = self._budget.limit(
             n_ready,
             n_streams,
-            len(self._slots.running),
+            [running.n_behind for running in prompts],
             n_turns=n_turns,
             spent_s=captures.spent_s,
         )

@@ -123,11 +123,7 @@ class Outputs:
         return 0
 
     def _take_sampled(self, running: Running, sampled: Sampled, now: float) -> int:
-        """
-        Tell what was sampled of *running*, and end it if that was all.
-
-        Returns the number of output tokens; what was sampled after the end is none.
-        """
+        """Tell what was sampled of *running*, or end it; returns the number of output tokens."""
         tokens, logprobs, forced = sampled
         sequence = running.sequence
         sequence.forced = forced

@@ -71,7 +71,7 @@ class Scheduler:
         pieces: Items[bytes],
         *,
         token_budget: int | None = None,
-        target_step_s: float | None = 0.1,
+        target_step_s: float | None = None,
         prefill_order: PrefillOrder = "shortest",
         prefill_quantum: int = 256,
         max_overtakes: int = 16,
@@ -215,6 +215,11 @@ class Scheduler:
     def clear_cache(self, salt: str | None = None) -> int:
         """Forget snapshots, files and idle slots; returns the host bytes freed."""
         return self._memory.clear(salt)
+
+    @property
+    def memory(self) -> Memory:
+        """What slots hold and what is kept."""
+        return self._memory
 
     def lose_slots(self) -> None:
         """
