@@ -68,8 +68,9 @@ WINDOW = {
     ),
 }
 
-# Models that see and hear are joined to few files, as those of the pinned source are.
-CMAKE_ARGS = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={build_lib.MTMD_FLAGS}"
+# Models that see and hear are joined to few files, as those of the pinned source are. Other files of
+# another version have perhaps other names.
+CMAKE_ARGS = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={build_lib.JOINED_FLAGS} -DPLR_JOIN_MEDIA_ONLY=ON"
 
 
 def tree(name: str) -> Path:
