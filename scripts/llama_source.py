@@ -69,7 +69,7 @@ WINDOW = {
 }
 
 # Models that see and hear are joined to few files, as those of the pinned source are.
-CMAKE_ARGS = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={build_lib.MTMD_FLAGS}"
+CMAKE_ARGS = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={build_lib.JOINED_FLAGS}"
 
 
 def tree(name: str) -> Path:
