@@ -298,8 +298,8 @@ class Scheduler:
         plan = plan or self._packer.pack(now)
         self._started = now
         # What loads or is read next to it makes the next plan another one.
-        steady = plan.steady and not (self._memory.is_loading or waits)
-        is_fetching = self._memory.is_fetching
+        steady = plan.steady and not (self._memory.loads or waits)
+        is_fetching = bool(self._memory.fetchers)
         plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
         if texts:
