@@ -493,7 +493,7 @@ def simulate(
     requests = workload.requests(replicas[0].scheduler.limits.n_ctx_slot)
     coming = next(requests, None)
     while True:
-        busy = [replica for replica in replicas if replica.scheduler.has_work]
+        busy = [replica for replica in replicas if replica.scheduler.alive]
         behind = min(busy, key=lambda replica: replica.clock.now, default=None)
         if coming is not None and (behind is None or coming[0] <= behind.clock.now):
             at_s, request = coming
