@@ -64,6 +64,9 @@ N_FILES = 210
 LATE_MODULES = {
     "pyllama_raw.native": "loads the library of C, and many programs need none",
     "pyllama_raw._ffi": "the same",
+    "pyllama_raw.cli": "programs ask for a version first, and wait for the answer",
+    "pyllama_raw.options.models": "the same",
+    "importlib.metadata": "the same, and one message alone needs it",
     "pyllama_raw.lab.plot": "extra `bench`",
     "pyllama_raw.api.vectors": "imports numpy, of which its array is a kind",
     "pyllama_raw.prompts.rendering.template": "imports jinja2",

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import exp
 from typing import TYPE_CHECKING, Literal, get_args
 
 import anyio
 
-from pyllama_raw.api.results import LabelScore, Likelihood, Result, softmax
+from pyllama_raw.api.results import LabelScore, Likelihood, Result
 from pyllama_raw.core.memory.snapshots import n_common
 from pyllama_raw.core.request import Request, Scoring
 from pyllama_raw.errors import (
@@ -292,3 +293,12 @@ def label_scores(
         )
     ]
     return sorted(scores, key=lambda score: -score.probability)
+
+
+def softmax(logarithms: Sequence[float]) -> list[float]:
+    """Probabilities in proportion to the exponentials of *logarithms*; they sum up to 1."""
+    # Beside the largest one, because exp() of each alone could be 0.
+    largest = max(logarithms)
+    weights = [exp(value - largest) for value in logarithms]
+    total = sum(weights)
+    return [weight / total for weight in weights]

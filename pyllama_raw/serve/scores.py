@@ -20,7 +20,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyllama_raw.api.results import softmax
+from pyllama_raw.api.batches import softmax
 from pyllama_raw.errors import InvalidRequest, first_of
 from pyllama_raw.results import LabelScore, Likelihood, Operation
 from pyllama_raw.serve import fields

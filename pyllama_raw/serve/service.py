@@ -252,9 +252,10 @@ class Service:
         engines = self.engines.values()
         infos = [engine.info for engine in engines]
         max_open = sum(i.n_slots + i.config.scheduler.max_waiting for i in infos)
-        max_open += sum(process.n_places for process in self.processes.values())
         if self.models.is_dynamic:
             max_open += self.models.max_waiting
+        if self.has_processes:
+            max_open += sum(process.n_places for process in self.processes.values())
         if self.n_open >= max_open:
             headers = {"retry-after": str(retry_s(engines))}
             message = "all places of the queue are taken: try again, or elsewhere"

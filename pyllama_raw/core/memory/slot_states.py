@@ -56,9 +56,14 @@ def plan_fill(memory: Memory, contents: Contents, payload: object) -> StepPlan |
     if slots.n_free_cells < n_tokens:
         return None
     # The slot was used last of all.
-    idle = Idle(contents.slot, contents.tokens.tobytes(), contents.namespace)
-    idle.last_used = 1 + max(other.last_used for other in slots.idle)
-    idle.n_prompt = contents.n_prompt
+    idle = Idle(
+        contents.slot,
+        contents.tokens.tobytes(),
+        n_held=n_tokens,
+        namespace=contents.namespace,
+        last_used=1 + max(other.last_used for other in slots.idle),
+        n_prompt=contents.n_prompt,
+    )
     slots.all[idle.slot] = idle
     slots.cells.grow(idle.slot, n_tokens)
     slots.add([Load(idle.slot, (Piece(payload, 0, n_tokens),), n_tokens - 1)])
