@@ -126,10 +126,10 @@ class Outputs:
         self, running: Running, sampled: Sampled, now: float, n_accepted: int = 0
     ) -> int:
         """
-        Tell what was sampled of *running*, whose first *n_accepted* tokens were drafts, and end it
-        if that was all.
+        Tell what was sampled of *running*, or end it; returns the number of output tokens.
 
-        Returns the number of output tokens; what was sampled after the end is none.
+        Args:
+            n_accepted: first tokens of it that were drafts.
         """
         tokens, logprobs, forced = sampled
         sequence = running.sequence
