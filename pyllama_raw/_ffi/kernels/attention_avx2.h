@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "attention_rows.h"
+#include "float_tile.h"
 #include "simd.h"
 
 #define PLR_TARGET PLR_AVX2
@@ -14,6 +15,7 @@ namespace attention::avx2 {
 using Vector = __m256;
 
 constexpr int kVector = 8;
+constexpr int kOrder[kVector] = {0, 1, 2, 3, 4, 5, 6, 7};  // of PartialSums
 
 // How many vectors of each head are summed at once, so that all sums stay in 16 registers.
 constexpr int vectors_once(int n_heads) { return n_heads > 2 ? 2 : 4; }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "attention_rows.h"
+#include "float_tile.h"
 #include "simd.h"
 
 #define PLR_TARGET PLR_AVX512
@@ -14,6 +15,7 @@ namespace attention::avx512 {
 using Vector = __m512;
 
 constexpr int kVector = 16;
+constexpr int kOrder[kVector] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};  // of PartialSums
 
 // How many vectors of each head are summed at once, so that all sums stay in 32 registers.
 constexpr int vectors_once(int) { return 4; }

@@ -11,6 +11,7 @@ namespace attention {
 
 constexpr int kCells = 16, kMaxRows = 48, kMaxHead = 128;
 constexpr int kHeadsOnce = 4;  // heads that share what is read of a tile
+constexpr int kMany = 8;  // rows that gain by panels
 
 // Rows of one key head; a row is a head of a token.
 struct Rows {

@@ -33,24 +33,23 @@ PLR_AVX2 inline void transpose(__m256 (&x)[8]) {
     std::copy_n(y, 8, x);
 }
 
-// *n* values of *n_rows* rows of floats or halves, which are *stride* bytes apart, value by
-// value; what the panel has beyond these rows is zero.
-PLR_AVX2 PLR_CALLED inline void pack(float * to, const char * from, size_t stride, int n_rows,
-                                     bool is_half, int n) {
-    const char * data[kPanel];
-    for (int r = 0; r < kPanel; ++r) {
-        data[r] = from + std::min(r, n_rows - 1) * stride;
-    }
+PLR_AVX2 inline __m256 at(const float * from) { return _mm256_loadu_ps(from); }
+PLR_AVX2 inline __m256 at(const uint16_t * from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+}
+
+PLR_AVX2 inline float one(float value) { return value; }
+PLR_AVX2 inline float one(uint16_t half) { return _cvtsh_ss(half); }
+
+// *n* values of sixteen rows of floats or halves, value by value.
+template <class Value>
+PLR_AVX2 PLR_CALLED inline void pack(float * to, const Value * const (&rows)[kPanel], int n) {
     int k = 0;
     for (; k + 8 <= n; k += 8) {
         for (int half = 0; half < kPanel; half += 8) {
             __m256 x[8];
             for (int r = 0; r < 8; ++r) {
-                const char * at = data[half + r];
-                x[r] = half + r >= n_rows ? _mm256_setzero_ps()
-                       : is_half          ? _mm256_cvtph_ps(_mm_loadu_si128(
-                                     reinterpret_cast<const __m128i *>(at + 2 * k)))
-                                 : _mm256_loadu_ps(reinterpret_cast<const float *>(at) + k);
+                x[r] = at(rows[half + r] + k);
             }
             transpose(x);
             for (int i = 0; i < 8; ++i) {
@@ -60,9 +59,7 @@ PLR_AVX2 PLR_CALLED inline void pack(float * to, const char * from, size_t strid
     }
     for (; k < n; ++k) {
         for (int r = 0; r < kPanel; ++r) {
-            const float value = is_half ? _cvtsh_ss(reinterpret_cast<const uint16_t *>(data[r])[k])
-                                        : reinterpret_cast<const float *>(data[r])[k];
-            to[k * kPanel + r] = r < n_rows ? value : 0.0f;
+            to[k * kPanel + r] = one(rows[r][k]);
         }
     }
 }
@@ -96,6 +93,14 @@ PLR_AVX2 PLR_CALLED inline void add(float * out, size_t stride, const float * pa
     }
 }
 
+// Those that do not exist repeat the last one.
+template <class Value>
+inline void rows_of(const Value * (&rows)[kPanel], const char * from, size_t stride, int n_rows) {
+    for (int r = 0; r < kPanel; ++r) {
+        rows[r] = reinterpret_cast<const Value *>(from + std::min(r, n_rows - 1) * stride);
+    }
+}
+
 // For FloatProduct, which reads columns where they are.
 struct Tile {
     static constexpr ggml_type kType         = GGML_TYPE_F32;
@@ -109,7 +114,9 @@ struct Tile {
     };
 
     static void pack(Panel & to, const char * from, size_t stride, int n_rows, int n) {
-        float_tile::pack(to.values, from, stride, n_rows, false, n);
+        const float * rows[kPanel];
+        rows_of(rows, from, stride, n_rows);
+        float_tile::pack(to.values, rows, n);
     }
 
     static void add(float * out, size_t stride, const Panel & panel,

@@ -28,10 +28,7 @@ PLR_AVX2 inline __m256i rounded(__m256 low, __m256 high, __m256 scale) {
                               _mm256_cvtps_epi32(_mm256_mul_ps(high, scale)));
 }
 
-PLR_AVX2 inline __m256 at(const float * from) { return _mm256_loadu_ps(from); }
-PLR_AVX2 inline __m256 at(const uint16_t * from) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
-}
+using float_tile::at;
 
 // What an integer is worth if the *n* values have a length of 32767; NaN if one of them is none.
 template <class Value>
@@ -79,13 +76,12 @@ struct Tile {
         }
     }
 
-    // Rows that do not exist repeat the last one.
     PLR_AVX2 PLR_CALLED static void pack(Panel & to, const char * from, size_t stride, int n_rows,
                                          int n) {
         const uint16_t * rows[kPanel];
         __m256           scales[kPanel];
+        float_tile::rows_of(rows, from, stride, n_rows);
         for (int r = 0; r < kPanel; ++r) {
-            rows[r]     = reinterpret_cast<const uint16_t *>(from + std::min(r, n_rows - 1) * stride);
             to.units[r] = unit_of(rows[r], n);
             scales[r]   = _mm256_set1_ps(to.units[r] == 0 ? 0 : 1 / to.units[r]);
         }
