@@ -1,6 +1,6 @@
 """
 Kernels of our own, which compute some operations instead of libllama (_ffi/kernels), and notes
-of whose kernels compute (_ffi/kernels/watch.h).
+of whose kernels compute (_ffi/kernels/kernels.h).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COMPUTERS = (
     "AMX",
     "libllama's, repacked",
     "libllama's",
-)  # in the order of watch.h
+)  # in the order of kernels.h
 Deterministic = bool | Literal["fast"]
 
 
@@ -42,7 +42,7 @@ def table() -> tuple[Kernel, ...]:
     while lib.plr_kernels_row(len(rows), row):
         computes, needs = text(row.computes).lower(), text(row.needs)
         why_not = ""
-        if accelerators and not row.is_usable:  # see has_only_cpus() of table.h
+        if accelerators and not row.is_usable:  # see has_only_cpus() of callback.h
             why_not = f"a device that is no CPU is there ({', '.join(accelerators)})"
         elif not row.is_usable:
             why_not = "this CPU is another one"

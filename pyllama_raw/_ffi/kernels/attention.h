@@ -10,8 +10,7 @@
 #include <cmath>
 #include <vector>
 
-#include "attention_avx2.h"
-#include "attention_avx512.h"
+#include "attention_units.h"
 #include "custom_node.h"
 #include "ggml.h"
 
