@@ -83,7 +83,7 @@ class Attention {
         const int           n_most    = attention::kMaxRows / heads_per_key(node);
         // The tokens of a block share the reading of cells, so blocks are large; there are
         // several for each thread, so that all threads have work until the end.
-        const int n_wanted = 4 * n_threads;
+        const int n_wanted = 3 * n_threads;
         const int n_each =
             std::clamp(n_tokens * n_keys * n_streams / n_wanted, 1, std::min(n_most, n_tokens));
         const int n_blocks = (n_tokens + n_each - 1) / n_each;
