@@ -57,8 +57,8 @@ constexpr Row kTable[WOVEN] = {  // of one kind the first usable row computes
     {"attention", kAvx512, has_avx512},
     {"attention", kAvx2, has_avx2},
     {"columns", "x86-64", ColumnProduct::is_usable},  // only if deterministic
-    {"f32", kNoMore, multiplies_floats},  // these five only where vectors are made of texts
-    {"f16", kNoMore, multiplies_floats},
+    {"f32", kNoMore, float_tile::Tile::is_usable},  // these five only where vectors are made of texts
+    {"f16", kAvx2, short_tile::Tile::is_usable},
     {"gelu", kAvx2, has_avx2},
     {"norm", kAvx2, has_avx2},
     {"halves", kAvx2, has_avx2},
@@ -113,7 +113,6 @@ class Kernels {
         // Sums have other last digits than libllama's.
         weaves_ = fast && sums != PLR_SUMS_LIBLLAMA && kernels::is_usable(kernels::WOVEN);
         makes_vectors_            = attends_ && params->embeddings;
-        attends_texts_            = makes_vectors_ && multiplies_floats();
         params->cb_eval           = on_node;
         params->cb_eval_user_data = this;
     }
@@ -183,7 +182,7 @@ class Kernels {
         } else if (sums_ == PLR_SUMS_OURS && is_product(node) && columns_.can_take(node)) {
             take(node, kernels::COLUMNS, columns_node_);
         } else if (attends_ && Attention::takes(node)) {
-            take(node, kernels::attention_row(), attends_texts_ ? text_node_ : attention_node_,
+            take(node, kernels::attention_row(), makes_vectors_ ? text_node_ : attention_node_,
                  Attention::state(node));
         } else if (makes_vectors_) {
             see_for_vectors(node, before);
@@ -288,7 +287,6 @@ class Kernels {
     bool                   follows_  = false;
     bool                   weaves_   = false;
     bool                   makes_vectors_ = false;  // bits then need not be libllama's
-    bool                   attends_texts_ = false;
     const ggml_tensor *    stored_   = nullptr;
     ggml_tensor *          leader_   = nullptr;  // the last node, if others can join it
     const ggml_tensor *    tail_     = nullptr;  // the last one that has

@@ -19,17 +19,12 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 
-// libllama uses the wider vectors of AVX-512 where there are some.
-inline bool multiplies_floats() {
-    return has_avx2() && !has_avx512();
-}
-
 template <class Tile>
 class FloatProduct {
   public:
     // Whether this kernel computes *node*; makes room for its columns.
     bool takes(const ggml_tensor * node) {
-        if (node->op != GGML_OP_MUL_MAT || !multiplies_floats()) {
+        if (node->op != GGML_OP_MUL_MAT || !Tile::is_usable()) {
             return false;
         }
         const ggml_tensor *rows = node->src[0], *columns = node->src[1];

@@ -111,6 +111,9 @@ struct Tile {
     static constexpr int       kDepth = 192;  // values of a row at a time: a panel is 12 KiB
     static constexpr int       kOnce  = 1;    // a row has a multiple of these
 
+    // libllama multiplies floats by the wider vectors of AVX-512 where there are some.
+    static bool is_usable() { return has_avx2() && !has_avx512(); }
+
     using Column = float[kDepth];
     struct Panel {
         alignas(64) float values[kDepth * kPanel];
@@ -181,6 +184,8 @@ struct Tile {
     static constexpr bool      kPacksColumns = true;
     static constexpr int       kDepth = 384;  // values of a row at a time: a panel is 12 KiB
     static constexpr int       kOnce  = short_tile::kOnce;
+
+    static bool is_usable() { return has_avx2(); }
 
     struct Column {
         alignas(32) int16_t values[kDepth];
