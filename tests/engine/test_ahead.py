@@ -14,6 +14,7 @@ from pyllama_raw.engine.opening import build
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
 from tests.engine.test_executor import make_prompt
 from tests.support.held import check_held
+from tests.support.prices import capture_all
 from tests.support.products import CLASSES, in_turn
 from tests.support.tiny import tiny_model
 
@@ -51,6 +52,7 @@ def play(
         deterministic=deterministic,
     )
     parts = build(tiny_model(name), config)
+    capture_all(parts)
     rng, visits = Random(seed), Random(seed)  # noqa: S311
     tokens, n_added = {}, 0
 
