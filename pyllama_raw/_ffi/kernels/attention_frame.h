@@ -248,10 +248,12 @@ inline void attend(Rows & rows, int first, int n_heads, const Tile & tile, int n
     constexpr Heads kHeads[kHeadsOnce] = {attend_heads<1, Tile>, attend_heads<2, Tile>,
                                           attend_heads<3, Tile>, attend_heads<4, Tile>};
     int h = 0;
-    if (n_heads >= kMany) {
-        const Panels panels(tile, n_key, n_value);
-        for (; h + kHeadsOnce <= n_heads; h += kHeadsOnce) {
-            attend_heads<kHeadsOnce>(rows, first + h, panels, n_key, n_value);
+    if constexpr (kMany <= kMaxRows) {
+        if (n_heads >= kMany) {
+            const Panels panels(tile, n_key, n_value);
+            for (; h + kHeadsOnce <= n_heads; h += kHeadsOnce) {
+                attend_heads<kHeadsOnce>(rows, first + h, panels, n_key, n_value);
+            }
         }
     }
     for (; h < n_heads; h += kHeadsOnce) {

@@ -17,7 +17,6 @@ namespace attention {
 
 constexpr int kCells = 16, kMaxRows = 48, kMaxHead = 128;
 constexpr int kHeadsOnce = 4;  // heads that share what is read of a tile
-constexpr int kMany = 8;  // rows that gain by panels
 
 // Rows of one key head; a row is a head of a token.
 struct Rows {
@@ -61,6 +60,7 @@ using Vector = __m256;
 
 constexpr int kVector = 8;
 constexpr int kOrder[kVector] = {0, 1, 2, 3, 4, 5, 6, 7};  // of PartialSums
+constexpr int kMany = kMaxRows + 1;  // rows that gain by panels: none, a tile has two vectors of cells
 
 // How many vectors of each head are summed at once, so that all sums stay in 16 registers.
 constexpr int vectors_once(int n_heads) { return n_heads > 2 ? 2 : 4; }
@@ -176,6 +176,7 @@ using Vector = __m512;
 
 constexpr int kVector = 16;
 constexpr int kOrder[kVector] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};  // of PartialSums
+constexpr int kMany = 8;  // rows that gain by panels
 
 // How many vectors of each head are summed at once, so that all sums stay in 32 registers.
 constexpr int vectors_once(int) { return 4; }

@@ -225,7 +225,7 @@ def _in_turn(context: Context, n_vocab: int) -> np.ndarray:
 
 def test_attention_reaches_over_many_cells():
     """
-    More than are listed at a time, of which a token sees every third.
+    Thousands, of which a token sees every third.
     """
     with (
         Model.load(tiny_model("llama")) as model,
