@@ -5,8 +5,14 @@ Compare the C names we use with the headers of a llama.cpp, or write them anew.
     python -m scripts.sync_cdef --include DIR ...    other headers: before raising the pin
     python -m scripts.sync_cdef --write              writes used.h as these headers have it
     python -m scripts.sync_cdef --write-stub         scripts/bootstrap does it
+    python -m scripts.sync_cdef --update OLD NEW     all that differs between two sources
 
 Exits with 1 if a name is missing there, deprecated, changed, or not in used.h.
+
+OLD and NEW are folders of sources, or names of the window (`python -m scripts.llama_source`). The
+report begins with what we use: functions, fields, values of enums, numbers, defaults that change,
+and what C++ of ours takes that no header of C has. What a number or a default means changes in
+silence, because nothing refuses it.
 """
 
 from __future__ import annotations
@@ -18,12 +24,35 @@ import sys
 from pathlib import Path
 
 import build_lib
-from scripts.c_declarations import Declarations, needed, render
-from scripts.c_fit import find, misfits
+from scripts import llama_source
+from scripts.c_declarations import (
+    COMMENT,
+    Declarations,
+    canonical,
+    needed,
+    plain,
+    render,
+)
+from scripts.c_fit import WITHOUT, find, misfits
 from scripts.c_stub import stub
 
 PACKAGE = build_lib.ROOT / "pyllama_raw"
 STUB = build_lib.FFI_DIR / "_llama.pyi"
+INCLUDES = ("include", "ggml/include", "tools/mtmd")
+# Functions that C++ of ours calls, whose declarations are of C++ or in headers of libllama's own.
+CPP = {
+    "llama_get_memory_breakdown": "src/llama-ext.h",
+    "llama_graph_reserve": "src/llama-ext.h",
+    "mtmd_get_memory_usage": "tools/mtmd/mtmd.h",
+    "struct llama_memory_breakdown_data": "src/llama-ext.h",
+}
+PREPROCESSOR = re.compile(r"^ *#.*$", re.MULTILINE)
+DEFINE = re.compile(r"^ *# *define (\w+) +(\S.*?) *$", re.MULTILINE)
+ENUM = re.compile(r"enum (\w+) *\{(.*?)\}", re.DOTALL)
+DEFAULTS = re.compile(
+    r"^[\w ]+ (\w+_default\w*)\(\w*\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL
+)
+FIELD = re.compile(r"/\* *\.?(\w+) *=? *\*/ *(.*?),?$", re.MULTILINE)
 HEAD = "/* What we use of llama.cpp. Written by `python -m scripts.sync_cdef --write`. */\n"
 
 
@@ -63,13 +92,127 @@ def differences(ours: Declarations, declarations: Declarations) -> list[str]:
     return sorted([*misfits(ours, declarations), *deprecated])
 
 
+def numbers(text: str) -> dict[str, str]:
+    """What constants and values of enums are in the header *text*, as it writes them."""
+    code = COMMENT.sub("", text)
+    values = dict(DEFINE.findall(code))
+    for _, body in ENUM.findall(code):
+        base, n_behind = "0", 0
+        for part in filter(None, map(str.strip, body.split(","))):
+            name, is_set, value = map(str.strip, part.partition("="))
+            base, n_behind = (value, 0) if is_set else (base, n_behind)
+            is_number = base.isdecimal()
+            values[name] = (
+                str(int(base) + n_behind) if is_number else f"{base}+{n_behind}"
+            )
+            n_behind += 1
+    return values
+
+
+def defaults(tree: Path) -> dict[str, str]:
+    """Values of fields that functions of the source *tree* return as defaults."""
+    values = {}
+    for folder in ("src", "tools/mtmd"):
+        for path in sorted((tree / folder).glob("*.cpp")):
+            for function, body in DEFAULTS.findall(path.read_text("utf-8", "replace")):
+                for field, value in FIELD.findall(body):
+                    values[f"{function}: {field}"] = value
+    return values
+
+
+def declarations_of_cpp(tree: Path) -> dict[str, str]:
+    """What CPP names, as the source *tree* declares it."""
+    texts = {}
+    for name, file in CPP.items():
+        path = tree / file
+        text = COMMENT.sub("", path.read_text("utf-8")) if path.is_file() else ""
+        text = PREPROCESSOR.sub("", text)
+        # A function to its semicolon, a struct to its brace.
+        pattern = rf"[^;{{}}]*\b{name}\b\s*(\([^;]*;|\{{[^}}]*\}})"
+        if match := re.search(pattern, text):
+            texts[name] = plain(canonical(match[0]))
+    return texts
+
+
+def differing(
+    kind: str, old: dict[str, str], new: dict[str, str]
+) -> list[tuple[str, str]]:
+    """Name and line of each entry of *old* and *new* that differs."""
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            lines.append((name, f"removed: {kind} {name}"))
+        elif name not in old:
+            lines.append((name, f"added: {kind} {name} = {new[name]}"))
+        elif old[name] != new[name]:
+            line = f"changed: {kind} {name} was {old[name]}, is {new[name]}"
+            lines.append((name, line))
+    return lines
+
+
+def update(old: Path, new: Path) -> tuple[list[str], list[str]]:
+    """Lines about what differs between the sources *old* and *new*: what we use, and the rest."""
+    old_folders, new_folders = (
+        [tree / part for part in INCLUDES] for tree in (old, new)
+    )
+    ours = build_lib.read(build_lib.USED)
+    older = build_lib.declared(build_lib.HEADERS, old_folders)
+    newer = build_lib.declared(build_lib.HEADERS, new_folders)
+    lines: list[tuple[str, str]] = []
+    for kind, name in sorted(older.keys() | newer.keys()):
+        before, now = older.get((kind, name)), newer.get((kind, name))
+        # A deprecated function is one of another kind.
+        if before is None:
+            lines.append((name, f"added: {kind} {name}"))
+        elif now is None:
+            lines.append((name, f"removed: {kind} {name}"))
+        elif kind in ("struct", "enum"):
+            changed = f"changed: {kind} {name}"
+            gone, fresh = (
+                [p for p in a if p not in b] for a, b in ((before, now), (now, before))
+            )
+            lines += [(name, f"{changed} loses {plain(part)}") for part in gone]
+            lines += [(name, f"{changed} gains {plain(part)}") for part in fresh]
+        elif before != now:
+            lines.append((name, f"changed: {kind} {name} was {plain(before[0])}"))
+            lines.append((name, f"changed: {kind} {name} is {plain(now[0])}"))
+    texts = [
+        "\n".join(
+            path.read_text("utf-8", "replace")
+            for path in find(build_lib.HEADERS, folders).values()
+        )
+        for folders in (old_folders, new_folders)
+    ]
+    # What is added stands above already; a number that changes is said by nothing else.
+    counts = [numbers(text) for text in texts]
+    both = counts[0].keys() & counts[1].keys()
+    lines += differing("number", *({name: n[name] for name in both} for n in counts))
+    lines += differing("default", defaults(old), defaults(new))
+    names = {name for _, name in ours} | {v for parts in ours.values() for v in parts}
+    of_cpp = differing("C++", declarations_of_cpp(old), declarations_of_cpp(new))
+    used_lines = [line for _, line in of_cpp]
+    used_lines += [line for name, line in lines if name.partition(":")[0] in names]
+    return used_lines, [line for _, line in lines if line not in used_lines]
+
+
+def source(name: str) -> Path:
+    """The folder of a source that *name* names, or that the window has under it."""
+    return llama_source.tree(name) if name in llama_source.WINDOW else Path(name)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line *argv*; the exit code."""
     parser = argparse.ArgumentParser(description="Compare used.h with the C headers.")
     parser.add_argument("--include", nargs="+", type=Path, default=[])
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--write-stub", action="store_true")
+    parser.add_argument("--update", nargs=2, metavar=("OLD", "NEW"))
     args = parser.parse_args(argv)
+    if args.update:
+        ours, others = update(*map(source, args.update))
+        print("What we use:", *(ours or ["nothing differs"]), sep="\n  ")
+        print("All else:", *(others or ["nothing differs"]), sep="\n  ")
+        return 0
     folders = args.include or [path for path in [built_include()] if path]
     if not folders:
         parser.error("nothing is built here: name the headers with --include")
@@ -83,7 +226,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.write:
         build_lib.USED.write_text(HEAD + render(used(declarations)), "utf-8")
     ours = build_lib.read(build_lib.USED)
-    lines = differences(ours, declarations)
+    lines = [
+        f"{line} ({WITHOUT[line]})" if line in WITHOUT else line
+        for line in differences(ours, declarations)
+    ]
     lines += [
         f"not in used.h: {' '.join(key)} (python -m scripts.sync_cdef --write)"
         for key in used(declarations)

@@ -100,6 +100,33 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+@contextmanager
+def without_what_an_older_version_lacks() -> Generator[None, None, None]:
+    """Skip what needs more of libllama than the one that is loaded has; the reason names both."""
+    try:
+        yield
+    except Exception as error:
+        # `need` of native/libllama.py, which this file does not import: core/ needs no library.
+        is_lack = ", which is loaded, has no " in str(error)
+        if is_lack and type(error).__name__ == "Unsupported":
+            pytest.skip(str(error))
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """Tests of images run with each version that can read images."""
+    with without_what_an_older_version_lacks():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, object, object]:
+    """So do their fixtures."""
+    with without_what_an_older_version_lacks():
+        return (yield)
+
+
 def pytest_collection_finish() -> None:
     """Leave modules out of later collections of garbage, many of which tests ask for."""
     gc.freeze()

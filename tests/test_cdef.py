@@ -8,8 +8,8 @@ import pytest
 
 import build_lib
 from scripts.c_declarations import Declarations, needed, parse, render
-from scripts.c_fit import misfits
-from scripts.sync_cdef import built_include, differences, main
+from scripts.c_fit import WITHOUT, misfits, without
+from scripts.sync_cdef import built_include, differences, main, update
 
 HEADER = """
 #ifndef LLAMA_H
@@ -166,6 +166,95 @@ def test_headers_of_the_build_have_what_we_use(capsys: pytest.CaptureFixture[str
     code = main([])
 
     assert (code, capsys.readouterr().out) == (0, "the headers have what we use\n")
+
+
+OLD = {
+    "include/llama.h": """
+        #define LLAMA_STATE_SEQ_VERSION 3
+        #define LLAMA_OTHER 0x1 // of nobody
+        enum llama_vocab_type { LLAMA_VOCAB_TYPE_NONE = 0, LLAMA_VOCAB_TYPE_SPM };
+        struct llama_model_params { bool no_host; int32_t other; };
+        LLAMA_API void llama_free(struct llama_context * ctx);
+        LLAMA_API void llama_gone(void);
+        LLAMA_API void llama_stays(void);
+    """,
+    "tools/mtmd/mtmd.h": "#ifdef __cplusplus\nstd::map<int, size_t> mtmd_get_memory_usage(const char * f);\n#endif",
+    "src/llama-model.cpp": "llama_model_params llama_model_default_params() {\n"
+    "    llama_model_params result = {\n        /*.no_host =*/ false,\n    };\n}\n",
+}
+NEW = {
+    "include/llama.h": """
+        #define LLAMA_STATE_SEQ_VERSION 4
+        #define LLAMA_OTHER 0x2 // of nobody
+        enum llama_vocab_type {
+            LLAMA_VOCAB_TYPE_NONE = 0, LLAMA_VOCAB_TYPE_BPE, LLAMA_VOCAB_TYPE_SPM
+        };
+        struct llama_model_params { bool no_host; int64_t other; };
+        LLAMA_API bool llama_free(struct llama_context * ctx);
+        LLAMA_API void llama_fresh(void);
+        LLAMA_API void llama_stays(void);
+    """,
+    "tools/mtmd/mtmd.h": "#ifdef __cplusplus\nstruct usage mtmd_get_memory_usage(const char * f);\n#endif",
+    "src/llama-model.cpp": OLD["src/llama-model.cpp"].replace("false", "true"),
+}
+
+
+def test_an_update_is_told_in_lines(tmp_path: Path):
+    """
+    Functions, fields, values, numbers and defaults, those that we use before all else.
+    """
+    for name, files in (("old", OLD), ("new", NEW)):
+        for file, text in files.items():
+            path = tmp_path / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    ours, others = update(tmp_path / "old", tmp_path / "new")
+
+    assert ours == [
+        "changed: C++ mtmd_get_memory_usage was "
+        "std : : map < int, size_t > mtmd_get_memory_usage(const char * f);, "
+        "is struct usage mtmd_get_memory_usage(const char * f);",
+        "changed: enum llama_vocab_type gains LLAMA_VOCAB_TYPE_BPE",
+        "changed: function llama_free was void llama_free(struct llama_context * ctx)",
+        "changed: function llama_free is bool llama_free(struct llama_context * ctx)",
+        "changed: struct llama_model_params loses int32_t other",
+        "changed: struct llama_model_params gains int64_t other",
+        "changed: number LLAMA_STATE_SEQ_VERSION was 3, is 4",
+        "changed: number LLAMA_VOCAB_TYPE_SPM was 1, is 2",
+        "changed: default llama_model_default_params: no_host was false, is true",
+    ]
+    assert others == [
+        "added: function llama_fresh",
+        "removed: function llama_gone",
+        "changed: number LLAMA_OTHER was 0x1, is 0x2",
+    ]
+
+
+def test_constness_of_a_parameter_is_no_misfit():
+    """
+    Whoever calls the function passes the same.
+    """
+    text = "int32_t llama_run(struct llama_model * model, const char * text);"
+
+    assert misfits(parse(text), parse(text.replace("const char", "char"))) == []
+    assert misfits(parse(text), parse(text.replace("char", "int"))) == [
+        "changed: function llama_run"
+    ]
+
+
+def test_what_an_older_version_lacks_is_known_to_the_shim():
+    """
+    As a macro for each function; of those that must not be absent there is none.
+    """
+    ours = build_lib.read(build_lib.USED)
+    line = "missing: function mtmd_tokenize_from_parts"
+    absent = {("function", "mtmd_tokenize_from_parts"), ("function", "llama_decode")}
+    older = {key: parts for key, parts in ours.items() if key not in absent}
+
+    assert line in WITHOUT
+    assert without(ours, ours) == []
+    assert without(ours, older) == [("PLR_WITHOUT_MTMD_TOKENIZE_FROM_PARTS", "1")]
 
 
 def test_header_missing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

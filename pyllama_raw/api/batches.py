@@ -17,12 +17,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import exp
 from typing import TYPE_CHECKING, Literal, get_args
 
 import anyio
 
-from pyllama_raw.api.results import LabelScore, Likelihood, Result
+from pyllama_raw.api.results import LabelScore, Likelihood, Result, softmax
 from pyllama_raw.core.memory.snapshots import n_common
 from pyllama_raw.core.request import Request, Scoring
 from pyllama_raw.errors import (
@@ -285,13 +284,11 @@ def label_scores(
     labels: Sequence[str], likelihoods: Sequence[Likelihood], measure: str
 ) -> list[LabelScore]:
     """*labels* by the softmax of the *measure* of their *likelihoods*, the likeliest first."""
-    values = [getattr(likelihood, measure) for likelihood in likelihoods]
-    # Beside the best one, because exp() of each alone could be 0.
-    best = max(values)
-    weights = [exp(value - best) for value in values]
-    total, triples = sum(weights), zip(labels, likelihoods, weights, strict=True)
+    shares = softmax([getattr(likelihood, measure) for likelihood in likelihoods])
     scores = [
-        LabelScore(index, label, weight / total, likelihood)
-        for index, (label, likelihood, weight) in enumerate(triples)
+        LabelScore(index, label, share, likelihood)
+        for index, (label, likelihood, share) in enumerate(
+            zip(labels, likelihoods, shares, strict=True)
+        )
     ]
     return sorted(scores, key=lambda score: -score.probability)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, fsum, nan
 
@@ -232,6 +232,15 @@ class Likelihood:
         return all(
             bool(item.top) and item.top[0][1] <= item.logprob for item in self.logprobs
         )
+
+
+def softmax(logarithms: Sequence[float]) -> list[float]:
+    """Probabilities in proportion to the exponentials of *logarithms*; they sum up to 1."""
+    # Beside the largest one, because exp() of each alone could be 0.
+    largest = max(logarithms)
+    weights = [exp(value - largest) for value in logarithms]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 @dataclass(frozen=True, slots=True)

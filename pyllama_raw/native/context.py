@@ -159,10 +159,20 @@ class Context(SlotMemory):
         self.n_seq_max = int(lib.llama_n_seq_max(ptr))
         self.n_outputs_max = int(params.n_outputs_max)
         self.kv_unified = bool(params.kv_unified)
-        causal = self.has_memory and bool(lib.llama_get_causal_attn(ptr))
+        causal = self.has_memory and self._is_causal()
         # Without causal attention a batch is computed as a whole.
         self.max_tokens = self.n_batch if causal else self.n_ubatch
         self._n_vocab = self.model.n_vocab
+
+    def _is_causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        if hasattr(lib, "llama_get_causal_attn"):
+            return bool(lib.llama_get_causal_attn(self.ptr))
+        # llama.cpp before 0.5 does not tell, and has it from the architecture or the file.
+        meta = self.model.meta
+        key = f"{meta.get('general.architecture')}.attention.causal"
+        is_diffusion = lib.llama_model_is_diffusion(self.model.ptr)
+        return meta.get(key) != "false" and not is_diffusion
 
     def step(
         self,

@@ -42,6 +42,7 @@ from pyllama_raw.errors import (
     InvalidBatch,
     NativeError,
     NoKVSpace,
+    Unsupported,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ __all__ = [
     "library_digest",
     "llama_version",
     "load",
+    "need",
     "state_version",
     "system_info",
     "text",
@@ -172,6 +174,21 @@ def cpu_variant() -> _ffi.Variant | None:
 def llama_version() -> str:
     """Version of the llama.cpp that is loaded."""
     return text(lib.llama_version())
+
+
+def need(operation: str, *names: str) -> None:
+    """
+    Raise Unsupported where the llama.cpp that is loaded is too old for *operation*.
+
+    Args:
+        names: functions and constants of C that it takes; scripts/c_fit.py lists what an older one lacks.
+    """
+    if lost := [name for name in names if not hasattr(lib, name)]:
+        raise Unsupported(
+            operation,
+            f"llama.cpp {llama_version()}, which is loaded, has no {', '.join(lost)}",
+            "build pyllama_raw with a newer llama.cpp, as the pinned one",
+        )
 
 
 def state_version() -> int:
@@ -425,6 +442,7 @@ class Handle:
             self._resource = _Resource(pointer, free, owners)
             for owner in owners:
                 owner.n_children += 1
+        self.closed = False
         # The resource knows no Handle, so the garbage collector can free this one.
         self._finalizer = weakref.finalize(self, self._resource.close)
 
@@ -448,12 +466,9 @@ class Handle:
             raise ClosedError(f"{type(self).__name__} is closed")
         return resource.pointer
 
-    @property
-    def closed(self) -> bool:
-        return self._resource.closed
-
     def close(self) -> None:
         """Free the object, at the latest when its last child is closed. Idempotent."""
+        self.closed = True
         self._finalizer()
 
     def __enter__(self) -> Self:

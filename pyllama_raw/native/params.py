@@ -21,7 +21,7 @@ from pyllama_raw.native import (
     RopeScaling,
     SplitMode,
 )
-from pyllama_raw.native.libllama import device_pointers, ffi, lib
+from pyllama_raw.native.libllama import device_pointers, ffi, lib, need
 
 INT32_MAX = 2**31 - 1
 
@@ -29,10 +29,15 @@ Check = Callable[[str, Any], Any]  # name and value of a field; returns what C t
 
 
 def model_params(fields: Mapping[str, Any], *, vocab_only: bool) -> tuple[Any, object]:
-    """Return (llama_model_params *, what it points into)."""
+    """Return (llama_model_params *, what it points into). Raises ConfigError, Unsupported."""
     params = ffi.new("struct llama_model_params *")
     params[0] = lib.llama_model_default_params()
     params.vocab_only = vocab_only
+    # llama.cpp before 0.5 reads all tensors before it computes.
+    if not hasattr(params, "lazy_mode"):
+        fields = dict(fields)
+        if fields.pop("lazy_mode", None) == "on":
+            need("lazy_mode='on'", "LLAMA_LAZY_MODE_ON")
     return params, _fill(params, "model", _MODEL, fields)
 
 

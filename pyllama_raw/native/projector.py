@@ -36,6 +36,7 @@ from pyllama_raw.native.libllama import (
     ffi,
     last_error,
     lib,
+    need,
     pointer,
     zeros,
 )
@@ -104,8 +105,9 @@ class Projector(Handle):
             ModelLoadFailed: there is no such file, or it is damaged.
             ProjectorLoadFailed: it is no projector, or one for another model; or it needs
                 more memory than there is.
-            Unsupported: a kind that needs more than the image.
+            Unsupported: a kind that needs more than the image, or an older llama.cpp.
         """
+        need("images and sounds", "mtmd_tokenize_from_parts")
         # mtmd ends the process on a bad file, and Linux does where memory is short.
         name = os.fspath(path)
         on_device = use_gpu and any(device.kind == "gpu" for device in devices())

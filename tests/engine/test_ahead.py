@@ -67,8 +67,8 @@ def play(
     parts.executor.execute = lambda plan: execute(changed(plan))
     driver = Driver(parts.scheduler, parts.executor, lambda: 0.0, take)
     try:
-        while n_added < N_ADDED or driver.scheduler.has_work:
-            comes = visits.random() < 0.15 or not driver.scheduler.has_work
+        while n_added < N_ADDED or driver.scheduler.alive:
+            comes = visits.random() < 0.15 or not driver.scheduler.alive
             if n_added < N_ADDED and comes:
                 prompt = make_prompt(rng.randrange(3), rng.randrange(1, 50))
                 n_tokens = rng.randrange(1, 40)

@@ -118,8 +118,8 @@ def play(parts, seed: int) -> tuple[dict[int, list[int]], dict, set[int]]:
     rng = Random(seed)  # noqa: S311
     runs = Runs(parts, lambda: rng.choices((None, "space", "abort"), (30, 1, 1))[0])
     scheduler, n_added, cancelled = parts.scheduler, 0, set()
-    while n_added < 24 or scheduler.has_work:
-        if n_added < 24 and (rng.random() < 0.2 or not scheduler.has_work):
+    while n_added < 24 or scheduler.alive:
+        if n_added < 24 and (rng.random() < 0.2 or not scheduler.alive):
             # A request is the same one at whichever step it comes.
             own = Random(f"{seed} {n_added}")  # noqa: S311
             kinds = KINDS if n_added < 8 or own.random() < 0.8 else WHOLE_ROWS
@@ -299,7 +299,7 @@ def test_a_request_is_told_why_a_lane_cannot_serve_it(make_parts, name):
     executor = make_parts().executor
     executor.open(request(1, params))
 
-    why = rules.needs_all(params, executor._open[1].sampler)
+    why = rules.needs_all(params, executor._open.by_id[1].sampler)
 
     assert words in why
     assert bool(why) == bool(words)

@@ -142,9 +142,13 @@ class Kernels {
         if (node->op != GGML_OP_MUL_MAT && node->op != GGML_OP_MUL_MAT_ID) {
             return false;
         }
-        const ggml_tensor * rows = node->src[0];
-        return rows->view_src == nullptr && rows->buffer != nullptr &&
-               ggml_backend_buffer_get_usage(rows->buffer) != GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+        return node->src[0]->view_src == nullptr && outlives(node->src[0]);
+    }
+
+    // Whether *tensor* is no result of the graph.
+    static bool outlives(const ggml_tensor * tensor) {
+        return tensor->buffer != nullptr &&
+               ggml_backend_buffer_get_usage(tensor->buffer) != GGML_BACKEND_BUFFER_USAGE_COMPUTE;
     }
 
     // Whether what an operation computes of a token does not depend on the tokens beside it. It
@@ -248,9 +252,12 @@ class Kernels {
         }
     }
 
-    // *node* stores keys or values. All layers store to the same cells, so the first tensor
-    // that is stored to stands for all.
+    // *node* stores keys or values, if it stores to memory that outlives the graph. All layers
+    // store to the same cells, so the first tensor that is stored to stands for all.
     void follow(const ggml_tensor * node) {
+        if (!outlives(node->view_src)) {
+            return;  // such as rows of tokens beside those of an image, which llama.cpp 0.6 joins
+        }
         stored_ = stored_ ? stored_ : node->view_src;
         if (node->view_src != stored_) {
             return;

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -136,12 +137,24 @@ bool plr_chunk_is_causal(plr_projector * projector, const mtmd_input_chunk * chu
     return ctx != nullptr && !mtmd_decode_use_non_causal(ctx.get(), chunk);
 }
 
+// llama.cpp 0.6 wraps the map that versions before return.
+using Bytes = std::map<ggml_backend_dev_t, size_t>;
+
+static const Bytes & by_device(const Bytes & usage) {
+    return usage;
+}
+
+template <typename Usage> static const Bytes & by_device(const Usage & usage) {
+    return usage.backend_mem_usage;
+}
+
 size_t plr_projector_bytes(const char * path, const mtmd_context_params * params,
                            ggml_backend_dev_t device) {
     remember("");
     return guarded<size_t>(0, [&] {
-        size_t n_bytes = 0;
-        for (const auto & [place, n_used] : mtmd_get_memory_usage(path, *params)) {
+        size_t     n_bytes = 0;
+        const auto usage   = mtmd_get_memory_usage(path, *params);
+        for (const auto & [place, n_used] : by_device(usage)) {
             n_bytes += device == nullptr || device == place ? n_used : 0;
         }
         return n_bytes;
@@ -166,11 +179,16 @@ mtmd_input_chunks * plr_bitmap_cut(plr_projector * projector, const mtmd_bitmap 
         }
         std::unique_ptr<mtmd_input_chunks, decltype(&mtmd_input_chunks_free)> chunks(
             mtmd_input_chunks_init(), mtmd_input_chunks_free);
+#ifdef PLR_WITHOUT_MTMD_TOKENIZE_FROM_PARTS
+        (void) bitmap;
+        throw std::runtime_error("this llama.cpp takes no image without a text");
+#else
         const mtmd_input_part   part{nullptr, bitmap};
         const mtmd_input_part * parts[] = {&part};
         const int code =
             mtmd_tokenize_from_parts(ctx.get(), chunks.get(), parts, 1, false);
         return code == 0 ? chunks.release() : nullptr;
+#endif
     });
 }
 
