@@ -5,11 +5,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import anyio
 import httpx
@@ -192,6 +194,40 @@ def test_a_request_that_got_nothing_yet_is_a_503_with_a_time(service, client):
 def n_running(client) -> int:
     slots = client.get("/slots", params={"model": "b"}).json()
     return sum(slot["is_processing"] for slot in slots)
+
+
+def exchange_of(service, method, address, body=b"", headers=()):
+    """Status and JSON of an answer to a request whose address and headers are sent byte for byte."""
+    lines = [b"%b %b HTTP/1.1" % (method, address), b"host: here", *headers]
+    lines += [b"content-length: %d" % len(body), b"connection: close, x-mine"]
+    host, port = urlsplit(service[0]).hostname, urlsplit(service[0]).port
+    with socket.create_connection((host, port), LIMIT_S) as connection:
+        connection.sendall(b"\r\n".join([*lines, b"", body]))
+        answer = connection.makefile("rb").read()
+    head, _, content = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(content)
+
+
+def test_addresses_and_headers_are_sent_on_byte_for_byte(service, client):
+    """
+    Other letters in either, an address that a client would resolve to another one, and one of any length.
+    """
+    client.post("/v1/completions", json=SHORT | {"model": "a"}).raise_for_status()
+    body = json.dumps(SHORT | {"model": "a"}).encode()
+    letters = [b"x-name: \xe9\xff", b"x-mine: 1", b"X-Pyllama-Sender: nobody"]
+    completed = exchange_of(service, b"POST", b"/v1/completions", body, letters)
+    props = exchange_of(service, b"GET", b"/props?model=a&x=%C3%BC&y=a/../b")
+    others = [
+        exchange_of(service, b"GET", b"/v1/models/a:" + path)
+        for path in (b"/../../../props", b"/./x", b"/../../../metrics?x")
+    ]
+    long = exchange_of(service, b"GET", b"/props?model=a&x=" + b"x" * 65_200)
+
+    assert (completed[0], props[0]) == (200, 200)
+    assert [(status, answer["error"]["code"]) for status, answer in others] == [
+        (404, "model_not_found")
+    ] * 3
+    assert (long[0], long[1]["error"]["param"]) == (400, "query")
 
 
 def test_a_process_ends_with_its_service(tmp_path):
