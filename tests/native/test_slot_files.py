@@ -106,10 +106,10 @@ async def test_a_file_of_something_else_is_refused(tmp_path):
         async with opened() as engine:
             for name in (*broken, "link", "sparse", "nowhere"):
                 await refuse(engine, name)
-            n_open = len([*Path("/dev/fd").iterdir()])
+            n_open = n_descriptors()
             for _ in range(4):
                 await refuse(engine, ".")
-            n_left = len([*Path("/dev/fd").iterdir()]) - n_open
+            n_left = n_descriptors() - n_open
             with pytest.raises(InvalidRequest):
                 await engine.restore_slot(2, file)
             cold = await engine.complete(PROMPT, GREEDY)
@@ -120,6 +120,10 @@ async def test_a_file_of_something_else_is_refused(tmp_path):
     assert saved.n_tokens == 96
     assert ({*errors}, n_left) == ({"path"}, 0)
     assert cold.usage.cached_tokens == 0
+
+
+def n_descriptors() -> int:
+    return len([*Path("/dev/fd").iterdir()])
 
 
 async def test_a_slot_is_not_moved_while_it_is_in_use_or_nowhere(tmp_path):

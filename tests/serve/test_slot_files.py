@@ -140,12 +140,12 @@ async def test_moves_come_one_after_the_other(client, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "reason"),
-    [(ENOSPC, 507, "disk_full"), (EROFS, 500, "internal_error"),
-     (EACCES, 500, "internal_error"), (EISDIR, 400, "invalid_request")],
+    ("number", "expected"),
+    [(ENOSPC, (507, "disk_full")), (EROFS, (500, "internal_error")),
+     (EACCES, (500, "internal_error")), (EISDIR, (400, "invalid_request"))],
 )  # fmt: skip
 async def test_who_is_at_fault_for_a_file_that_is_not_written(
-    client, tmp_path, monkeypatch, number, status, reason
+    client, tmp_path, monkeypatch, number, expected
 ):
     """
     The disk, the folder, or the client with a name that is taken by a folder; no half of a file stays.
@@ -158,7 +158,7 @@ async def test_who_is_at_fault_for_a_file_that_is_not_written(
     monkeypatch.setattr(os, "fsync", fail)
     answer = await act(client, "save")
 
-    assert (answer.status_code, answer.json()["error"]["reason"]) == (status, reason)
+    assert (answer.status_code, answer.json()["error"]["reason"]) == expected
     assert [*(tmp_path / "slots").iterdir()] == []
 
 
