@@ -27,12 +27,13 @@ from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
 import anyio
-from anyio import create_task_group, fail_after, move_on_after, to_thread
+from anyio import create_task_group, fail_after, move_on_after
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic_core import to_json
@@ -112,19 +113,16 @@ class ProcessModel:
         """What it takes, as another process reckons; from then on its options fit the room."""
         async with self._sizing:
             if self._memory is None:
-                path, config = self.path, self.config
-                if self.prepare is not None:
-                    path, config = await to_thread.run_sync(self.prepare, path, config)
-                config = config or EngineConfig()
-                order = {
-                    "path": path,
-                    "config": config.model_dump(mode="json", exclude_unset=True),
-                }
-                answer = await ask({**order, "room": dict(self.room)})
-                self.path, self.config = (
-                    path,
-                    EngineConfig.model_validate(answer["config"]),
+                answer = await ask(
+                    {
+                        "path": self.path,
+                        "config": self.config and as_fields(self.config),
+                        "prepare": name_of(self.prepare),
+                        "room": dict(self.room),
+                    }
                 )
+                self.path = answer["path"]
+                self.config = EngineConfig.model_validate(answer["config"])
                 loaded, n_bytes = (
                     dict(answer["loaded"]),
                     answer["asleep"] + PROCESS_BYTES,
@@ -210,6 +208,16 @@ async def device_bytes() -> dict[str, tuple[int, int]]:
     return {name: (total, free) for name, total, free in answer["devices"]}
 
 
+def as_fields(config: EngineConfig) -> dict[str, Any]:
+    """*config* as JSON has it."""
+    return config.model_dump(mode="json", exclude_unset=True)
+
+
+def name_of(prepare: Prepare | None) -> str | None:
+    """A function of a module, by which another process finds it. None: there is none."""
+    return None if prepare is None else f"{prepare.__module__}:{prepare.__qualname__}"
+
+
 async def ask(order: Mapping[str, Any]) -> Any:
     """The answer of a process to *order*. Raises PyllamaError."""
     try:
@@ -242,10 +250,16 @@ def answer() -> None:
     order, result = json.loads(os.environ.pop(CONTENT)), dict[str, Any]()
     try:
         if "config" in order:
-            config = EngineConfig.model_validate(order["config"])
-            config = fit_memory(order["path"], config, order["room"])
-            parts = estimate_memory(order["path"], config).devices
-            result["config"] = config.model_dump(mode="json", exclude_unset=True)
+            path, config = order["path"], None
+            if order["config"] is not None:
+                config = EngineConfig.model_validate(order["config"])
+            # It looks into the file, which may end a process.
+            if order["prepare"] is not None:
+                module, _, name = order["prepare"].partition(":")
+                path, config = getattr(import_module(module), name)(path, config)
+            config = fit_memory(path, config or EngineConfig(), order["room"])
+            parts = estimate_memory(path, config).devices
+            result |= {"path": path, "config": as_fields(config)}
             result["loaded"] = {part.device: part.total_bytes for part in parts}
             result["asleep"] = sum(part.kv_bytes for part in parts)
         else:

@@ -17,6 +17,10 @@ import anyio
 import httpx
 import pytest
 
+from pyllama_raw.errors import PyllamaError
+from pyllama_raw.serve import ServeConfig
+from pyllama_raw.serve.processes import ProcessModel
+from scripts.tiny_models.recipe import N_CTX_TRAIN
 from tests.support.limits import LIMIT_S
 from tests.support.tiny import tiny_model
 
@@ -70,7 +74,7 @@ def processes_of(server: int) -> dict[str, int]:
     """The processes of models that *server* has started, by the names of the models."""
     processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):
+        with suppress(OSError, ValueError, LookupError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             variables = (folder / "environ").read_bytes().split(b"\0")
             content = [v for v in variables if v.startswith(b"PYLLAMA_RAW_PROCESS=")]
@@ -342,7 +346,7 @@ def test_llama_server_as_a_router_has_processes(tmp_path):
     """
     for name in "ab":
         shutil.copy(tiny_model("llama"), tmp_path / f"{name}.gguf")
-    flags = ["--models-dir", str(tmp_path), "--port", "0", "-c", "1024"]
+    flags = ["--models-dir", str(tmp_path), "--port", "0"]
     command = [sys.executable, "-m", "pyllama_raw.cli.llama_server", *flags]
     environment = {**os.environ, "PYLLAMA_RAW_MODEL_PROCESSES": "1"}
     server = subprocess.Popen(
@@ -366,12 +370,28 @@ def test_llama_server_as_a_router_has_processes(tmp_path):
         server.stderr.close()
 
     assert answer.json()["timings"]["predicted_n"] == 4
-    assert props["default_generation_settings"]["n_ctx"] == 1024
+    assert props["default_generation_settings"]["n_ctx"] == N_CTX_TRAIN
     assert [model["name"] for model in listed["models"]] == ["b"]
     assert [model["meta"]["n_ctx"] for model in listed["data"] if "meta" in model] == [
-        1024
+        N_CTX_TRAIN
     ]
     assert ([*before], after) == (["b"], {})
+
+
+def end_itself(path, config):
+    """Look into a file that ends the process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_who_looks_into_a_file_is_another_process():
+    """
+    A file that ends whoever opens it is an error here, also where its options are filled in.
+    """
+    file = str(tiny_model("llama"))
+    model = ProcessModel("a", file, None, (), ServeConfig(), {}, end_itself)
+
+    with pytest.raises(PyllamaError, match="ended with -9"):
+        anyio.run(model.memory)
 
 
 CHAT = {
