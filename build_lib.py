@@ -105,7 +105,7 @@ CMAKE_FLAGS = (
     "-DLLAMA_OPENSSL=OFF",
 )
 AMX_FLAGS = ROOT / "scripts" / "amx.cmake"  # read behind project("ggml")
-MTMD_FLAGS = ROOT / "scripts" / "mtmd.cmake"  # read behind project("llama.cpp")
+JOINED_FLAGS = ROOT / "scripts" / "joined.cmake"  # read behind project("llama.cpp")
 TARGETS = ("llama", "mtmd")
 GOMP = "libgomp.so.1"
 OLDER_LIBSTDCXX = ROOT / "scripts" / "older_libstdcxx.h"
@@ -179,12 +179,24 @@ def find_or_build() -> Library:
     if tree := named_tree():
         folders = [tree / part for part in ("include", "ggml/include", "tools/mtmd")]
         check_headers("PYLLAMA_RAW_SOURCE", tree, folders)
-    home = fetch.cache_dir() / "lib" / build_key()
+    home = home_of_build()
     if not (home / "done").is_file():
         with fetch.locked(home.with_suffix(".lock"), toolchain.say):
             if not (home / "done").is_file():
                 _build_into(home)
     return Library(home, home / "include", home / "lib", bundled=True, cpu=cpu)
+
+
+def home_of_build() -> Path:
+    """Where the cache has, or is to have, the library that is built."""
+    return Path(fetch.cache_dir() / "lib" / build_key())
+
+
+def needs_source() -> bool:
+    """Whether find_or_build() is going to read the archive of the cache."""
+    if os.environ.get("PYLLAMA_RAW_PREFIX") or named_source():
+        return False
+    return not (home_of_build() / "done").is_file()
 
 
 def chosen_cpu() -> str:
@@ -247,7 +259,7 @@ def build_key() -> str:
         _tree_stamp(tree) if tree else SOURCE.sha256,
         IN_FRONT.read_text(),
         AMX_FLAGS.read_text(),
-        MTMD_FLAGS.read_text(),
+        JOINED_FLAGS.read_text(),
         *CMAKE_FLAGS,
         *cpu_level.cmake_flags(cpu),
         *(cpu_level.VARIANTS if cpu == cpu_level.ANY else ()),
@@ -361,11 +373,7 @@ def _build_into(home: Path) -> None:
 
 def unpack_source(target: Path) -> Path:
     """Unpack the llama.cpp of the pinned source as *target*; fetch it if nobody names it."""
-    progress = toolchain.DownloadLines(SOURCE.n_bytes)
-    archive = named_source() or fetch.fetch(
-        SOURCE, fetch.cache_dir() / "download", progress
-    )
-    with tarfile.open(archive) as tar:
+    with tarfile.open(named_source() or fetch_source()) as tar:
         for member in tar:
             name = PurePosixPath(member.name)
             if not (member.isfile() and name.is_relative_to(SOURCE_FOLDER)):
@@ -379,6 +387,12 @@ def unpack_source(target: Path) -> Path:
             with path.open("wb") as file:
                 shutil.copyfileobj(content, file)
     return target
+
+
+def fetch_source() -> Path:
+    """The archive of the pinned source in the cache, downloaded if it is not there."""
+    progress = toolchain.DownloadLines(SOURCE.n_bytes)
+    return Path(fetch.fetch(SOURCE, fetch.cache_dir() / "download", progress))
 
 
 def mend(tree: Path) -> None:
@@ -467,7 +481,7 @@ def cmake_build(
     cmake, ninja = toolchain.find_tool("cmake"), toolchain.find_tool("ninja")
     configure = ["-S", str(tree), "-B", str(work), f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     toolchain.run(cmake, *configure, *fixed_flags(), *flags, env=env)
-    n_jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(toolchain.n_cpus())
+    n_jobs = str(toolchain.n_jobs())
     toolchain.run(
         cmake, "--build", str(work), "-j", n_jobs, "--target", *targets, env=env
     )
@@ -482,7 +496,7 @@ def fixed_flags() -> list[str]:
         *flags,
         f"-DLLAMA_BUILD_COMMIT={LLAMA_COMMIT}",
         "-DLLAMA_BUILD_NUMBER=0",
-        f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={MTMD_FLAGS}",
+        f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={JOINED_FLAGS}",
     ]
 
 
@@ -666,6 +680,11 @@ def main() -> None:
     )
     parser.add_argument("--key", action="store_true", help="print the cache key only")
     parser.add_argument(
+        "--fetch",
+        action="store_true",
+        help="only fetch the source, where a build is going to need it",
+    )
+    parser.add_argument(
         "--lesser-cpu",
         action="store_true",
         help="print a lesser level of CPUs than this machine's, if it has one",
@@ -678,6 +697,10 @@ def main() -> None:
         toolchain.check_compilers()
         if options.key:
             print(os.environ.get("PYLLAMA_RAW_PREFIX") or build_key())
+            return
+        if options.fetch:
+            if needs_source():
+                fetch_source()
             return
         print(find_or_build().prefix)
     except (BuildError, fetch.FetchFailed) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class BuildWithLibrary(build_ext):
         ):
             setattr(ext, field, getattr(described, field))
         self.force = True  # objects of an earlier library or header must not be reused
+        _compile_side_by_side(self.compiler)
         try:
             super().build_extension(ext)
         except CompileError as error:
@@ -73,6 +75,18 @@ class BuildWithLibrary(build_ext):
         shutil.rmtree(target, ignore_errors=True)
         if built.is_dir():
             shutil.copytree(built, target)
+
+
+def _compile_side_by_side(compiler: Any) -> None:
+    """Let *compiler* use all CPUs: setuptools compiles the files of an extension in turn."""
+    compile_in_turn = compiler.compile
+
+    def compile_all(sources: list[str], **options: Any) -> list[str]:
+        with ThreadPoolExecutor(build_lib.toolchain.n_jobs()) as pool:
+            parts = pool.map(lambda one: compile_in_turn([one], **options), sources)
+            return [path for part in parts for path in part]
+
+    compiler.compile = compile_all
 
 
 def _copy_libraries(library: Any, beside: Path) -> None:

@@ -177,7 +177,7 @@ async def fake_run(
     async with anyio.create_task_group() as readers:
         fakes = {index: Fake(*kinds[index], readers) for index in (first, 1 - first)}
         await checkpoint()
-        while fakes[0].driver.scheduler.has_work:
+        while fakes[0].driver.scheduler.alive:
             for index in (first, 1 - first):
                 seconds[index].append(await fakes[index].step())
             first = 1 - first

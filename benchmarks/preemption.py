@@ -76,7 +76,7 @@ class Bench:
         self.add(urgent, 1, priority=0)
         self.run_until_event(victim)
         seconds = perf_counter() - started
-        while scheduler.has_work:
+        while scheduler.alive:
             self.driver.step()
         stats = scheduler.stats()
         assert stats.preempted == self.n_requests // 2

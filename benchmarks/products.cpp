@@ -2,12 +2,14 @@
 //
 //   products check        compare the levels of this CPU with plain C++, and that with exact sums;
 //                         rows that are unpacked with those of libllama
+//   products bits         numbers for the inputs, quantised columns and results that plain C++ has of
+//                         each type, which other CPUs must have, too: tests/native/kernels/test_arm64.py
 //   products speed [MB]   G operations/s, and GB/s of weights, by type, columns and level, beside
 //                         libllama's; a line of JSON each. MB of weights, more than the caches
 //                         have (64)
 //
 // benchmarks/kernels.py and tests/native/kernels/test_woven.py compile it. With PLR_EMULATED it
-// includes that file, in which another CPU's instructions are emulated; then it only checks.
+// includes that file, in which another CPU's instructions are emulated; then it measures nothing.
 #ifdef PLR_EMULATED
 #include PLR_EMULATED
 #endif
@@ -88,10 +90,11 @@ std::vector<uint8_t> weights_of(ggml_type type, int n_values, Pattern pattern) {
 std::vector<float> columns_of(int n_values, int n_columns) {
     std::vector<float> values(size_t(n_values) * n_columns);
     for (size_t i = 0; i < values.size(); ++i) {
-        const int column = int(i / n_values);
+        const int    column = int(i / n_values);
+        const double part = uniform(-1, 1), power = uniform(-10, 10);  // in this order everywhere
         values[i] = column % 3 == 0 ? (random_numbers() & 1 ? 1.5f : -1.5f)
                     : column % 3 == 1 ? 2.0f
-                                      : float(uniform(-1, 1) * std::pow(10.0, uniform(-3, 3)));
+                                      : float(std::ldexp(part, int(power)));
     }
     return values;
 }
@@ -230,6 +233,55 @@ int check() {
     return n_wrong > 0;
 }
 
+// FNV-1a of bytes.
+struct Digest {
+    uint64_t value = 0xcbf29ce484222325;
+
+    template <class T>
+    void add(const T * from, size_t n) {
+        for (size_t i = 0; i < n * sizeof(T); ++i) {
+            value = (value ^ reinterpret_cast<const uint8_t *>(from)[i]) * 0x100000001b3;
+        }
+    }
+};
+
+int bits() {
+    constexpr int n_values = 768, n_columns = 7;
+    const Level & plain = woven::kLevels[0];
+    for (size_t index = 0; index < woven::kKinds.size(); ++index) {
+        const Kind & kind = woven::kKinds[index];
+        Digest       inputs, columns, results;
+        for (int pattern = 0; pattern < N_PATTERNS; ++pattern) {
+            const auto   weights = weights_of(kind.type, woven::kRows * n_values, Pattern(pattern));
+            const auto   memory  = woven_rows(kind, weights, n_values);
+            const auto   values  = columns_of(n_values, n_columns);
+            const Packed packed(plain, values, n_values);
+            inputs.add(weights.data(), weights.size());
+            inputs.add(values.data(), values.size());
+            for (int c = 0; c < n_columns; ++c) {
+                columns.add(packed.columns.d(c), 2 * packed.columns.n_blocks);
+                columns.add(packed.columns.half_sums(c), 2 * packed.columns.n_blocks);
+                columns.add(packed.columns.q(c), n_values);
+            }
+            std::vector<float> out(size_t(woven::kRows) * n_columns), row(n_values);
+            plain.tiles[index](memory.data(), packed.columns, 0, n_columns, out.data(), woven::kRows,
+                               woven::kRows);
+            results.add(memory.data(), memory.size());
+            results.add(out.data(), out.size());
+            for (int r = 0; kind.unpack != nullptr && r < woven::kRows; ++r) {
+                kind.unpack(memory.data(), r, n_values / woven::kBlock, row.data());
+                results.add(row.data(), row.size());
+            }
+        }
+        std::printf("%-10s", ggml_type_name(kind.type));
+        for (const Digest & one : {inputs, columns, results}) {
+            std::printf(" %016llx", static_cast<unsigned long long>(one.value));
+        }
+        std::printf("\n");
+    }
+    return 0;
+}
+
 // ---------------------------------------------------------------------------------------------
 #ifndef PLR_EMULATED
 
@@ -362,9 +414,9 @@ int main(int argc, char ** argv) {
         return speed(size_t(argc > 2 ? std::atoi(argv[2]) : 64) << 20);
     }
 #endif
-    if (what != "check") {
-        std::fprintf(stderr, "products check | speed [MB]\n");
-        return 2;
+    if (what == "check" || what == "bits") {
+        return what == "check" ? check() : bits();
     }
-    return check();
+    std::fprintf(stderr, "products check | bits | speed [MB]\n");
+    return 2;
 }

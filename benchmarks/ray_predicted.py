@@ -33,6 +33,7 @@ from scaling import BLOCK, chats
 from pyllama_raw import ContextConfig, EngineConfig, LogConfig, SchedulerConfig
 from pyllama_raw.engine.logs import read_records
 from pyllama_raw.engine.watcher import StepRecord
+from pyllama_raw.lab.arrivals import Arrival
 from pyllama_raw.lab.sim import (
     CostModel,
     Machine,
@@ -42,7 +43,6 @@ from pyllama_raw.lab.sim import (
     simulate,
     until_next,
 )
-from pyllama_raw.lab.workloads import Arrival
 from pyllama_raw.serve.deployment import Deployment
 
 N_SLOTS, N_CTX_SLOT, THINK_S = 8, 2048, 4.0

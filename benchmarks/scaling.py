@@ -18,9 +18,9 @@ from random import Random
 from statistics import fmean
 
 from pyllama_raw.engine.logs import StepLog
+from pyllama_raw.lab.arrivals import Arrival
 from pyllama_raw.lab.report import table
 from pyllama_raw.lab.sim import CostModel, Machine, RouterName, Trace, simulate
-from pyllama_raw.lab.workloads import Arrival
 
 MACHINE = Machine(n_slots=8, n_ctx_slot=2048, cached_tokens=2**15)
 BLOCK = 32  # tokens

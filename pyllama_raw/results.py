@@ -33,7 +33,7 @@ from pyllama_raw.core.request import (
     StopToken,
     TokenLogprobs,
 )
-from pyllama_raw.core.stats import SlotStats
+from pyllama_raw.core.stats import SlotFile, SlotStats
 from pyllama_raw.engine.adapters import AdapterInfo
 from pyllama_raw.engine.estimate import Device, DeviceMemory, MemoryEstimate, ModelProbe
 from pyllama_raw.engine.info import (
@@ -87,6 +87,7 @@ __all__ = [
     "Result",
     "SamplerUse",
     "Score",
+    "SlotFile",
     "SlotStats",
     "SpecialToken",
     "StepRecord",

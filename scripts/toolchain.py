@@ -79,6 +79,12 @@ def n_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def n_jobs() -> int:
+    """How many compilers run at a time: what cmake's variable says, or one for each CPU."""
+    number = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "")
+    return max(1, int(number)) if number.isdecimal() else n_cpus()
+
+
 def check_python_headers() -> None:
     """Refuse a Python that extensions cannot be compiled for."""
     header = Path(sysconfig.get_path("include")) / "Python.h"

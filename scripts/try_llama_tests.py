@@ -1,12 +1,15 @@
 """
-Run the tests of llama.cpp's own server against pyllama_raw.serve.
+Run the tests of llama.cpp's own server with pyllama-llama-server in its place.
 
-    python -m scripts.try_llama_tests [FILE ...] [--keep FOLDER] [-k EXPRESSION]
+    python -m scripts.try_llama_tests [FILE ...] [--keep FOLDER] [--server PROGRAM] [-k EXPRESSION]
 
 The tests are those of the pinned source, unchanged, in an environment of their own with what
-they require. scripts/llama_server.py is the server. scripts/llama_tests.toml names what is out of
-scope, and which tests have to fail here, each with a reason: it is a mistake if one of these
-passes, or another one fails.
+they require, and pyllama-llama-server is started as they would start llama-server. Their models lie
+on a hub: tiny random ones stand in the folder into which they would be fetched.
+
+scripts/llama_tests.toml names what is out of scope, and which tests have to fail here, each with a
+reason: it is a mistake if one of these passes, or another one fails. With another program, such as
+llama.cpp's own, the failures are shown, and nothing is expected of them.
 """
 
 from __future__ import annotations
@@ -28,12 +31,32 @@ from xml.etree import ElementTree as ET
 
 import build_lib
 from scripts.llama_source import unpack
-from tests.support.tiny import tiny_adapter
+from scripts.mutations import gguf_file
+from scripts.tiny_models import vocab
+from tests.support.tiny import tiny_adapter, tiny_model, tiny_projector
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "scripts" / "llama_tests.toml"
 PARTS = ("tools/server/tests", "models/templates", "tools/mtmd/test-1.jpeg")
 ADAPTER = "moe_shakespeare15M.gguf"  # the name of the file that the tests would fetch
+COMMIT = "0" * 40
+SPLIT = "tinyllamas/split/stories15M-q8_0-0000{}-of-00003.gguf"
+MODELS = {  # tiny ones by the files of a hub for which they stand
+    "ggml-org/test-model-stories260K": {"stories260K-f32.gguf": "llama"},
+    "ggml-org/models": {
+        "bert-bge-small/ggml-model-f16.gguf": "bert",
+        "jina-reranker-v1-tiny-en/ggml-model-f16.gguf": "bert-rank",
+        **{SPLIT.format(n): "llama" for n in (1, 2, 3)},
+    },
+    "ggml-org/stories15M_MOE": {"stories15M_MOE-F16.gguf": "llama-moe"},
+}
+INFILL = "ggml-org/test-model-stories260K-infill"
+VISION, PROJECTOR = "ggml-org/tinygemma3-GGUF", "gemma3"
+FILL = {  # what the model for gaps has, and no other
+    "tokenizer.ggml.fim_pre_token_id": vocab.MASK,
+    "tokenizer.ggml.fim_suf_token_id": vocab.SEP,
+    "tokenizer.ggml.fim_mid_token_id": vocab.UNKNOWN,
+}
 
 
 def main() -> int:
@@ -41,18 +64,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", help="such as test_basic.py; all in scope")
     parser.add_argument("--keep", type=Path, help="unpack to this folder, and keep it")
+    parser.add_argument("--server", help="another program than pyllama-llama-server")
     parser.add_argument("-k", dest="expression", help="as of pytest")
     options = parser.parse_args()
     table = tomllib.loads(TABLE.read_text())
     with tempfile.TemporaryDirectory() as scratch:
         tests = unpacked(options.keep or Path(scratch)) / "tools/server/tests"
         files = options.files or in_scope(tests, table["out_of_scope"])
-        outcomes = run(tests, files, options.expression)
+        outcomes = run(tests, files, options.expression, options.server)
+    if options.server is not None:
+        return report(outcomes, set())
     is_all = not (options.files or options.expression)
     idle = unmatched(table["fails"], outcomes) if is_all else []
     for pattern in idle:
         print(f"{TABLE.name} has {pattern}, which is no test")
     return report(outcomes, expected(table["fails"], outcomes)) or int(bool(idle))
+
+
+# -- the tests and their models ----------------------------------------------------------
 
 
 def unpacked(folder: Path) -> Path:
@@ -61,13 +90,41 @@ def unpacked(folder: Path) -> Path:
     downloads = folder / "tools/server/tests/tmp"
     downloads.mkdir(exist_ok=True)
     shutil.copy(tiny_adapter("lora-moe"), downloads / ADAPTER)
+    fill_hub(downloads)
     return folder
+
+
+def fill_hub(folder: Path) -> None:
+    """Put the models into *folder*, as if they had been fetched."""
+    for repo, files in MODELS.items():
+        for name, model in files.items():
+            shutil.copy(tiny_model(model), _place(folder, repo, name))
+    file = gguf_file.read(tiny_model("llama"))
+    for key, token in FILL.items():
+        file.values[key.encode()] = gguf_file.Value(gguf_file.U32, token)
+    _place(folder, INFILL, "stories260K-infill-f32.gguf").write_bytes(file.encode())
+    projector, model = tiny_projector(PROJECTOR)
+    shutil.copy(model, _place(folder, VISION, "tinygemma3-Q8_0.gguf"))
+    shutil.copy(projector, _place(folder, VISION, "mmproj-tinygemma3.gguf"))
+
+
+def _place(folder: Path, repo: str, name: str) -> Path:
+    """Where a file of a repository lies in the folder of Hugging Face's library."""
+    base = folder / f"models--{repo.replace('/', '--')}"
+    (base / "refs").mkdir(parents=True, exist_ok=True)
+    (base / "refs/main").write_text(COMMIT)
+    path = base / "snapshots" / COMMIT / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def in_scope(tests: Path, exceptions: Mapping[str, str]) -> list[str]:
     """Names of the files that have to be tried."""
     names = sorted(path.name for path in (tests / "unit").glob("test_*.py"))
     return [name for name in names if name not in exceptions]
+
+
+# -- a run -------------------------------------------------------------------------------
 
 
 def environment(tests: Path) -> Path:
@@ -84,22 +141,22 @@ def environment(tests: Path) -> Path:
     return python
 
 
-def run(tests: Path, files: list[str], expression: str | None) -> dict[str, str]:
+def run(
+    tests: Path, files: list[str], expression: str | None, server: str | None
+) -> dict[str, str]:
     """Outcomes by id: "passed", "skipped", or the line that says what failed."""
     report = tests / "outcomes.xml"
     command = [environment(tests), "-m", "pytest", "-p", "no:cacheprovider", "-q"]
-    command += [
-        f"--junitxml={report}",
-        "--tb=short",
-        *(f"unit/{name}" for name in files),
-    ]
+    command += ["-m", "not slow", f"--junitxml={report}", "--tb=short"]
+    command += [f"unit/{name}" for name in files]
     command += ["-k", expression] if expression else []
-    server = ROOT / "scripts" / "llama_server.py"
+    program = Path(sys.executable).with_name("pyllama-llama-server")
     own = {
-        "LLAMA_SERVER_BIN_PATH": str(server),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "LLAMA_SERVER_BIN_PATH": server or str(program),
+        "PYTHONPATH": str(ROOT),  # the program is that of this tree
         "PORT": str(free_port()),
         "OMP_WAIT_POLICY": "passive",
+        "HF_HUB_OFFLINE": "1",
         "no_proxy": "*",
     }
     subprocess.run(command, cwd=tests, env={**os.environ, **own}, check=False)
@@ -125,6 +182,9 @@ def read_outcomes(report: Path) -> dict[str, str]:
                 outcome = "skipped"
         outcomes[name] = outcome
     return outcomes
+
+
+# -- what is expected of it --------------------------------------------------------------
 
 
 def expected(fails: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> set[str]:

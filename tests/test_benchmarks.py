@@ -241,6 +241,7 @@ def by_night(script: str, *arguments: str) -> object:
         ("interference.py", ["--no-peers"]),
         by_night("step_times.py"),
         by_night("step_simulated.py"),
+        by_night("equal_arrivals.py", "--no-peers", "--requests", "12", "--rate", "9"),
         ("offline.py", ["--no-peers", "--slots", "2"]),
         (
             "over_http.py",

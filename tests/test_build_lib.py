@@ -479,6 +479,50 @@ def test_bootstrap_ends_where_the_build_cannot_begin(tmp_path):
     assert (done.returncode, calls[1:]) == (1, ["build_lib.py --key"])
 
 
+FAKE_PYTHON = """#!/bin/sh
+case "$1 $2" in
+    "-c "*) exec "{python}" "$@" ;;
+    "build_lib.py --key") echo key; exit ;;
+    "-VV ") exit ;;
+esac
+echo "$@" | sed -e "s/.*version-check install/install/" -e "s/ --no-.*//" >>calls
+"""
+TOOLS = ["build_lib.py --fetch", "install -r .venv/tools.txt"]
+BUILT = ["build_lib.py", "install -r .venv/packages.txt"]
+
+
+def test_a_demo_installs_what_a_program_needs(tmp_path):
+    """
+    And the model, each once. What tests need is added when it is asked for.
+    """
+    for name in ("scripts", ".venv/bin", "pyllama_raw/_ffi"):
+        (tmp_path / name).mkdir(parents=True)
+    shutil.copy(build_lib.ROOT / "pyproject.toml", tmp_path)
+    bootstrap = shutil.copy(
+        build_lib.ROOT / "scripts" / "bootstrap", tmp_path / "scripts"
+    )
+    python, calls = tmp_path / ".venv" / "bin" / "python", tmp_path / "calls"
+    python.write_text(FAKE_PYTHON.format(python=sys.executable))
+    python.chmod(0o755)
+    (tmp_path / "pyllama_raw" / "_ffi" / "_llama.abi3.so").touch()
+
+    ran, packages = [], []
+    for options in (["--demo"], ["--demo"], []):
+        calls.write_text("")
+        subprocess.run([bootstrap, *options], cwd=tmp_path, check=True, timeout=LIMIT_S)
+        ran.append(sorted(calls.read_text().splitlines()))
+        packages.append((tmp_path / ".venv" / "packages.txt").read_text())
+
+    stub = "-m scripts.sync_cdef --write-stub"
+    model = "-W ignore -m pyllama_raw.options.models"
+    assert ran == [
+        sorted([*TOOLS, *BUILT, "install", model]),
+        [],
+        sorted([*TOOLS, *BUILT, "install", stub]),
+    ]
+    assert ["pytest" in text for text in packages] == [False, False, True]
+
+
 def test_missing_tool_says_what_to_install(monkeypatch, tmp_path):
     """
     Without cmake the error gives the pip command.
@@ -525,6 +569,33 @@ def test_long_build_says_how_far_it_is(capsys):
 
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"build_lib: compiled {n} of 100" for n in range(10, 101, 10)]
+
+
+@pytest.mark.parametrize(("setting", "number"), [("3", 3), ("0", 1), ("", 2), ("x", 2)])
+def test_compilers_are_as_many_as_the_user_says(monkeypatch, setting, number):
+    """
+    By the variable of cmake; else one for each CPU.
+    """
+    monkeypatch.setattr(build_lib.toolchain, "n_cpus", lambda: 2)
+    monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", setting)
+
+    assert build_lib.toolchain.n_jobs() == number
+
+
+def test_the_source_is_needed_unless_it_is_there_or_built(monkeypatch, tmp_path):
+    """
+    scripts/bootstrap fetches it beside other things.
+    """
+    needs = [build_lib.needs_source()]
+    for name in ("PYLLAMA_RAW_PREFIX", "PYLLAMA_RAW_SOURCE"):
+        monkeypatch.setenv(name, str(make_source(tmp_path / name)))
+        needs.append(build_lib.needs_source())
+        monkeypatch.delenv(name)
+    home = build_lib.home_of_build()
+    home.mkdir(parents=True)
+    (home / "done").touch()
+
+    assert [*needs, build_lib.needs_source()] == [True, False, False, False]
 
 
 def test_folders_may_have_spaces_in_their_names(monkeypatch, tmp_path):

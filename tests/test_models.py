@@ -264,6 +264,29 @@ def test_hub_failure_is_a_model_not_found(monkeypatch):
         models.resolve_model("hf:owner/repo/file.gguf")
 
 
+def test_what_was_fetched_before_needs_no_hub(monkeypatch, tmp_path):
+    """
+    Nor its library: files of the commit that a branch was then, in the folder of either variable.
+    """
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    folder = tmp_path / "hub/models--o--r/snapshots/abc"
+    (folder / "q4").mkdir(parents=True)
+    for file in ("q4/m-Q4_0.gguf", "m-00001-of-00002.gguf", "mmproj-m.gguf"):
+        (folder / file).touch()
+    (folder.parents[1] / "refs").mkdir()
+    (folder.parents[1] / "refs/main").write_text("abc")
+    for variable, value in (("HF_HOME", tmp_path), ("HF_HUB_CACHE", tmp_path / "hub")):
+        monkeypatch.setenv(variable, str(value))
+
+        assert models.resolve_model("hf:o/r:Q4_0") == folder / "q4/m-Q4_0.gguf"
+        assert models.resolve_model("hf:o/r@abc/q4/m-Q4_0.gguf").is_file()
+        projector = models.resolve_projector("auto", "hf:o/r:Q4_0", tmp_path)
+        assert projector == folder / "mmproj-m.gguf"
+    for name in ("hf:o/r@def/q4/m-Q4_0.gguf", "hf:o/r/m-00001-of-00002.gguf", "hf:o/s"):
+        with pytest.raises(ModelNotFound, match="pip install huggingface_hub"):
+            models.resolve_model(name)
+
+
 @pytest.mark.parametrize("spec", ["hf:owner/repo/q4/file.gguf", None])
 def test_a_projector_is_found_beside_its_model(monkeypatch, tmp_path, spec):
     """

@@ -18,7 +18,7 @@ FOLDERS = ("api", "core", "engine", "testing")  # that have requests
 # What is known by the id of a request, and why the record of engine/requests.py has it not.
 REGISTRIES = {
     "engine/requests.py": {"OpenRequests"},  # the records
-    "engine/rows.py": {"_all"},  # executors know no records
+    "engine/rows.py": {"by_id"},  # executors know no records
     "engine/mailbox.py": {"_unwanted"},  # until the step is over
     "api/generation.py": {"_by_id"},  # the outputs of one prompt
     "core/scheduling/roster.py": {"alive"},
@@ -59,16 +59,20 @@ N_WORDS = {
 }
 
 # Files of the package, of which each is a chapter. They may become fewer; a new one is a new concept.
-N_FILES = 207
+N_FILES = 209
 
 # Modules that are imported where they are used, with what they have, and why.
 LATE_MODULES = {
     "pyllama_raw.native": "loads the library of C, and many programs need none",
     "pyllama_raw._ffi": "the same",
+    "pyllama_raw.cli": "programs ask for a version first, and wait for the answer",
+    "pyllama_raw.options.models": "the same",
+    "importlib.metadata": "the same, and one message alone needs it",
     "pyllama_raw.lab.plot": "extra `bench`",
     "pyllama_raw.api.vectors": "imports numpy, of which its array is a kind",
     "pyllama_raw.prompts.rendering.template": "imports jinja2",
     "pyllama_raw.replies.spec": "few requests give a specification",
+    "pyllama_raw.serve.processes": "few services have models in processes of their own",
     "ssl": "only downloads need it, and a model that is in the cache need not wait for it",
     "urllib.request": "the same",
     "tqdm": "the same",
@@ -103,6 +107,8 @@ TWICE = {
     "runners/guards.py": {"errors"},
     "runners/remote.py": {"errors"},
     "runners/spawned.py": {"errors"},
+    "serve/actions.py": {"errors"},
+    "serve/processes.py": {"errors"},
 }
 
 # Folders whose docstrings still begin with one of these, behind which the noun is to be found.

@@ -129,7 +129,9 @@ class Report:
 def arguments(description: str | None) -> ArgumentParser:
     """The options every script has."""
     parser = ArgumentParser(description=(description or "").strip().split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved repeats (5)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="interleaved repeats (%(default)s)"
+    )
     parser.add_argument("--out", metavar="FILE", help="write the results as JSON")
     parser.add_argument("--model", help=f"a GGUF file; else ${TEST_MODEL}, the default")
     parser.add_argument("--threads", type=int, help="of everyone (one a CPU)")

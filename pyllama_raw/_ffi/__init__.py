@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +161,9 @@ def _has_extension(package: Path) -> bool:
 
 
 def _version_in(entry: str) -> str:
+    # It takes longer to import than all else here, and only this message needs it.
+    from importlib.metadata import distributions
+
     copies = distributions(name="pyllama_raw", path=[entry])
     return "".join(f"of version {copy.version} " for copy in copies)
 

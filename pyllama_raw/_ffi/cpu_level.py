@@ -12,7 +12,6 @@ it: a program that starts chooses among its variants (__init__.py).
 from __future__ import annotations
 
 import os
-import platform
 import re
 import sys
 from dataclasses import dataclass
@@ -101,7 +100,7 @@ def check_runs(name: str, cpuinfo: str | None = None) -> None:
     """Refuse the level *name* where this machine lacks its instructions. Raises CpuLevelError."""
     if name == NATIVE:
         return
-    machine = platform.machine()
+    machine = os.uname().machine
     if cpuinfo is None and (sys.platform != "linux" or machine != "x86_64"):
         raise CpuLevelError(
             f"{VARIABLE}={name}: levels are for Linux on x86-64, and this machine is "

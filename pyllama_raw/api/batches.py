@@ -285,13 +285,20 @@ def label_scores(
     labels: Sequence[str], likelihoods: Sequence[Likelihood], measure: str
 ) -> list[LabelScore]:
     """*labels* by the softmax of the *measure* of their *likelihoods*, the likeliest first."""
-    values = [getattr(likelihood, measure) for likelihood in likelihoods]
-    # Beside the best one, because exp() of each alone could be 0.
-    best = max(values)
-    weights = [exp(value - best) for value in values]
-    total, triples = sum(weights), zip(labels, likelihoods, weights, strict=True)
+    shares = softmax([getattr(likelihood, measure) for likelihood in likelihoods])
     scores = [
-        LabelScore(index, label, weight / total, likelihood)
-        for index, (label, likelihood, weight) in enumerate(triples)
+        LabelScore(index, label, share, likelihood)
+        for index, (label, likelihood, share) in enumerate(
+            zip(labels, likelihoods, shares, strict=True)
+        )
     ]
     return sorted(scores, key=lambda score: -score.probability)
+
+
+def softmax(logarithms: Sequence[float]) -> list[float]:
+    """Probabilities in proportion to the exponentials of *logarithms*; they sum up to 1."""
+    # Beside the largest one, because exp() of each alone could be 0.
+    largest = max(logarithms)
+    weights = [exp(value - largest) for value in logarithms]
+    total = sum(weights)
+    return [weight / total for weight in weights]

@@ -231,6 +231,8 @@ class Engine(Facts, _Blocking[AsyncEngine]):
     reload = _waiting(AsyncEngine.reload)
     rebuild_session = _waiting(AsyncEngine.rebuild_session)
     slots = _waiting(AsyncEngine.slots)
+    save_slot = _waiting(AsyncEngine.save_slot)
+    restore_slot = _waiting(AsyncEngine.restore_slot)
     cache_stats = _waiting(AsyncEngine.cache_stats)
     clear_cache = _waiting(AsyncEngine.clear_cache)
 

@@ -8,10 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
+from anyio import to_thread
+
 from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.model import EngineOpening, Model, Opener, Progress, load, release
+from pyllama_raw.core.stats import SlotFile
+from pyllama_raw.engine.info import EngineState, Operation
 from pyllama_raw.engine.mailbox import check_may_wait
-from pyllama_raw.errors import InvalidRequest, PyllamaError
+from pyllama_raw.errors import InvalidRequest, PyllamaError, Unsupported, WrongUse
 from pyllama_raw.options.arguments import (
     LateModule,
     check_opening,
@@ -46,7 +50,9 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.results import LabelScore, Likelihood, Ranked, Result, Score
     from pyllama_raw.api.vectors import Vectors
     from pyllama_raw.core.memory.cache import CacheStats
+    from pyllama_raw.core.memory.slots import Contents
     from pyllama_raw.core.stats import SlotStats
+    from pyllama_raw.engine import state_files
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.options.config import EngineConfig
     from pyllama_raw.options.requests import (
@@ -60,6 +66,7 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
 else:
     batches = LateModule("pyllama_raw.api.batches")
     generations = LateModule("pyllama_raw.api.generation")
+    state_files = LateModule("pyllama_raw.engine.state_files")
 
 T = TypeVar("T")
 
@@ -172,7 +179,7 @@ class AsyncEngine(Facts):
             WaitedTooLong: no slot was free within *max_wait_s*.
             NativeError, EngineFault, EngineStalled, EngineStopped.
         """
-        checked, checked_sampling = checked_options(options), checked_params(params)
+        checked_sampling, checked = checked_params(params), checked_options(options)
         return generations.Generation(self._sessions, prompt, checked_sampling, checked)
 
     async def complete(
@@ -621,6 +628,91 @@ class AsyncEngine(Facts):
     async def slots(self) -> tuple[SlotStats, ...]:
         """The slots that run a request, by number, between two steps."""
         return await self._sessions.between_steps(lambda parts: parts.scheduler.slots())
+
+    async def save_slot(self, slot: int, path: str | Path) -> SlotFile:
+        """
+        Write what a slot holds, and no request computes, to a file of its own.
+
+        Which slot a request had is a matter of the engine; `slots()` tells while it runs.
+
+        Raises:
+            InvalidRequest: there is no such slot, it holds nothing that others may have, or a
+                request runs in it; or *path* cannot be written.
+            Unsupported: nothing is reused here, or no file says what model this is.
+            WrongUse: the engine sleeps.
+            SnapshotFailed, ClosedError, EngineStopped: as generate().
+        """
+        check_may_wait()
+        began = self._sessions.current.thread.clock()
+        file, number = checked_file("path", path), self._checked_slot(slot)
+        name = await self._state_name()
+
+        def copy(parts: EngineParts) -> tuple[Contents, memoryview]:
+            self._check_awake()
+            return state_files.copied(parts.scheduler, parts.executor, number)
+
+        contents, state = await self._sessions.between_steps(copy)
+        write = partial(state_files.write_slot, Path(file), name, contents, state)
+        try:
+            n_bytes = await to_thread.run_sync(write)
+        except OSError as error:
+            allowed = f"the path of a file that can be written ({error.strerror})"
+            raise InvalidRequest("path", file, allowed) from error
+        seconds = self._sessions.current.thread.clock() - began
+        return SlotFile(number, len(contents.tokens), n_bytes, seconds)
+
+    async def restore_slot(self, slot: int, path: str | Path) -> SlotFile:
+        """
+        Have a slot hold what save_slot() wrote, in place of what it holds.
+
+        The next request that begins with it goes on from there.
+
+        Raises:
+            InvalidRequest: there is no such slot, a request runs in it, or the file is not of
+                this model, these options and this library.
+            Unsupported, WrongUse, SnapshotFailed, ClosedError, EngineStopped: as save_slot().
+        """
+        check_may_wait()
+        began = self._sessions.current.thread.clock()
+        file, number = checked_file("path", path), self._checked_slot(slot)
+        name = await self._state_name()
+        read = partial(
+            state_files.read_slot, Path(file), name, number, self.info.vocab.n_tokens
+        )
+        try:
+            contents, state, n_bytes = await to_thread.run_sync(read)
+        except (OSError, state_files.BadFile) as error:
+            raise InvalidRequest("path", file, state_files.ANOTHER) from error
+
+        def fill(parts: EngineParts) -> None:
+            self._check_awake()
+            state_files.fill(parts.scheduler, parts.executor, contents, state)
+
+        await self._sessions.between_steps(fill)
+        seconds = self._sessions.current.thread.clock() - began
+        return SlotFile(number, len(contents.tokens), n_bytes, seconds)
+
+    def _checked_slot(self, slot: object) -> int:
+        self.capabilities.check(Operation.GENERATE)
+        if self.info.config.cache.mode == "off":
+            raise Unsupported("files of slots", "nothing is reused", "set cache.mode")
+        self._check_awake()
+        return checked_number("slot", slot, 0, self.info.n_slots - 1)
+
+    def _check_awake(self) -> None:
+        if self.state is EngineState.SLEEPING:
+            raise WrongUse("the engine sleeps, and holds nothing: wake() it before")
+
+    async def _state_name(self) -> str:
+        """The name of states of the model. Raises Unsupported."""
+        async with self._sessions.session() as session:
+            name = await to_thread.run_sync(session.parts.state_name)
+        if name is None:
+            reason = (
+                "no file says what model this is, or it has changed since it was loaded"
+            )
+            raise Unsupported("files of slots", reason)
+        return name
 
     async def cache_stats(self) -> CacheStats:
         """Tokens reused and bytes stored, between two steps."""

@@ -22,7 +22,6 @@ from pyllama_raw.api.model import Owner
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.engine.info import EngineState
-from pyllama_raw.engine.logs import why
 from pyllama_raw.engine.mailbox import Stream, wake
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import WrongUse
@@ -106,7 +105,7 @@ class _Feed(Stream, Watcher):
     def ended(self, request: Request, end: Finished) -> None:  # noqa: ARG002
         at_s = end.timings.finished
         state = RequestState.ENDED
-        self._put(RequestEvent(end.request_id, state, at_s, why=why(end)))
+        self._put(RequestEvent(end.request_id, state, at_s, why=end.why))
 
     def engine(self, state: EngineState, now: float) -> None:
         self.has_ended = state.has_ended

@@ -26,7 +26,6 @@ from prometheus_client.registry import Collector
 from pyllama_raw.api.facts import Facts, HealthState
 from pyllama_raw.api.results import EngineStats, timings_of
 from pyllama_raw.core.request import Finished, FinishReason, Request
-from pyllama_raw.engine.logs import why
 from pyllama_raw.engine.watcher import Watcher
 
 SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -157,7 +156,7 @@ class EngineMetrics(Collector, Watcher):
             for gap_s in times.itl_s:
                 self._histograms["vllm:inter_token_latency_seconds"].add(gap_s)
             self._reasons[reason] += 1
-            self._ends[why(end)] += 1
+            self._ends[end.why] += 1
             self._n_prompt += end.n_prompt
             if not request.lot.makes_vectors:
                 self._n_looked_for += end.n_prompt

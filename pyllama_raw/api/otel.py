@@ -17,7 +17,6 @@ from opentelemetry import trace
 from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.results import timings_of
 from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.engine.logs import why
 from pyllama_raw.engine.watcher import Watcher
 
 
@@ -68,7 +67,7 @@ class EngineSpans(Watcher):
 
 def _given(end: Finished) -> dict[str, int | tuple[str, ...]]:
     return {
-        "gen_ai.response.finish_reasons": (why(end),),
+        "gen_ai.response.finish_reasons": (end.why,),
         "gen_ai.usage.input_tokens": end.n_prompt,
         "gen_ai.usage.output_tokens": end.n_output,
         "gen_ai.usage.cache_read.input_tokens": end.n_cached,

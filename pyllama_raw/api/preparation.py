@@ -165,16 +165,18 @@ class Choice:
             # Its reader has left it: more of it may come yet.
             reason: FinishReason | None = FinishReason.CANCELLED
             timings = Timings(None, None, None, None, None, elapsed_s)
-            n_cached, tier, sampler, detail = 0, None, None, None
+            n_prompt, n_cached = self.request.n_prompt, 0
+            tier = sampler = detail = None
             n_drafted = n_accepted = 0
         else:
             reason, timings = finished.reason, timings_of(finished)
-            n_cached, tier = finished.n_cached, finished.cache_tier
+            n_prompt, n_cached = finished.n_prompt, finished.n_cached
+            tier = finished.cache_tier
             sampler, detail = finished.sampler, finished.detail
             n_drafted, n_accepted = finished.n_drafted, finished.n_accepted
         assert reason is not None
         usage = Usage(
-            self.request.n_prompt,
+            n_prompt,
             len(self._tokens),
             n_cached,
             tier,
@@ -428,17 +430,16 @@ class Preparation:
         self, prompt: Prompt, params: SamplingParams, options: ChatOptions
     ) -> Kind | None:
         """The workers that compile a request; None: it takes too short a time for any."""
+        # A grammar may take seconds, so no plain chat waits for one. Tools may become one.
+        tools = options.get("tools")
+        with reading("tools", tools, "a list of mappings, or None"):
+            has_rules = bool(tools) or _takes_long(params)
         settings = ChatSettings.of(options)
         with reading_prompt(prompt):
             kind = self._encoder.takes_long(prompt, settings)
         # A template of the caller is a stranger's program: it keeps no others waiting.
-        if kind == "template":
-            return kind
-        # A grammar may take seconds, so no plain chat waits for one. Tools may become one.
-        tools = options.get("tools")
-        with reading("tools", tools, "a list of mappings, or None"):
-            if bool(tools) or _takes_long(params):
-                return "rules"
+        if has_rules and kind != "template":
+            return "rules"
         if kind is None and self._control_names is None and _needs_names(params):
             return "text"
         return kind

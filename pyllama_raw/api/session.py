@@ -170,13 +170,17 @@ class Sessions:
         """See Facts.stats."""
         session = self.current
         parts, thread = session.parts, session.thread
+        # The formula stays what it is: asdict() would make a dict of it.
+        cost = thread.stats.step_cost
         counts, times = asdict(thread.stats), asdict(parts.executor.times)
+        del counts["step_cost"]
         media = {} if parts.media is None else asdict(parts.media.encoder.stats)
         return EngineStats(
             **counts,
             **times,
             **media,
             state=self.state,
+            step_cost=cost,
             watcher_faults=thread.driver.watchers.n_faults,
             relaxed_schemas=session.preparation.n_relaxed,
             mended_chats=self.n_mended,

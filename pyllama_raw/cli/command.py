@@ -4,13 +4,10 @@ Parse the arguments, run one command, turn its end into an exit status.
 Rules:
 1. This file imports little, because each start of a command waits for it.
 2. A mistake is told in one line: `--slots 0: give at least 1`.
-3. Some of the standard streams may be closed. Python has None for a closed stream, and the next file
-   that anybody opens takes its number. So what C writes to stderr would go into that file.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import sys
@@ -23,11 +20,10 @@ from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
 from typing import Any, NamedTuple, NoReturn
 
+from pyllama_raw.cli import FAILED, INTERRUPTED, WRONG_USE, open_missing
 from pyllama_raw.errors import ConfigError, PyllamaError
 from pyllama_raw.options import __version__
 
-FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
-STANDARD = (0, 1, 2)
 STATUS = """\
 exit status:
   0    everything that was asked for succeeded
@@ -218,38 +214,3 @@ def told(error: ConfigError, flags: dict[str, str]) -> str:
         name = next((part for part in reversed(parts) if part in flags), place)
         lines.append(f"{with_flags(name)} {value}: give {with_flags(words)}")
     return "; ".join(dict.fromkeys(lines)) or str(error)
-
-
-class ClosedInput(io.TextIOBase):
-    """Stands for stdin where it is closed: whoever reads is told."""
-
-    @property
-    def buffer(self) -> ClosedInput:
-        return self
-
-    def read(self, _: int | None = -1) -> str:
-        raise OSError("stdin is closed: nothing can be read from it")
-
-    def readline(self, _: int = -1) -> str:  # type: ignore[override]
-        return self.read()
-
-
-def open_missing() -> None:
-    """
-    Stand in for the streams that are closed.
-
-    Raises:
-        OSError: it is stdout, so nothing that a command finds could be told.
-    """
-    for number in STANDARD:
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is this one
-    if sys.stdin is None:
-        sys.stdin = ClosedInput()
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(STANDARD[2], "w", closefd=False)
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(STANDARD[1], "w", closefd=False)
-        raise OSError("stdout is closed: nothing can be written to it")

@@ -335,7 +335,7 @@ FLAGS: tuple[Flag, ...] = (
     flag("--metrics", Sets("own.metrics", as_is, says="with `/metrics`"), "ENDPOINT_METRICS"),
     flag("--props", Sets("own.props", as_is, says="with `POST /props`"), "ENDPOINT_PROPS"),
     flag("--slots / --no-slots", Sets("own.slots", as_is, says="with `/slots`"), "ENDPOINT_SLOTS"),
-    flag("--slot-save-path PATH", Sets("cache.directory", says="prefixes, not slots")),
+    flag("--slot-save-path PATH", Sets("service.slot_save_path")),
     flag("-sps --slot-prompt-similarity SHARE", IdleFlag("all slots lend their prefixes")),
     flag("--sleep-idle-seconds SECONDS", Sets("loading.sleep_idle_s", idle_seconds)),
     # many models
@@ -345,7 +345,7 @@ FLAGS: tuple[Flag, ...] = (
     flag("--models-autoload / --no-models-autoload", Sets("loading.autoload", as_is), "MODELS_AUTOLOAD"),
     preset("load-on-startup", Sets("own.on_startup", switch, says="the model is loaded at the start")),
     preset("stop-timeout", IdleFlag("all models are in this process")),
-    preset("dedup-cache-models", IdleFlag("only models of presets are listed")),
+    preset("dedup-cache-models", Sets("own.is_listed_once", switch, says="a model of the cache that the preset names is listed once")),
     # drafts of tokens
     flag("-lcs --lookup-cache-static FNAME", DRAFTS),
     flag("-lcd --lookup-cache-dynamic FNAME", DRAFTS),

@@ -12,11 +12,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
-from platform import platform, python_implementation, python_version
 from typing import Any
 
-from pyllama_raw.cli.command import FAILED, INTERRUPTED, open_missing
+from pyllama_raw.cli import FAILED, INTERRUPTED, open_missing
 from pyllama_raw.cli.llama_arguments import Arguments, read
 from pyllama_raw.cli.llama_flags import FLAGS, described
 from pyllama_raw.errors import ConfigError, PyllamaError
@@ -39,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     for variable in FOREIGN:
         os.environ.pop(variable, None)
+    if folder := os.environ.get("LLAMA_CACHE"):
+        os.environ["HF_HUB_CACHE"] = folder
     line = list(sys.argv[1:] if arguments is None else arguments)
     if line[:1] and line[0] in VERBS:
         del line[0]
@@ -112,8 +112,9 @@ def _show_version() -> None:
     sys.stderr.write(
         f"version: {version} (build 0, commit pyllama_raw-{__version__})\n"
     )
-    python = f"{python_implementation()} {python_version()}"
-    sys.stderr.write(f"built with {python} for {platform(terse=True)}\n")
+    python = f"{sys.implementation.name} {sys.version.split()[0]}"
+    system = f"{sys.platform} {os.uname().machine}"
+    sys.stderr.write(f"built with {python} for {system}\n")
 
 
 def _show_devices() -> None:
@@ -130,21 +131,11 @@ def _show_devices() -> None:
         sys.stdout.write(f"  {text}\n")
 
 
-def fetched_models() -> list[tuple[str, Path]]:
-    """The models that were fetched from Hugging Face, by name."""
-    folder = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    base = Path(folder) / "hub"
-    files = {
-        f"{file.relative_to(base).parts[0][8:].replace('--', '/')}:{file.stem}": file
-        for file in base.glob("models--*/snapshots/*/**/*.gguf")
-        if "mmproj" not in file.name
-    }
-    return sorted(files.items())
-
-
 def _show_cache() -> None:
     """Write the models that were fetched from Hugging Face, in the form of llama-server."""
-    names = [name for name, _ in fetched_models()]
+    from pyllama_raw.options.models import fetched_models
+
+    names = [model.name for model in fetched_models()]
     sys.stdout.write(f"number of models in cache: {len(names)}\n")
     for number, name in enumerate(names, 1):
         sys.stdout.write(f"{number:4d}. {name}\n")

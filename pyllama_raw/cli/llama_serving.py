@@ -21,13 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw.cli.llama_arguments import DEFAULT, GLOBAL, Arguments, sections
-from pyllama_raw.cli.llama_server import fetched_models
 from pyllama_raw.cli.running import Terminal, run
 from pyllama_raw.cli.serve import LoadingLines
 from pyllama_raw.engine.info import Operation, probe
+from pyllama_raw.errors import ModelNotFound
 from pyllama_raw.options.chat_templates import AUTO
 from pyllama_raw.options.config import EngineConfig
-from pyllama_raw.options.models import resolve_model
+from pyllama_raw.options.models import (
+    fetched_file,
+    fetched_models,
+    resolve_model,
+    resolve_projector,
+)
 from pyllama_raw.serve.deployment import Deployment, models_of
 from pyllama_raw.serve.keys import VARIABLE
 from pyllama_raw.serve.run import deploy, deploy_nothing
@@ -38,7 +43,9 @@ DRAIN_S = 3.0  # programs that end a server wait 5 s and more
 FIT_CTX = 4096
 N_UBATCH = 512
 ENDS_WITH = "PYLLAMA_RAW_ENDS_WITH"
+PROCESSES = "PYLLAMA_RAW_MODEL_PROCESSES"
 CHILD = "LLAMA_SERVER_ROUTER_PORT"  # a router of llama-server started this
+SLEEP = "loading.sleep_idle_s"
 VERBOSE = 4  # from here on libllama's lines are told
 MAIN = "main: server is listening on"
 
@@ -55,7 +62,7 @@ def serve(parsed: Arguments) -> int:
     loading = LoadingLines(terminal, deployment.models)
     say = partial(_say, terminal)
     reread = partial(deployment_of, parsed) if is_router(parsed) else None
-    starting = partial(deploy, deployment, loading, say, prepare=whole_context)
+    starting = partial(deploy, deployment, loading, say, prepare=fill_in)
     if deployment.models or deployment.loading.models_dir:
         starting = partial(starting, reread=reread)
     else:
@@ -131,6 +138,8 @@ def deployment_of(parsed: Arguments) -> Deployment:
         "stdin" if CHILD in os.environ else os.environ.get(ENDS_WITH, "signal")
     )
     fields["loading"] = parsed.part("loading")
+    if os.environ.get(PROCESSES) == "1":
+        fields["loading"]["model_processes"] = True
     if is_router(parsed):
         fields["loading"]["on_demand"] = True
     fields["models"] = models
@@ -148,17 +157,20 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
     own, folder = parsed.part("own"), parsed.part("loading").get("models_dir")
     if not is_router(parsed):
         name, entry = _entry(parsed, None)
-        yield name, entry | ({"load_on_start": True} if parsed.part("loading") else {})
+        is_cached = parsed.part("loading") or os.environ.get(PROCESSES) == "1"
+        yield name, entry | ({"load_on_start": True} if is_cached else {})
         return
-    # Presets say more of models that are there, and name others.
+    # Models of the cache give way to those of a folder. Presets say more of both, and name others.
     values: dict[str, dict[str, Any]] = {}
+    for fetched in fetched_models():
+        values[fetched.name] = {"own.model": str(fetched.path)}
+        if fetched.projector is not None:
+            values[fetched.name]["media.mmproj"] = str(fetched.projector)
     if folder is not None:
         for name, files in models_of(folder).items():
             values[name] = {"own.model": files["path"]}
             if "media" in files:
                 values[name]["media.mmproj"] = files["media"]["mmproj"]
-    elif "presets" not in own:
-        values = {name: {"own.model": str(file)} for name, file in fetched_models()}
     presets = {name: Arguments(dict(places)) for name, places in values.items()}
     if "presets" in own:
         file = Path(own["presets"])
@@ -169,12 +181,35 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
             preset = presets.setdefault(name, Arguments())
             preset.read_section(of_all, file, skips_unknown=False)
             preset.read_section(parts.get(name, {}), file, skips_unknown=False)
+        _list_once(presets)
     for name, preset in presets.items():
         # The command line counts for all models.
         preset.values |= parsed.values
         starts = bool(preset.values.get("own.on_startup"))
         key, entry = _entry(preset, name)
+        if SLEEP in preset.values and SLEEP not in parsed.values:
+            entry["sleep_idle_s"] = preset.values[SLEEP]
         yield key, entry | ({"load_on_start": True} if starts else {})
+
+
+def _list_once(presets: dict[str, Arguments]) -> None:
+    """Make a model of the cache another name of the preset that names it, where this says so."""
+    for name, preset in [*presets.items()]:
+        own = preset.part("own")
+        if not own.get("is_listed_once") or "hf_repo" not in own:
+            continue
+        file = str(fetched_file(_hub_spec(own)))
+        for other in [*presets]:
+            if other != name and presets[other].values.get("own.model") == file:
+                del presets[other]
+                preset.values["own.alias"] = [*own.get("alias", ()), other]
+
+
+def _hub_spec(own: Mapping[str, Any]) -> str:
+    """The name here of a model of a hub, by its file or by the word of its quantisation."""
+    repo, colon, quant = own["hf_repo"].partition(":")
+    file = own.get("hf_file")
+    return f"hf:{repo}/{file}" if file else f"hf:{repo}{colon}{quant}"
 
 
 def _entry(parsed: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:
@@ -182,21 +217,18 @@ def _entry(parsed: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:
     own = parsed.part("own")
     parts = {part: parsed.part(part) for part in PARTS}
     model, context, scheduler = parts["model"], parts["context"], parts["scheduler"]
-    # A file, or one of a hub by its name or by the word of its quantisation.
-    path, repo = own.get("model"), own.get("hf_repo")
-    if path is None:
-        bare, colon, quant = str(repo).partition(":")
-        file = own.get("hf_file")
-        path = f"hf:{bare}/{file}" if file else f"hf:{bare}{colon}{quant}"
+    path = own.get("model") or _hub_spec(own)
     # The name is the first by the alphabet, and without any that which was parsed.
     aliases = sorted({*own.get("alias", ()), *([name] if name else ())})
-    model_name = name or (aliases[0] if aliases else str(repo or path))
+    model_name = name or (aliases[0] if aliases else own.get("hf_repo") or path)
     # Words of one option that are two of ours.
     if model.get("devices") == ["none"]:
         del model["devices"]
         model["n_gpu_layers"] = 0
     if own.get("mmproj_auto") is False:
         parts["media"].pop("mmproj", None)
+    elif path.startswith("hf:"):
+        parts["media"].setdefault("mmproj", AUTO)
     if own.get("cache") is False:
         parts["cache"]["mode"] = "off"
     elif parts["cache"].get("max_bytes") == 0:
@@ -219,17 +251,27 @@ def _entry(parsed: Arguments, name: str | None) -> tuple[str, dict[str, Any]]:
     return model_name, entry | ({"adapters": adapters} if adapters else {})
 
 
-def whole_context(
+def fill_in(
     path: str | None, config: EngineConfig | None
 ) -> tuple[str | None, EngineConfig | None]:
     """
-    A model file and options with as many cells as it was trained for, unless they say how many.
+    A model file and options with what llama-server takes by itself where nobody says: as many cells
+    as the model was trained for, and the projector of its repository, if that has one.
 
-    Thread: a worker, because the file may have to be fetched.
+    Thread: a worker, because files may have to be fetched.
     """
-    if config is None or config.context.n_ctx is not None:
+    if config is None:
         return path, config
     file = resolve_model(path)
+    if str(config.media.mmproj) == AUTO:
+        try:
+            projector = resolve_projector(AUTO, path, file)
+        except ModelNotFound:
+            projector = None
+        media = config.media.model_copy(update={"mmproj": projector})
+        config = config.model_copy(update={"media": media})
+    if config.context.n_ctx is not None:
+        return str(file), config
     able = probe(file, config.model.kv_overrides)
     n_ctx = max(able.model.n_ctx_train, config.scheduler.n_slots)
     if Operation.GENERATE not in able.operations or not able.model.n_ctx_train:

@@ -10,7 +10,9 @@ of tokens that follows from it.
    counts less when it has few steps or old ones.
 3. The formula is the least squares fit to the bins, by relative errors, in which nothing costs less
    than nothing. A step of one size alone says nothing of the fixed time, so it is taken to be none.
-4. A knee has to explain what a line cannot: it must halve the error at least.
+4. Logits are believed to cost little until many steps say otherwise. The first steps have few of
+   them, and what disturbs such a step would else be the price of its logits.
+5. A knee has to explain what a line cannot: it must halve the error at least.
 
 Equal histories give equal formulas. Memory is that of all bins, however many steps there were.
 """
@@ -29,6 +31,7 @@ FADE = 256  # steps after which a bin without new ones counts half
 KNEES = (0, 8, 16, 32, 64, 128)  # rows; 0: none
 MIN_GAIN = 0.5  # of the error, that a knee may leave
 MIN_POINTS = 6  # bins without which there is no knee
+DOUBT = 0.1  # of the seconds of a step, by which one is off as a rule
 RIDGE = 1e-6  # pulls towards no cost; the cost of a row is pulled least of all
 MIN_OBSERVED = 16  # rows of a step that says how fast prompts are
 SMOOTHING = 0.25  # weight of the newest one
@@ -36,11 +39,12 @@ LEAST_S = 1e-9  # a fit never says that a step takes nothing
 
 FIRST_BUDGET = 64  # before anything was measured
 GOAL_S = 0.1  # of a step that streams wait for, unless the target is another
-IDLE_FACTOR = 4  # a step that stalls no stream may take longer
-STRETCH = 4  # times the goal, that a step may take to be worth it
-IDLE_STRETCH = 2  # likewise where no stream waits, as that goal is longer already
+STRETCH = 2  # times the goal, that such a step may take for its fixed time
+FIXED_SHARE = 0.1  # of a step, that its fixed time is to be at most
+IDLE_FACTOR = 4  # times the goal, of a step that stalls no stream
+BURST_FACTOR = 16  # the same, of one that ends all prompts
 GROWTH = 4  # times the rows of the largest step that was seen
-LOSS = 0.02  # of the pace of prompts, lost to small steps; rounding costs some more
+IDLE_GROWTH = 8  # the same, of a step that stalls no stream
 GRAIN = 16  # matrix kernels like multiples
 
 
@@ -76,29 +80,6 @@ class StepCost:
         if left_s <= 0:
             return 0.0
         return n_narrow + left_s / each_s if each_s else inf
-
-    def n_worth(self, n_decodes: int, worth_s: float, loss: float) -> float:
-        """
-        The least rows of a step whose prompts lose *loss* of their best pace; or infinite.
-
-        Args:
-            n_decodes: rows with logits in it, beside those of the prompts.
-            worth_s: the seconds that these rows are worth elsewhere.
-        """
-        if not self.wide_row_s:
-            return inf
-        # What the prompts pay besides their rows, on both sides of the knee.
-        extra_s = self.seconds(n_decodes, n_decodes) - worth_s
-        n_narrow = max(self.knee - n_decodes, 0)
-        wide_extra_s = extra_s + (self.row_s - self.wide_row_s) * n_narrow
-        # The best pace is that of an endless step, or that at the knee.
-        row_s = self.wide_row_s
-        if n_narrow:
-            row_s = min(row_s, max(extra_s / n_narrow, 0.0) + self.row_s)
-        row_s /= 1 - loss
-        if self.row_s < row_s and extra_s <= (row_s - self.row_s) * n_narrow:
-            return n_decodes + max(extra_s, 0.0) / (row_s - self.row_s)
-        return n_decodes + max(wide_extra_s, 0.0) / (row_s - self.wide_row_s)
 
 
 # Steps of about one size: seconds a row, rows, rows with logits, seconds.
@@ -180,6 +161,9 @@ def _least_squares(
     matrix = [line.copy() for line in sums]
     for i, ridge in enumerate((RIDGE, RIDGE**2, RIDGE, RIDGE)):
         matrix[i][i] += ridge * sums[i][i] or 1.0
+    # As if one step had said that logits cost nothing, give or take the dearest row.
+    row_s = max(seconds / n_rows for n_rows, _, seconds, _ in points)
+    matrix[2][2] += (DOUBT / row_s) ** 2
     used = [0, 1, 2, 3]
     while True:
         # Every line loses its part of all other unknowns.
@@ -208,14 +192,16 @@ class StepBudget:
     """
     Token budget of the next step: a fixed number, or one that follows what steps take here.
 
-    A step stalls each stream, so it is to take `target_s` at most. But its fixed time is paid by
-    the step, and few rows make poor products. With a target of None the goal is GOAL_S, and a step
-    is larger where that goal would cost more than LOSS of the throughput of prompts, up to
-    STRETCH times the goal, or times what the streams alone take. Without streams the goal is
-    IDLE_FACTOR times as long, because only who comes meanwhile waits.
-
-    The decodes of a step are worth their share of a decode of all that run, because there they
-    would end up. The more streams go on beside a prompt, the less a small step loses.
+    1. A step stalls each stream, so it takes `target_s` at most, but for GRAIN tokens, without
+       which prompts would not go on and products be poor. With a target of None it takes GOAL_S
+       or, where weights take long to read, up to STRETCH times as long, until its fixed time is
+       FIXED_SHARE of it.
+    2. A step that no stream waits for may take IDLE_FACTOR times as long: only who comes
+       meanwhile waits.
+    3. Prompts of a burst are computed in one step if that takes BURST_FACTOR times as long at
+       most. Their streams then begin together, so none is stalled by the prompt of another one,
+       and each later step has a token of all. This is no burst if one prompt takes most of the
+       step, because shorter ones would wait for it.
     """
 
     def __init__(
@@ -226,7 +212,8 @@ class StepBudget:
         costs: CostHistory,
     ) -> None:
         self._fixed = fixed
-        self._target_s = target_s
+        self._goal_s = GOAL_S if target_s is None else target_s
+        self._stretch = STRETCH if target_s is None else 1
         self._max_tokens = max_tokens
         self._costs = costs
 
@@ -234,7 +221,7 @@ class StepBudget:
         self,
         n_decodes: int,
         n_streams: int,
-        n_running: int,
+        n_behind: Items[int],
         *,
         n_turns: int = 1,
         spent_s: float = 0.0,
@@ -245,7 +232,7 @@ class StepBudget:
         Args:
             n_decodes: streams that are to go on in it.
             n_streams: streams that wait for it.
-            n_running: sequences that will decode side by side.
+            n_behind: tokens that each prompt has left.
             n_turns: the steps from one token of a stream to the next, which share the
                 target.
             spent_s: what captures take of the step.
@@ -255,19 +242,23 @@ class StepBudget:
         cost = self._costs.cost
         if cost is None:
             return min(FIRST_BUDGET, self._max_tokens)
-        # What stalls nobody may take longer.
-        factor = 1 / n_turns if n_streams else IDLE_FACTOR
-        goal_s = (self._target_s or GOAL_S) * factor
+        # What stalls nobody may take longer, and may be a larger guess.
+        goal_s, growth = IDLE_FACTOR * self._goal_s, IDLE_GROWTH
+        if n_streams:
+            most_s = self._stretch * self._goal_s
+            goal_s = (
+                max(self._goal_s, min(cost.fixed_s / FIXED_SHARE, most_s)) / n_turns
+            )
+            growth = GROWTH
         n_rows = cost.n_rows(goal_s - spent_s, n_decodes)
-        if self._target_s is None:
-            alone_s = factor * cost.seconds(max(n_streams, 1), max(n_streams, 1))
-            stretch = STRETCH if n_streams else IDLE_STRETCH
-            most_s = stretch * max(goal_s, alone_s) - spent_s
-            worth_s = cost.seconds(n_running, n_running) * n_decodes / max(n_running, 1)
-            n_worth = cost.n_worth(n_decodes, worth_s, LOSS)
-            n_rows = max(n_rows, min(n_worth, cost.n_rows(most_s, n_decodes)))
         # Steps grow step by step, because a formula of small ones is a guess of large ones.
-        n_rows = min(n_rows, max(GROWTH * self._costs.largest, FIRST_BUDGET))
+        n_most = max(growth * self._costs.largest, FIRST_BUDGET)
+        n_most = min(n_most, self._max_tokens)
+        if not n_streams and n_rows < (n_all := sum(n_behind)) <= n_most:
+            is_burst = max(n_behind) <= n_all / 2
+            step_s = cost.seconds(n_all, len(n_behind)) + spent_s
+            if is_burst and step_s <= BURST_FACTOR * self._goal_s:
+                return n_all
         # A hundredth of a row is the rounding of the fit.
-        n_tokens = int(min(n_rows, self._max_tokens) + 0.01) // GRAIN * GRAIN
+        n_tokens = int(min(n_rows, n_most) + 0.01) // GRAIN * GRAIN
         return max(n_tokens, min(GRAIN, self._max_tokens))

@@ -59,7 +59,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self.n_tokens = 0
+        self.n_tokens = 0  # that there are of them, and of their sources
         self._items: list[tuple[tuple[int, int], Sequence]] = []
 
     def __len__(self) -> int:
@@ -86,25 +86,25 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         insort(self._items, (sequence.rank, sequence))
-        self.n_tokens += sequence.n_known
+        self.n_tokens += len(sequence.tokens) + sequence.n_source
 
     def remove(self, sequence: Sequence) -> None:
         index = bisect_left(self._items, (sequence.rank,))
         assert self._items[index][1] is sequence
         del self._items[index]
-        self.n_tokens -= sequence.n_known
+        self.n_tokens -= len(sequence.tokens) + sequence.n_source
 
     def discard(self, sequences: Items[Sequence]) -> None:
         """Take out those of *sequences* that are here."""
         gone = set(map(id, sequences))
         self._items = [item for item in self._items if id(item[1]) not in gone]
-        self.n_tokens = sum(sequence.n_known for sequence in self)
+        self.n_tokens = sum(len(s.tokens) + s.n_source for s in self)
 
     def check_integrity(self) -> None:
         """Sorted, and the tokens add up."""
         ranks = [rank for rank, _ in self._items]
         assert ranks == sorted(ranks)
-        assert self.n_tokens == sum(s.n_known for s in self)
+        assert self.n_tokens == sum(len(s.tokens) + s.n_source for s in self)
 
 
 class PolicyQueue(WaitingQueue):

@@ -12,7 +12,7 @@ cells and 16 positions. So where there is no span, which is nearly always, an in
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol
@@ -76,8 +76,6 @@ def are_valid(spans: Spans, n_prompt: int) -> bool:
 
 def text_of(tokens: array[int], spans: Spans) -> array[int]:
     """*tokens* without those that stand for rows: all that is text."""
-    if not spans:
-        return tokens
     text, start = array("i"), 0
     for span in spans:
         text += tokens[start : span.start]
@@ -270,18 +268,6 @@ class Request:
         """Tokens that the caller gave."""
         return len(self.tokens if self.source is None else self.source)
 
-    @property
-    def n_source(self) -> int:
-        """Tokens that an encoder reads."""
-        return 0 if self.source is None else len(self.source)
-
-    def time_limits(self, submitted: float) -> Iterator[float]:
-        """Moments at which time may be over for it, if it came at *submitted*."""
-        if self.deadline is not None:
-            yield self.deadline
-        if self.max_wait_s is not None:
-            yield submitted + self.max_wait_s
-
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest(Request):
@@ -372,6 +358,14 @@ class Finished:
     encode_s: float | None = None  # written by the engine; None: it has no media
     n_drafted: int = 0  # tokens that were computed before they were sampled
     n_accepted: int = 0  # of these, those that were sampled
+
+    @property
+    def why(self) -> str:
+        """The finish reason, or the code of the error."""
+        if self.error is not None:
+            return self.error.code
+        assert self.reason is not None
+        return str(self.reason)
 
 
 Event = NewTokens | Embedded | Finished

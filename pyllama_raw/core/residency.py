@@ -16,6 +16,7 @@ Rules:
 6. What gives way is of little use for its bytes: the time that it takes to load again, for its share of
    the budget, counted from when it was last used (GreedyDual).
 7. A model that failed to load rests, longer with each failure. Its requests end with the failure.
+   So does one that dies again before it has served a request.
 
 Source: Young, On-line file caching, SODA 1998, for rule 6.
 """
@@ -103,6 +104,7 @@ class Resident:
     is_to_leave: bool = False  # somebody said so
     is_closed: bool = False
     n_failures: int = 0
+    n_deaths: int = 0  # since it served a request
     retry_at: float = -inf
 
     @property
@@ -141,6 +143,7 @@ class Residency:
         self.models: dict[str, Resident] = {}
         self._max_wait_s, self._max_overtakes = max_wait_s, max_overtakes
         self._n_claims = 0
+        self._decided_at = -inf
         self._age = 0.0  # the value of what gave way last, which others count from
         self._charges: dict[str, float] = {}  # seconds of loads for each client
 
@@ -187,6 +190,8 @@ class Residency:
             model.n_running -= 1
             model.used_at = now
             model.keep_s = model.keep_s if keep_s is None else keep_s
+            if not model.is_to_leave:
+                model.n_deaths = 0
         elif claim in model.waiting:  # it may have ended with a failure
             model.waiting.remove(claim)
 
@@ -208,9 +213,21 @@ class Residency:
         model.occupies = model.parked if is_asleep else NOTHING
         model.n_failures += 1
         model.is_to_leave &= is_asleep  # what is to leave leaves from its sleep, too
-        rest_s = min(FIRST_REST_S * 2 ** min(model.n_failures - 1, 30), MAX_REST_S)
-        model.retry_at = now + rest_s
+        model.retry_at = now + _rest_s(model.n_failures)
         return self.dismiss(name)
+
+    def died(self, name: str, now: float) -> None:
+        """
+        Take in that a model has ended by itself: it leaves once its requests have seen that.
+
+        The first time it may be loaded again at once; if it dies again before it has served a
+        request, it rests, longer each time.
+        """
+        model = self.models[name]
+        self.unload(name)
+        model.n_deaths += 1
+        if model.n_deaths > 1:
+            model.retry_at = now + _rest_s(model.n_deaths - 1)
 
     def gave_up(self, name: str) -> None:
         """Take in that a load was ended before its time, because nobody waits for it."""
@@ -259,6 +276,7 @@ class Residency:
 
         Call it after each of the above, and at next_time().
         """
+        self._decided_at = now
         moves = [*self._partings(now)]
         closed = self._make_room(now, moves)
         run: list[Claim] = []
@@ -282,7 +300,11 @@ class Residency:
         return Turn(tuple(run), tuple(moves))
 
     def next_time(self, now: float) -> float:
-        """When decide() may say something else, although nothing happens; inf: never."""
+        """
+        When decide() may say something else, although nothing happens; inf: never.
+
+        It is *now* if that time went by since the latest decision, as in a process that was busy.
+        """
         times = [inf]
         for model in self.models.values():
             if model.waiting and model.state is not ModelState.LOADED:
@@ -292,7 +314,7 @@ class Residency:
                     times += [model.used_at + model.sleep_s, _unload_at(model)]
                 elif model.state is ModelState.SLEEPING:
                     times.append(_unload_at(model))
-        return min((time for time in times if time > now), default=inf)
+        return max(min(time for time in times if time > self._decided_at), now)
 
     def free(self) -> dict[str, int]:
         """What no model takes, of each device that has a limit."""
@@ -468,6 +490,11 @@ class Residency:
             n / self.budget[p] for p, n in model.need.items() if self.budget.get(p)
         ]
         return self._age + model.cost_s / max([*shares, 1e-6])
+
+
+def _rest_s(n_failures: int) -> float:
+    """Seconds that a model rests after so many failures."""
+    return min(FIRST_REST_S * float(2 ** min(n_failures - 1, 30)), MAX_REST_S)
 
 
 def _unload_at(model: Resident) -> float:

@@ -77,6 +77,7 @@ class Sequence:
         "n_output",
         "n_overtaken",
         "n_preempted",
+        "n_source",
         "prompt_logprobs",
         "rank",
         "request",
@@ -93,6 +94,8 @@ class Sequence:
         # The order of sequences, kept through preemption: low priority number, then arrival.
         self.rank = (request.priority, order)
         self.tokens: array[int] = array("i", request.tokens)
+        # Tokens that an encoder reads.
+        self.n_source = 0 if request.source is None else len(request.source)
         self.n_chunked = n_chunked
         self.n_output = 0
         self.n_overtaken = 0
@@ -122,16 +125,13 @@ class Sequence:
 
     def position(self, index: int) -> int:
         """The position of the row with *index*, in the context."""
-        return position(self.request.spans, index)
+        spans = self.request.spans
+        return position(spans, index) if spans else index  # mostly all is text
 
     def whole(self, n_rows: int) -> int:
         """The most of the first *n_rows* that can be kept, or had by others."""
-        return whole(self.request.spans, n_rows)
-
-    @property
-    def n_known(self) -> int:
-        """Tokens that there are of it, and of its source."""
-        return len(self.tokens) + self.request.n_source
+        spans = self.request.spans
+        return whole(spans, n_rows) if spans else n_rows
 
     @property
     def n_in_chunks(self) -> int:

@@ -140,6 +140,20 @@ class SlotStats:
     """The time at which it first got a slot, on the engine clock."""
 
 
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """A file with the state of a slot, as it was written or read."""
+
+    slot: int
+    """The number of the slot."""
+    n_tokens: int
+    """Tokens of the state."""
+    n_bytes: int
+    """Bytes of the file."""
+    seconds: float
+    """The time that it took."""
+
+
 @dataclass(frozen=True)
 class StepTimes:
     """Seconds of an executor since it was made, by what they went into."""

@@ -252,8 +252,9 @@ class AdapterSets:
         self.spent_s = 0.0  # on switches, by what one costs
         self.switch_s = SWITCH_S  # what one costs
         self._adapters: dict[int, Adapter] = {}
-        # Tokens and time of the first decode.
-        self._first: tuple[int, int] | None = None
+        # Whether the next decode is one of the first two after a switch.
+        self.is_learning = False
+        self._first = 0, 0  # tokens and time of the first one
 
     def add(self, number: int, adapter: Adapter) -> None:
         """Take over *adapter*, which sets name by *number* from now on."""
@@ -269,7 +270,7 @@ class AdapterSets:
     def switch(self, context: Context, adapters: AdapterSet) -> None:
         """Have *context*, with no step ahead, compute with *adapters*. Raises NativeError."""
         context.set_adapters([(self._adapters[n], scale) for n, scale in adapters])
-        self.on, self._first = adapters, (0, 0)
+        self.on, self.is_learning, self._first = adapters, True, (0, 0)
         self.n_switches += 1
         self.spent_s += self.switch_s
 
@@ -277,16 +278,10 @@ class AdapterSets:
         """Whether the context computes with that adapter."""
         return any(number == active for active, _ in self.on)
 
-    @property
-    def is_learning(self) -> bool:
-        """Whether the next decode is one of the first two after a switch."""
-        return self._first is not None
-
     def learned(self, n_tokens: int, decode_ns: int) -> float | None:
         """Learn from a decode; returns the cost of a switch, if it is known better now."""
-        assert self._first is not None
         n_first, first_ns = self._first
-        self._first = None if n_first else (n_tokens, decode_ns)
+        self.is_learning, self._first = not n_first, (n_tokens, decode_ns)
         # Only decodes of as many tokens can be compared.
         if n_first != n_tokens:
             return None
@@ -296,7 +291,7 @@ class AdapterSets:
 
     def renew(self) -> None:
         """The context is a new one, which has none."""
-        self.on, self._first = (), None
+        self.on, self.is_learning = (), False
 
     def close(self) -> None:
         """Free all, after the context."""

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -264,6 +265,7 @@ def assemble(
             decoder_start=start,
             template_process=config.model.template_process,
             memory=memory.state if memory else None,
+            state_name=partial(state_name, model, use.files, config, fields | facts),
         )
     except BaseException:
         resources.close()
@@ -440,12 +442,7 @@ def open_store(
         return None
     if cache.max_disk_bytes <= INDEX_BYTES:
         return None
-    name = None
-    # The name of the states: of files that are as they were when the model was loaded.
-    if files and model_files(Path(model.path)) == files:
-        with suppress(OSError):
-            made_with = config.model.loading
-            name = fingerprint(files, model.size_bytes, made_with, fields)
+    name = state_name(model, files, config, fields)
     if name is None:  # no file says what model this is
         warnings.warn(
             f"{model.path} has changed since it was loaded: "
@@ -459,6 +456,20 @@ def open_store(
     )
 
     return DiskStore(Path(cache.directory), name, cache.max_disk_bytes)
+
+
+def state_name(
+    model: Model,
+    files: tuple[ModelFile, ...],
+    config: EngineConfig,
+    fields: Mapping[str, object],
+) -> str | None:
+    """The name of states of *model*, used like this. None: its files are others by now."""
+    if files and model_files(Path(model.path)) == files:
+        with suppress(OSError):
+            made_with = config.model.loading
+            return fingerprint(files, model.size_bytes, made_with, fields)
+    return None
 
 
 def make_disk_tier(

@@ -15,7 +15,6 @@ from logging import getLogger
 from typing import NamedTuple
 
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
-from pyllama_raw.core.scheduling.roster import SlotChange
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import Executor, StepPlan, StepResult
 from pyllama_raw.engine.logs import step_fields
@@ -71,8 +70,8 @@ class Driver:
         self._tell = tell
         self._began = 0.0  # when the latest step was planned
         self._run: _Run | None = None
-        self._n_preempted = 0  # since that step was planned
-        scheduler.watch(self._changed)
+        self._n_preempted = 0  # before that step
+        scheduler.watch(self.watchers.changed)
 
     # -- a step ----------------------------------------------------------------------------
 
@@ -100,7 +99,7 @@ class Driver:
         With it come events that do not wait for the step, and whether one of them is the last
         of its request.
         """
-        self._n_preempted = 0
+        self._n_preempted = self.scheduler.counters.preempted
         self._began = self.clock()
         plan = self.scheduler.schedule(self._began)
         events = self.scheduler.take_events()
@@ -140,7 +139,7 @@ class Driver:
             at_s=self._began,
             seconds=ended - self._began,
             host_s=planned - self._began + self.clock() - ended,
-            n_preempted=self._n_preempted,
+            n_preempted=self.scheduler.counters.preempted - self._n_preempted,
             warms_up=warms_up,
         )
         self.watchers.stepped(record)
@@ -163,7 +162,8 @@ class Driver:
     def last_steps(self) -> Iterator[tuple[list[Event], bool]]:
         """Write idle slots to files when no request is left, one step for each item."""
         for plan in self.scheduler.last_plans():
-            self._n_preempted, self._began = 0, self.clock()
+            self._n_preempted = self.scheduler.counters.preempted
+            self._began = self.clock()
             yield self.run(plan)
             if self.watchers.wants_steps:
                 self.log_step()
@@ -182,10 +182,6 @@ class Driver:
             if record is not None:  # else a program has used the scheduler itself
                 record.context.run(self.watchers.ended, record.request, end)
         return events, bool(ends)
-
-    def _changed(self, change: SlotChange, request_id: int, now: float) -> None:
-        self._n_preempted += change == "preempted"
-        self.watchers.changed(change, request_id, now)
 
     # -- requests --------------------------------------------------------------------------
 

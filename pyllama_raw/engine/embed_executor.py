@@ -84,13 +84,11 @@ class EmbedExecutor:
         self._is_closed = self._is_suspended = False
         self._batch = Batch(limits.n_batch)
         self._no_samplers = RowSamplers(1)
-        self._decode_ns = self._cpu_ns = 0
+        self.decode_ns = self.cpu_ns = 0  # since the start
 
     @property
     def times(self) -> StepTimes:
-        return StepTimes(
-            decode_s=self._decode_ns / 1e9, decode_cpu_s=self._cpu_ns / 1e9
-        )
+        return StepTimes(decode_s=self.decode_ns / 1e9, decode_cpu_s=self.cpu_ns / 1e9)
 
     def is_ready(self, pooling: Pooling) -> bool:
         """Whether nobody need make the context that pools like this. Thread: any."""
@@ -202,8 +200,8 @@ class EmbedExecutor:
                 context.seq_rm(work.slot)  # its text may have been given up
             batch.add_scored(work.tokens, work.pos, work.slot)
         outcome = context.step(batch, self._no_samplers)
-        self._decode_ns += outcome.decode_ns
-        self._cpu_ns += outcome.cpu_ns
+        self.decode_ns += outcome.decode_ns
+        self.cpu_ns += outcome.cpu_ns
         check_decode(outcome.code, last_error() if outcome.code else "")
         # The first row of each text.
         rows = accumulate((len(work.tokens) for work in works), initial=0)

@@ -123,11 +123,12 @@ class NativeExecutor:
     @property
     def times(self) -> StepTimes:
         # Contexts of texts have times of their own.
-        texts = StepTimes()
+        decode_ns, cpu_ns = self._decode_ns, self._cpu_ns
         if self._texts is not None:
-            texts = self._texts.times
+            decode_ns += self._texts.decode_ns
+            cpu_ns += self._texts.cpu_ns
         return StepTimes(
-            self._decode_ns / 1e9 + texts.decode_s,
+            decode_ns / 1e9,
             self._sample_ns / 1e9,
             self._operations.capture_s,
             self._operations.restore_s,
@@ -135,7 +136,7 @@ class NativeExecutor:
             self.lanes.n_fallbacks,
             self.adapters.n_switches,
             self.adapters.spent_s,
-            self._cpu_ns / 1e9 + texts.decode_cpu_s,
+            cpu_ns / 1e9,
         )
 
     def load_adapter(self, path: str) -> Adapter:
@@ -162,6 +163,8 @@ class NativeExecutor:
         params, rules = request.sampling, request.rules
         assert isinstance(params, SamplingParams)
         vocab = self.context.model.vocab
+        spans = request.spans
+        text = text_of(request.tokens, spans) if spans else request.tokens
         # Rules of an output are a constraint, names of tokens, or both.
         constraint = token_names = None
         if isinstance(rules, OutputRules):
@@ -170,18 +173,22 @@ class NativeExecutor:
         sampler = open_sampler(
             params,
             vocab,
-            text_of(request.tokens, request.spans),
+            text,
             request.stop_token_ids | vocab.eog_tokens,
             constraint,
             token_names=token_names,
         )
+        needs_all = self.lanes.missing(params, sampler)
         is_drafted = self._speculates and request.speculates
+        mask = constraint if isinstance(constraint, MaskState) else None
+        if is_drafted and mask is not None:
+            mask.expect_drafts()
         built = BuiltSampler(
             params,
             sampler,
-            constraint if isinstance(constraint, MaskState) else None,
+            mask,
             watch(params, sampler, 1 + MAX_DEPTH if is_drafted else 1),
-            self.lanes.missing(params, sampler),
+            needs_all,
             cast("tuple[MediaRows, ...]", request.payloads),
             is_drafted,
         )
@@ -192,14 +199,15 @@ class NativeExecutor:
         built = self._open.pop(request_id)
         if built is None:
             return None
-        built.sampler.close()
         # The sampler has counted its tokens on either side.
-        return self.lanes.use(built.sampler, built.needs_all)
+        use = self.lanes.use(built.sampler, built.needs_all)
+        built.sampler.close()
+        return use
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""
         with ExitStack() as stack:  # all is freed, whatever fails
-            for request_id in self._open.request_ids:
+            for request_id in list(self._open.by_id):
                 stack.callback(self.close, request_id)
             if self._texts is not None:
                 stack.callback(self._texts.shutdown)
@@ -271,8 +279,8 @@ class NativeExecutor:
         moves, works, lot, steady = plan
         # The step that was begun ahead is the one that is wanted, and moves concern none of its
         # slots: its result is waited for, then the moves are done.
-        is_on = lot.adapters == self.adapters.on
-        if is_on and self._continues(works) and _are_beside(moves, works):
+        is_wanted = lot.adapters == self.adapters.on and self._continues(works)
+        if is_wanted and (not moves or _are_beside(moves, works)):
             result = self._decode(works, plan._replace(steady=steady and not moves))
             return self._filled(moves, result) if moves else result
         # Another step: the one begun ahead is undone. Slots that cannot forget its tokens are
@@ -518,7 +526,7 @@ def _are_beside(moves: tuple[Move, ...], works: tuple[Work, ...]) -> bool:
 
     They may then come after the works: what was begun ahead of them is still wanted.
     """
-    slots = {work.slot for work in works} if moves else ()
+    slots = {work.slot for work in works}
     return all(
         isinstance(move, Fetch | Delete)
         or (isinstance(move, Load) and move.slot not in slots)

@@ -351,7 +351,8 @@ class MaskState:
         self.kind = kind
         self._digits, self._n_digits = digits, 0
         self._matcher, self._is_shared = compiled, True
-        self._compiled, self._tokens = compiled, array("i")
+        self._compiled = compiled
+        self._tokens: array[int] | None = None  # accepted ones; None: nobody needs them
         self.mask = compiled.mask[:]
         self.masks = array(UINT32)  # of the places of drafts, one behind the other
         self._is_current = True
@@ -369,13 +370,20 @@ class MaskState:
                 self._digits.limit(self.mask, self._n_digits)
             self._is_current = True
 
+    def expect_drafts(self) -> None:
+        """Note accepted tokens from the first on: a wrong draft may have them accepted anew."""
+        self._tokens = array("i")
+
     def prepare_places(self, drafts: array[int]) -> int:
         """
         Fill `masks`: the mask, and those behind each of *drafts* that may follow.
 
+        Call expect_drafts() before the first token.
+
         Returns:
             How many of them may.
         """
+        assert self._tokens is not None
         self.prepare()
         self._part()
         n_valid, matcher = self._matcher.n_valid(drafts), self._matcher
@@ -415,7 +423,8 @@ class MaskState:
         """Go on after *token*."""
         # The first token of this output: until here it is where all begin.
         self._part()
-        self._tokens.append(token)
+        if self._tokens is not None:
+            self._tokens.append(token)
         self._matcher.accept(token)
         if self._digits is not None:
             self._n_digits = self._digits.count(token, self._n_digits)

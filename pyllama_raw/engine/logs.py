@@ -288,7 +288,7 @@ class RequestLog(RecordLog[RequestRecord]):
             admitted_s=times.admitted,
             first_token_s=times.first_token,
             finished_s=times.finished,
-            why=why(end),
+            why=end.why,
             n_prompt=end.n_prompt,
             n_output=end.n_output,
             n_cached=end.n_cached,
@@ -303,14 +303,6 @@ class RequestLog(RecordLog[RequestRecord]):
             hash_ids=block_ids(request, self._key) if shares else (),
         )
         self.keep(record)
-
-
-def why(end: Finished) -> str:
-    """The finish reason, or the code of the error."""
-    if end.error is not None:
-        return end.error.code
-    assert end.reason is not None
-    return str(end.reason)
 
 
 class Size(NamedTuple):

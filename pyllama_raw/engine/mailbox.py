@@ -45,6 +45,7 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from pyllama_raw.errors import ClosedError, PyllamaError, WrongUse
+from pyllama_raw.options.arguments import SENDER
 
 if TYPE_CHECKING:
     from pyllama_raw.core.request import Event
@@ -434,7 +435,7 @@ class Workers:
         and finds CALLER_LEFT set.
 
         Args:
-            client: whose turn it takes.
+            client: whose turn it takes. None: that of SENDER.
 
         Raises:
             ClosedError: the threads have ended, or are about to.
@@ -446,7 +447,7 @@ class Workers:
         left, context = threading.Event(), copy_context()
         context.run(CALLER_LEFT.set, left)
         job = Errand(partial(context.run, function))
-        self._queues[kind].put(client, job)
+        self._queues[kind].put(client or SENDER.get(), job)
         if self._closed and job.answer.cancel():
             raise ClosedError("the engine is closed")
         try:

@@ -106,6 +106,8 @@ class EngineParts:
     # What begins an output, if an encoder reads the prompt; None: outputs go on with it.
     decoder_start: int | None = None
     restarts: Restarts = field(default_factory=Restarts)  # after failures
+    # What states of slots are of; None: nobody knows. Thread: a worker.
+    state_name: Callable[[], str | None] = lambda: None
     # As suspend() gave it, of an engine that sleeps until it is woken; None: it is awake.
     memory: object = None
     model_files: tuple[ModelFile, ...] = ()  # as they were before the load

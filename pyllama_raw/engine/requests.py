@@ -371,9 +371,7 @@ class WaitingRoom:
         """Keep *records*."""
         for record in records:
             self.waiting.append(record)
-            request = record.request
-            for moment in request.time_limits(record.submitted):
-                self._deadlines.add(moment, request.request_id)
+            self._deadlines.add(record.request, record.submitted)
 
     def take(self, request_id: int) -> OpenRequest | None:
         """Take a request out; None: it is not here."""

@@ -64,30 +64,23 @@ class BuiltSamplers:
     """All that are open, by request_id."""
 
     def __init__(self) -> None:
-        self._all: dict[int, BuiltSampler] = {}
+        self.by_id: dict[int, BuiltSampler] = {}
         self.n_masked = self.n_scored = self.n_needing_all = 0
 
-    def __getitem__(self, request_id: int) -> BuiltSampler:
-        return self._all[request_id]
-
-    @property
-    def request_ids(self) -> list[int]:
-        return list(self._all)
-
     def add(self, request_id: int, sampler: BuiltSampler) -> None:
-        self._all[request_id] = sampler
+        self.by_id[request_id] = sampler
         self._count(sampler, 1)
 
     def pop(self, request_id: int) -> BuiltSampler | None:
         """Take one out; None: it is not open."""
-        sampler = self._all.pop(request_id, None)
+        sampler = self.by_id.pop(request_id, None)
         if sampler is not None:
             self._count(sampler, -1)
         return sampler
 
     def need_all(self, works: Iterable[Work]) -> bool:
         """Whether a request of *works* needs whole rows."""
-        return any(self._all[work.request_id].needs_all for work in works)
+        return any(self.by_id[work.request_id].needs_all for work in works)
 
     def _count(self, sampler: BuiltSampler, change: int) -> None:
         params = sampler.params
@@ -127,7 +120,7 @@ def with_logprobs(
     scored = []
     start = 0
     for work, output in zip(works, outputs, strict=True):
-        request = samplers[work.request_id]
+        request = samplers.by_id[work.request_id]
         # An output token: the sampler of its row has written them.
         if type(output) is Sampled and request.params.logprobs is not None:
             rows = tuple(
@@ -198,8 +191,7 @@ class Rows:
 
     def fill(self, works: tuple[Work, ...]) -> None:
         """Have the batch hold *works*."""
-        batch = self.batch
-        batch.clear()
+        batch, built = self.batch, self._open.by_id
         self._n_places = []
         while self._with_masks:
             sampler, mask = self._with_masks.pop()
@@ -207,12 +199,13 @@ class Rows:
         # Decodes come first in a plan: one row each, by slices of three arrays.
         n_rows = _count_decodes(works)
         decodes = works[:n_rows]
+        batch.clear()
         batch.add_rows(
             [work.tokens[0] for work in decodes],
             [work.pos for work in decodes],
             [work.slot for work in decodes],
         )
-        samplers = [self._open[work.request_id].sampler for work in decodes]
+        samplers = [built[work.request_id].sampler for work in decodes]
         # Chunks of prompts: rows of all tokens that are scored, else of the last one, if at all.
         for work in works[n_rows:]:
             if type(work) is Verify:
@@ -227,12 +220,12 @@ class Rows:
                 add = batch.add_scored
             add(tokens, pos, work.slot, work.samples)
             if work.samples:
-                samplers.append(self._open[work.request_id].sampler)
+                samplers.append(built[work.request_id].sampler)
         self.samplers.set_all(samplers)
 
     def _add_drafts(self, work: Verify) -> list[RowSampler]:
         """Add the rows of *work* to the batch; returns the sampler of each."""
-        built, tokens = self._open[work.request_id], work.tokens
+        built, tokens = self._open.by_id[work.request_id], work.tokens
         # Each place has its mask. What the constraint refuses is no draft.
         if built.mask is not None:
             n_drafts = built.mask.prepare_places(tokens[1:])
@@ -250,7 +243,7 @@ class Rows:
         batch: RowBatch | None = None
         for work in works:
             assert isinstance(work, PrefillSpan)
-            span = self._open[work.request_id].spans[work.span]
+            span = self._open.by_id[work.request_id].spans[work.span]
             run, width = span.run, context.model.n_embd_inp
             # All works of such a step have rows of one shape.
             if batch is None:
@@ -272,7 +265,7 @@ class Rows:
     def prepare_masks(self, works: tuple[Work, ...]) -> None:
         """Have the masks of *works* made while they are decoded."""
         for work in works:
-            mask = self._open[work.request_id].mask
+            mask = self._open.by_id[work.request_id].mask
             if mask is not None and work.samples and type(work) is not Verify:
                 mask.prepare()
 
@@ -304,7 +297,7 @@ class Rows:
         sampling = [work for work in works if work.samples]
         codes = outcome.codes or [0] * len(sampling)
         for work, token, code in zip(sampling, outcome.tokens, codes, strict=True):
-            mask = self._open[work.request_id].mask
+            mask = self._open.by_id[work.request_id].mask
             if code:
                 yield RowFailed(_error(mask, code))
             else:
@@ -322,7 +315,7 @@ class Rows:
             # Places behind a wrong draft have none. One that failed fails again in the next
             # step, as the first one of it.
             tokens = tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens
-            mask = self._open[work.request_id].mask
+            mask = self._open.by_id[work.request_id].mask
             if not tokens:
                 yield RowFailed(_error(mask, outcome.codes[start]))
             else:
@@ -333,7 +326,7 @@ class Rows:
 
     def _taken(self, work: Work, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Have the mask of *work* take *tokens*; returns what it lets follow."""
-        built = self._open[work.request_id]
+        built = self._open.by_id[work.request_id]
         assert built.mask is not None
         for token in tokens:
             built.mask.accept(token)

@@ -107,16 +107,18 @@ def open_sampler(
     """
     grammar = constraint if isinstance(constraint, Grammar) else None
     mask = constraint.mask if isinstance(constraint, MaskState) else None
-    suppress, bias = token_names or NamedTokens.of(params, vocab)
     n_ctx = min(vocab.n_ctx_train, stages.HISTORY_MAX)
     reach = Reach(min(len(prompt) + params.max_tokens, stages.HISTORY_MAX), n_ctx)
+    chain_stages = stages_of(params, reach)
+    n_history = history_of(params, reach.n_most)
+    suppress, bias = token_names or NamedTokens.of(params, vocab)
     chain: SamplerChain | None = None
     n_first = 0  # the size of the top-k that it begins with
     # Greedy requests mostly have no chain: the shim takes the largest logit.
-    if chain_stages := stages_of(params, reach):
+    if chain_stages:
         chain = SamplerChain.build(chain_stages, vocab)
         # Penalties look back into the prompt.
-        if n_history := params.n_history(reach.n_most):
+        if n_history:
             chain.accept(prompt[-n_history:])
         # The shim then gives the chain so many candidates, and no more.
         if isinstance(chain_stages[0], stages.TopK) and chain_stages[0].k <= FIRST_MAX:
@@ -207,6 +209,13 @@ def dry_stage(params: SamplingParams, n_ctx: int) -> stages.Dry | None:
         params.dry_allowed_length,
         tuple(params.dry_sequence_breakers),
     )
+
+
+def history_of(params: SamplingParams, n_most: int) -> int:
+    """Tokens that penalties look back, of *n_most* there can be; 0: none do."""
+    n_penalties = _history(params.penalty_last_n, n_most) if params.penalizes else 0
+    n_dry = _history(params.dry_last_n, n_most) if params.dries else 0
+    return max(n_penalties, n_dry)
 
 
 def _history(limit: int | None, n_most: int) -> int:

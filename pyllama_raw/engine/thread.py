@@ -287,7 +287,7 @@ class EngineThread:
     @property
     def _has_work(self) -> bool:
         """Whether some request has not ended."""
-        return self.driver.scheduler.has_work or bool(self._room.waiting)
+        return bool(self.driver.scheduler.alive or self._room.waiting)
 
     def check(self) -> None:
         """Raise EngineStopped, or ClosedError, if no request can be taken."""
@@ -440,8 +440,8 @@ class EngineThread:
             stats = self.driver.scheduler.stats()
             self.stats = self._room.counted(stats) if self._room.waiting else stats
             self._stats_at = now
-            self._teller.tell(self.driver.scheduler)
             self.cpu_share.note(self._parts.executor.times)
+            self._teller.tell(self.driver.scheduler)
         records = self.records
         ready: dict[object, list[Stream]] = {}  # by event loop, those to be woken
         for event in events:

@@ -165,7 +165,7 @@ class Teller:
     def tell(self, scheduler: Scheduler) -> None:
         """Called a few times a second, and when requests end."""
         if _log.isEnabledFor(logging.INFO):
-            before, self._n_preempted = self._n_preempted, scheduler.stats().preempted
+            before, self._n_preempted = self._n_preempted, scheduler.counters.preempted
             if n_new := self._n_preempted - before:
                 _log.info("preempted %d times (%d in all)", n_new, self._n_preempted)
         if _log.isEnabledFor(logging.DEBUG):

@@ -1,18 +1,39 @@
 """
-Requests that come to a simulation: drawn ones, those of a trace, and what callers know of them.
+When requests come, and how long they are: drawn or recorded, for loads and for simulations.
 
-A `Workload` draws times, lengths, prefixes and clients. A `Trace` has requests as they came; equal
-blocks are equal tokens. A request of either allows as many tokens as it will get, so a policy that
-reads `max_tokens` knows the future. Callers do not: they give one limit to all requests, and at
-best a guess. So does `Guessed`.
+Gaps between requests that are drawn are gamma distributed: a burstiness of 1 is a Poisson process,
+below 1 requests come in bursts, above 1 more evenly. An `Arrival` is a recorded request. Files of
+recorded requests, traces, are these:
+
+| format | file | prompt | keys or columns |
+|---|---|---|---|
+| ours | JSONL | text, ids, or so many tokens | at_s, prompt, max_tokens, client, ... |
+| Mooncake | JSONL | by blocks of 512 tokens | timestamp (ms), *_length, hash_ids |
+| Azure LLM | CSV | so many tokens | TIMESTAMP, ContextTokens, GeneratedTokens |
+| BurstGPT | CSV | so many tokens | Timestamp (s), Request tokens, Response tokens |
+| Vidur | CSV | so many tokens | arrived_at (s), num_prefill_tokens, num_decode_tokens |
+| request log | JSONL | by blocks of `block` tokens | submitted_s, n_*, hash_ids, client, ... |
+
+Requests without output (failed when they were recorded) are left out, and those that warmed an
+engine up. Times count from the first request. A request log has requests in the order in which
+they ended; they are sorted by the time they came.
+
+To a simulation come the requests of a `Workload`, which draws times, lengths, prefixes and clients,
+or of a `Trace`, in which equal blocks are equal tokens. A request of either allows as many tokens
+as it will get, so a policy that reads `max_tokens` knows the future. Callers do not: they give one
+limit to all requests, and at best a guess. So does `Guessed`.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from itertools import accumulate, islice
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, cast
@@ -20,9 +41,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, cast
 from pydantic import Field
 
 from pyllama_raw.core.request import Request
-from pyllama_raw.engine.logs import RequestRecord
+from pyllama_raw.engine.logs import RequestRecord, warms_up
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.workloads import Arrival, of_log, read
+from pyllama_raw.lab.calls import OPTIONS, Call, Prompt
+from pyllama_raw.options.arguments import checked_options
 from pyllama_raw.options.frozen import Checked, Count, Factor
 
 Kind = Literal["fixed", "uniform", "exponential", "lognormal"]
@@ -34,13 +56,33 @@ Mean = Annotated[float, Field(ge=1, le=MOST, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
 Prefix = Annotated[int, Field(ge=0, le=MOST)]
 MAX_GUESS = 2**31 - 1
+MOONCAKE_BLOCK = 512  # tokens
+Row = Mapping[str, Any]
 
 
-class Answer(NamedTuple):
-    """The output that a simulated request will have: `Request.sampling` of it."""
+def gaps(rng: Random, rate: float, burstiness: float = 1.0) -> Iterator[float]:
+    """
+    Seconds from each request to the next one, without end.
 
-    n_output: int
-    first_token: int  # of output; prefixes of outputs are shared where these are equal
+    Args:
+        rate: requests a second, above 0.
+        burstiness: the shape of the gamma distribution, above 0.
+    """
+    while True:
+        yield rng.gammavariate(burstiness, 1 / (rate * burstiness))
+
+
+def arrival_times(
+    rng: Random, n: int, rate: float, burstiness: float = 1.0
+) -> list[float]:
+    """
+    Seconds after the start of *n* requests, in order.
+
+    The last one comes at n / rate for every seed, so runs at one rate last equally long.
+    """
+    times = list(accumulate(islice(gaps(rng, 1.0, burstiness), n)))
+    last = times[-1]
+    return [time * (n / rate) / last for time in times] if last > 0 else [0.0] * n
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +125,188 @@ class Lengths(Checked):
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request of a trace."""
+
+    at_s: float
+    n_prompt: int
+    n_output: int
+    blocks: tuple[int, ...] = ()  # what each block of the prompt is
+    prompt: Prompt | None = None  # the prompt itself, where the trace has it
+    fields_of_call: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # other fields of a Call
+    block: int = MOONCAKE_BLOCK  # tokens of each of blocks but the last
+    max_tokens: int | None = None  # that were allowed; None: n_output
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Options of the request."""
+        return {
+            name: self.fields_of_call[name]
+            for name in OPTIONS
+            if name in self.fields_of_call
+        }
+
+
+def read(path: Path, limit: int | None = None) -> list[Arrival]:
+    """
+    The first *limit* requests of a trace file.
+
+    Raises:
+        ConfigError: names the line that is not understood.
+    """
+    arrivals: list[Arrival] = []
+    parse = None
+    for number, row in _rows(path):
+        if len(arrivals) == limit and parse is not logged:
+            break
+        try:
+            values = json.loads(row) if isinstance(row, str) else row
+            parse = parse or parser_for(values)
+            arrival = parse(values)
+            _check_turn(arrival, len(arrivals))
+            checked_options(arrival.asked)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path}, line {number}: {error!r}") from error
+        if _counts(arrival):
+            arrivals.append(arrival)
+    if not arrivals:
+        raise ConfigError(f"{path}: no requests in it")
+    if parse is logged:
+        arrivals.sort(key=_when)
+    return _from_first(arrivals[:limit])
+
+
+def of_log(log: Iterable[RequestRecord]) -> list[Arrival]:
+    """The requests of a request log, as read() has them."""
+    arrivals = [logged(record._asdict()) for record in log]
+    return _from_first(sorted(filter(_counts, arrivals), key=_when))
+
+
+def _counts(arrival: Arrival) -> bool:
+    """Whether it had output, and did not only warm an engine up."""
+    return arrival.n_output >= 1 and not warms_up(
+        arrival.fields_of_call.get("policy_data")
+    )
+
+
+def _when(arrival: Arrival) -> float:
+    return arrival.at_s
+
+
+def _from_first(arrivals: list[Arrival]) -> list[Arrival]:
+    start = arrivals[0].at_s if arrivals else 0.0
+    return [
+        replace(arrival, at_s=max(arrival.at_s - start, 0.0)) for arrival in arrivals
+    ]
+
+
+def _check_turn(arrival: Arrival, n_before: int) -> None:
+    after = arrival.fields_of_call.get("after")
+    if after is not None and not 0 <= after < n_before:
+        raise ValueError(f"after={after}: {n_before} requests came before")
+
+
+def _rows(path: Path) -> Iterable[tuple[int, str | Row]]:
+    """Rows of a table, or lines of JSON, with their number in the file."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        if path.suffix == ".csv":
+            yield from enumerate(csv.DictReader(lines), 2)
+        else:
+            yield from ((n, line) for n, line in enumerate(lines, 1) if line.strip())
+
+
+def parser_for(row: Row) -> Callable[[Row], Arrival]:
+    """By the keys of the first row."""
+    for key, parse in PARSERS.items():
+        if key in row:
+            return parse
+    keys = ", ".join(PARSERS)
+    raise ValueError(f"columns {sorted(row)}: no known format has them (of {keys})")
+
+
+MORE_FIELDS = {f.name for f in fields(Call)} - {"prompt", "max_tokens", "at_s"}
+OURS = {"at_s", "prompt", "prompt_tokens", "max_tokens", *MORE_FIELDS}
+
+
+def _ours(row: Row) -> Arrival:
+    if unknown := set(row) - OURS:
+        raise ValueError(f"unknown keys {sorted(unknown)}")
+    values = {key: row[key] for key in MORE_FIELDS if key in row}
+    at_s, n_output = float(row.get("at_s", 0.0)), int(row["max_tokens"])
+    if n_output < 1:
+        raise ValueError(f"max_tokens={n_output}: give 1 or more")
+    n_prompt = 0 if "prompt" in row else int(row["prompt_tokens"])
+    return Arrival(
+        at_s, n_prompt, n_output, prompt=row.get("prompt"), fields_of_call=values
+    )
+
+
+def _mooncake(row: Row) -> Arrival:
+    return Arrival(
+        float(row["timestamp"]) / 1e3,
+        int(row["input_length"]),
+        int(row["output_length"]),
+        tuple(row["hash_ids"]),
+    )
+
+
+def _columns(at: str, n_prompt: str, n_output: str) -> Callable[[Row], Arrival]:
+    """Reads three columns: a moment, which may be missing, and two counts."""
+
+    def parse(row: Row) -> Arrival:
+        counts = int(float(row[n_prompt])), int(float(row[n_output]))
+        return Arrival(_moment(row.get(at, "0")), *counts)
+
+    return parse
+
+
+def _moment(text: str) -> float:
+    """Seconds, or a date and time."""
+    try:
+        return float(text)
+    except ValueError:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def logged(row: Row) -> Arrival:
+    """A record of a request log; its time is on the clock of the engine."""
+    return Arrival(
+        float(row["submitted_s"]),
+        int(row["n_prompt"]),
+        int(row["n_output"]),
+        tuple(row["hash_ids"]),
+        block=int(row["block"]),
+        max_tokens=int(row["max_tokens"]),
+        fields_of_call={name: row[name] for name in OPTIONS},
+    )
+
+
+PARSERS: dict[str, Callable[[Row], Arrival]] = {  # by a key that no one before has
+    "submitted_s": logged,
+    "num_prefill_tokens": _columns(
+        "arrived_at", "num_prefill_tokens", "num_decode_tokens"
+    ),
+    "max_tokens": _ours,
+    "hash_ids": _mooncake,
+    "ContextTokens": _columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "Request tokens": _columns("Timestamp", "Request tokens", "Response tokens"),
+}
+
+
+class Answer(NamedTuple):
+    """The output that a simulated request will have: `Request.sampling` of it."""
+
+    n_output: int
+    first_token: int  # of output; prefixes of outputs are shared where these are equal
+
+
+@dataclass(frozen=True, slots=True)
 class Workload(Checked):
     """
     An open loop: requests come whether others have ended or not.
-
-    Gaps are gamma distributed: a burstiness of 1 is a Poisson process, below 1 requests
-    come in bursts.
     """
 
     n_requests: Count = 1000
@@ -116,10 +334,9 @@ class Workload(Checked):
         prefixes = [cut(pool, rng, self.prefix_tokens) for _ in range(self.n_groups)]
         weights = [self.heavy, *[1.0] * (self.n_clients - 1)]
         clients = [f"client {number}" for number in range(self.n_clients)]
-        gap_s = 1 / (self.rate * self.burstiness)
-        now = 0.0
+        coming_s, now = gaps(rng, self.rate, self.burstiness), 0.0
         for request_id in range(self.n_requests):
-            now += rng.gammavariate(self.burstiness, gap_s)
+            now += next(coming_s)
             prefix = prefixes[rng.randrange(self.n_groups)]
             n_output = min(self.output.draw(rng), n_most // 2)
             n_prompt = len(prefix) + self.prompt.draw(rng)

@@ -16,7 +16,7 @@ from pyllama_raw.cli import running
 from pyllama_raw.cli.options import engine_config, given, named_model
 from pyllama_raw.cli.running import output
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab import workloads
+from pyllama_raw.lab import arrivals, workloads
 from pyllama_raw.lab.arguments import SHAPE
 from pyllama_raw.lab.calls import OPTIONS, Call, Result, limits_of, told_apart
 from pyllama_raw.lab.report import (
@@ -197,9 +197,9 @@ def calls_of(options: Namespace, writer: Writer) -> MakeCalls:
     if options.workload == "trace":
         if options.trace is None or set(sizes) - {"requests"}:
             raise ConfigError("a trace needs --trace FILE; of sizes it has --requests")
-        arrivals = workloads.read(options.trace, sizes.get("requests"))
+        recorded = arrivals.read(options.trace, sizes.get("requests"))
         scales = {"speed": options.speed, "length_scale": options.length_scale}
-        return partial(workloads.calls_of, arrivals, writer, **scales)
+        return partial(workloads.calls_of, recorded, writer, **scales)
     if options.trace is not None:
         raise ConfigError("--trace is for the workload trace")
     workload = WORKLOADS[options.workload]

@@ -8,9 +8,6 @@ Rules:
 3. Calls are sent in a closed loop by so many clients, or in an open loop by the clock. A call that
    follows an earlier turn waits for it in both. In a closed loop a slow target is asked less often;
    in an open loop calls come when they come, and queues grow.
-4. Gaps of an open loop are gamma distributed: burstiness 1 is a Poisson process, below 1 calls
-   come in bursts, above 1 more evenly. The last of n calls comes at n / rate for every seed, so
-   that runs with the same rate last equally long.
 
 The result of one run is a flat object, with the keys of `vllm bench serve`:
 1. Keys that vLLM has mean what they mean there; lists are in the order of the calls.
@@ -28,9 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from math import nan
-from random import Random
 from statistics import fmean, median, pstdev
 from time import perf_counter
 from typing import Any, Protocol, Self, cast
@@ -272,20 +267,6 @@ async def closed_loop(target: Target, calls: Sequence[Call], n_clients: int) -> 
         for _ in range(n_clients):
             group.start_soon(client)
     return turns.run(started)
-
-
-def arrivals(rng: Random, n: int, rate: float, burstiness: float = 1.0) -> list[float]:
-    """
-    Args:
-        rate: calls a second, above 0.
-        burstiness: the shape of the gamma distribution of gaps, above 0.
-
-    Returns:
-        Seconds after the start, in order.
-    """
-    times = list(accumulate(rng.gammavariate(burstiness, 1.0) for _ in range(n)))
-    last = times[-1]
-    return [time * (n / rate) / last for time in times] if last > 0 else [0.0] * n
 
 
 async def open_loop(target: Target, calls: Sequence[Call]) -> Run:

@@ -362,7 +362,7 @@ class Machine(Checked):
     n_batch: Count = 2048
     n_cells: Room | None = None  # None: n_ctx_slot for each slot
     token_budget: Count | None = None
-    target_step_s: Positive | None = 0.1
+    target_step_s: Positive | None = None
     max_overtakes: Whole = 16
     # Of each token to be the one before it, for an engine that speculates; None: it does not.
     repetition: Chance | None = None
@@ -493,7 +493,7 @@ def simulate(
     requests = workload.requests(replicas[0].scheduler.limits.n_ctx_slot)
     coming = next(requests, None)
     while True:
-        busy = [replica for replica in replicas if replica.scheduler.has_work]
+        busy = [replica for replica in replicas if replica.scheduler.alive]
         behind = min(busy, key=lambda replica: replica.clock.now, default=None)
         if coming is not None and (behind is None or coming[0] <= behind.clock.now):
             at_s, request = coming

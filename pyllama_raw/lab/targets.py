@@ -52,6 +52,7 @@ from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.engine.logs import WARM_UP
 from pyllama_raw.errors import ConfigError, LibraryNotBuilt
+from pyllama_raw.lab.arrivals import arrival_times
 from pyllama_raw.lab.calls import (
     Call,
     CallFailed,
@@ -60,7 +61,6 @@ from pyllama_raw.lab.calls import (
     Result,
     Run,
     Target,
-    arrivals,
     closed_loop,
     open_loop,
     result_of,
@@ -248,7 +248,7 @@ class Point(Checked):
             return await closed_loop(target, calls, self.clients)
         if self.rate is not None:
             rng = generator(seed, "arrivals")
-            times = arrivals(rng, len(calls), self.rate, self.burstiness)
+            times = arrival_times(rng, len(calls), self.rate, self.burstiness)
             calls = [
                 replace(call, at_s=at_s)
                 for call, at_s in zip(calls, times, strict=True)

@@ -5,12 +5,14 @@ of whose kernels compute (_ffi/kernels/watch.h).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 from pyllama_raw.native.gguf import Header
 from pyllama_raw.native.libllama import Handle, devices, ffi, lib, text
 
 FLOATS = {"f32", "f16", "bf16"}
+AT_MOST = "at most"  # ends what a CPU needs that may have no more than that
 _COMPUTERS = (
     "ours",
     "AMX",
@@ -44,12 +46,20 @@ def table() -> tuple[Kernel, ...]:
         why_not = ""
         if accelerators and not row.is_usable:  # see has_only_cpus() of table.h
             why_not = f"a device that is no CPU is there ({', '.join(accelerators)})"
+        # Only lesser CPUs have products of floats from us: libllama has wider ones.
+        elif not row.is_usable and needs.endswith(AT_MOST) and has_avx512(rows):
+            why_not = "libllama uses AVX-512 for them on this CPU"
         elif not row.is_usable:
             why_not = "this CPU is another one"
         # The row is one struct, which C fills anew each time.
         is_usable, is_woven = bool(row.is_usable), bool(row.is_woven)
         rows.append(Kernel(computes, needs, is_usable, is_woven, why_not))
     return tuple(rows)
+
+
+def has_avx512(rows: Iterable[Kernel]) -> bool:
+    """Whether one of *rows* computes with AVX-512 here."""
+    return any(row.is_usable and row.needs.startswith("AVX-512") for row in rows)
 
 
 def woven_levels() -> tuple[str, ...]:

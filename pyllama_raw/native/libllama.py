@@ -442,6 +442,7 @@ class Handle:
             self._resource = _Resource(pointer, free, owners)
             for owner in owners:
                 owner.n_children += 1
+        self.closed = False
         # The resource knows no Handle, so the garbage collector can free this one.
         self._finalizer = weakref.finalize(self, self._resource.close)
 
@@ -465,12 +466,9 @@ class Handle:
             raise ClosedError(f"{type(self).__name__} is closed")
         return resource.pointer
 
-    @property
-    def closed(self) -> bool:
-        return self._resource.closed
-
     def close(self) -> None:
         """Free the object, at the latest when its last child is closed. Idempotent."""
+        self.closed = True
         self._finalizer()
 
     def __enter__(self) -> Self:

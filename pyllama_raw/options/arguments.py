@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -40,6 +41,9 @@ else:
     frozen = LateModule("pyllama_raw.options.frozen")
     requests = LateModule("pyllama_raw.options.requests")
     sampling = LateModule("pyllama_raw.options.sampling")
+
+# The client of work that names none, such as a count of tokens: clients take turns.
+SENDER: ContextVar[str | None] = ContextVar("SENDER", default=None)
 
 T = TypeVar("T")
 

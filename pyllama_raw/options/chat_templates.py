@@ -126,6 +126,14 @@ _GRANITE = (
     + _ASKS
     + '{{ "<|start_of_role|>assistant<|end_of_role|>" }}{% endif %}'
 )
+_COMMAND_R = (
+    "{% for message in messages %}"
+    '{% set role = "CHATBOT" if message.role == "assistant" else message.role.upper() %}'
+    '{{ "<|START_OF_TURN_TOKEN|><|" + role + "_TOKEN|>" + message.content.strip() }}'
+    '{{ "<|END_OF_TURN_TOKEN|>" }}{% endfor %}'
+    + _ASKS
+    + '{{ "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>" }}{% endif %}'
+)
 
 TEMPLATES = {
     "chatml": _CHATML,
@@ -140,12 +148,14 @@ TEMPLATES = {
     "vicuna": _VICUNA,
     "alpaca": _ALPACA,
     "granite": _GRANITE,
+    "command-r": _COMMAND_R,
 }
 ALIASES = {
     "chatmltools": "hermes",
     "qwen": "hermes",
     "phi": "phi3",
     "mistralinstruct": "mistral",
+    "commandr": "command-r",
 }
 # A version behind a name, as of qwen2.5 or gemma-3, that the format is the same for.
 VERSIONED = ("qwen", "gemma", "llama3", "granite")

@@ -183,10 +183,10 @@ class SchedulerConfig(Frozen):
     """Requests that run at the same time."""
     token_budget: Count | None = None
     """Tokens in one step. None: as many as target_step_s allows."""
-    target_step_s: Annotated[Finite, Field(gt=0)] | None = 0.1
+    target_step_s: Annotated[Finite, Field(gt=0)] | None = None
     """
-    Seconds that a step may take while streams run. None: 0.1, or up to four times as long where
-    shorter steps seem to cost prompts more than 2 % of their pace.
+    Seconds that a step may take while streams run. None: 0.1, or up to 0.2 where more than a tenth
+    of a step is what each step takes, however small.
     """
     prefill_order: Literal["shortest", "turns"] = "shortest"
     """

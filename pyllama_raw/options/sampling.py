@@ -279,15 +279,6 @@ class SamplingParams(Frozen):
         """Whether the temperature counts as 0."""
         return self.temperature < MIN_TEMPERATURE
 
-    def n_history(self, n_tokens: int) -> int:
-        """Tokens that penalties look back, of *n_tokens* there can be; 0: none do."""
-        lengths = [0]
-        if self.penalizes:
-            lengths.append(_at_most(self.penalty_last_n, n_tokens))
-        if self.dries:
-            lengths.append(_at_most(self.dry_last_n, n_tokens))
-        return max(lengths)
-
     @property
     def penalizes(self) -> bool:
         """Whether the stage `penalties` changes anything."""
@@ -304,10 +295,6 @@ class SamplingParams(Frozen):
 
     def _has(self, stage: Stage) -> bool:
         return stage in self.stages and not self.mirostat
-
-
-def _at_most(limit: int | None, n_tokens: int) -> int:
-    return min(n_tokens, MAX_HISTORY if limit is None else limit)
 
 
 PREFIX = "general.sampling."

@@ -204,8 +204,8 @@ class Front:
     async def __call__(self, request: Request) -> Response:
         """The answer of a replica."""
         try:
-            self._bodies.check(request.headers.get("content-length", "0"))
-            body = await self._bodies.read(request.receive)
+            length = request.headers.get("content-length", "0")
+            body = await self._bodies.read(request.receive, length)
             if body is None:
                 return Response()  # to nobody
             messages = self._messages(request, body)

@@ -48,6 +48,8 @@ class CachedModel:
     """Seconds without use after which it is unloaded."""
     key: object = None
     """Its identity: replace() changes a model that has another key."""
+    adapters: frozenset[str] = frozenset()
+    """Names of adapters that are loaded with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, cast
 
-from anyio import CancelScope, current_time, sleep
+from anyio import CancelScope, CapacityLimiter, current_time, sleep, to_thread
 
 from pyllama_raw.errors import MAX_REASON, ConfigError, cut
 from pyllama_raw.options.machine import NoInterpreter, interpreter
@@ -126,11 +126,18 @@ class Child:
             await sleep(LOOK_S)
         return self.has_ended
 
-    async def end(self) -> None:
-        """Ask its session to end, and kill the session if the child does not. Can be repeated."""
+    async def ended(self) -> None:
+        """Return when it has ended, without a look now and then."""
+        wait = self._ended.wait
+        await to_thread.run_sync(
+            wait, abandon_on_cancel=True, limiter=CapacityLimiter(1)
+        )
+
+    async def end(self, limit_s: float = STOP_S) -> None:
+        """Ask its session to end, and kill it if the child lives on after *limit_s*. Can be repeated."""
         with CancelScope(shield=True):
             self.ask_to_end()
-            if not await self.ended_within(STOP_S):
+            if not await self.ended_within(limit_s):
                 kill_session(self.pid)
                 await self.ended_within(inf)
             self._reader.join(SAID_S)

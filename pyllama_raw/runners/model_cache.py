@@ -196,6 +196,10 @@ class ModelCache:
             entry.error,
         )
 
+    def adapters_of(self, name: str) -> frozenset[str]:
+        """Names of the adapters that are loaded with a model. Raises ModelNotFound."""
+        return self._entry(name).model.adapters
+
     @property
     def budget(self) -> dict[str, int]:
         """Bytes that all models may take together, by device."""
@@ -620,8 +624,24 @@ class ModelCache:
             self._residency.loaded(name, now, now - began)
             logger.info("%s is loaded after %.2f s", name, now - began)
             self._tell(ModelEvent(name, ModelState.LOADED))
+            if not is_asleep and self._group is not None:
+                self._group.start_soon(self._follow, entry)
         if resident.state is ModelState.UNLOADED:
             self._settle(entry)
+        self._turn()
+
+    async def _follow(self, entry: _Entry) -> None:
+        """Have a model leave whose runner has ended by itself."""
+        runner = entry.runner
+        death = None if runner is None else await runner.death()
+        if death is None or entry.runner is not runner:
+            return
+        entry.error = death
+        logger.error("%s is gone: %s", entry.name, death)
+        self._describe(
+            entry, entry.model
+        )  # it may sleep again, if a sleep has failed by this
+        self._residency.died(entry.name, self._clock())
         self._turn()
 
     async def _part(self, entry: _Entry, move: Move) -> None:
@@ -640,7 +660,7 @@ class ModelCache:
             await self._close(entry)
             self._residency.gone(name)
             logger.info("%s is unloaded", name)
-            self._tell(ModelEvent(name, ModelState.UNLOADED))
+            self._tell(ModelEvent(name, ModelState.UNLOADED, entry.error))
             try:
                 self._evicted(name)
             except Exception:

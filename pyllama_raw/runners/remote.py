@@ -475,20 +475,44 @@ class RemoteRunner(ModelRunner):
         """
         An answer that begins well; what is wrong with it, in the block, too, is an error of ours.
         """
+        headers = {"content-type": "application/json"}
+        async with self.exchange(method, path, content, headers) as response:
+            with reading(f"{self.name}, {path}"):
+                self._gate.note_headers(response.headers)
+                if response.status_code != 200:
+                    raise await refusal(response)
+                check_coding(response)
+                yield response
+
+    @asynccontextmanager
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[httpx2.Response]:
+        """
+        A block with the answer to one request, whatever its status, whose content is not read yet.
+
+        Args:
+            path: behind `/v1/`, or beginning with `/`.
+
+        Raises:
+            RunnerTimeout, NetworkError: there is none, or it broke off.
+            ClosedError: the runner is closed.
+        """
         import httpx2
 
         self._check_open()
-        headers = self._headers | {"content-type": "application/json"}
+        own = self._headers | {**(headers or {})}
+        # A path from the root is not below the API.
+        url = f"{self._url.removesuffix('/v1')}{path}" if path[:1] == "/" else path
         try:
-            with reading(f"{self.name}, {path}"):
-                async with self._client.stream(
-                    method, path, content=content, headers=headers
-                ) as response:
-                    self._gate.note_headers(response.headers)
-                    if response.status_code != 200:
-                        raise await refusal(response)
-                    check_coding(response)
-                    yield response
+            async with self._client.stream(
+                method, url, content=content, headers=own
+            ) as response:
+                yield response
         except httpx2.ConnectTimeout as error:
             raise RunnerTimeout("connect", self._timeouts.connect_s or 0) from error
         except (httpx2.HTTPError, httpx2.StreamError) as error:

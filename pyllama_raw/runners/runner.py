@@ -43,7 +43,7 @@ from anyio import CancelScope
 from pyllama_raw import AsyncEngine, Prompt
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason
-from pyllama_raw.errors import ClosedError, Unsupported, WrongUse
+from pyllama_raw.errors import ClosedError, PyllamaError, Unsupported, WrongUse
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import (
@@ -438,6 +438,10 @@ class ModelRunner(ABC):
     async def wake(self) -> None:
         """Serve again after sleep()."""
         self._check_open()
+
+    async def death(self) -> PyllamaError | None:
+        """The end of its process, once that has ended. None, at once: it has no process of its own."""
+        return None
 
     async def retire(self) -> None:
         """Close as soon as no run and no call is open: at once, or with the end of the last one."""

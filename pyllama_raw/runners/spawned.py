@@ -21,6 +21,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
+    Mapping,
 )
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from itertools import count
 from pathlib import Path
 from secrets import token_urlsafe
 from types import EllipsisType
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 
@@ -39,9 +40,15 @@ from pyllama_raw.options.machine import NoInterpreter, interpreter
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import VERBS, Verb
-from pyllama_raw.runners.child import HOST, Child
+from pyllama_raw.runners.child import HOST, STOP_S, Child
 from pyllama_raw.runners.connection import http_library
-from pyllama_raw.runners.errors import NetworkError, NotReady, RunnerFault, ServerError
+from pyllama_raw.runners.errors import (
+    NetworkError,
+    NotReady,
+    RunnerDied,
+    RunnerFault,
+    ServerError,
+)
 from pyllama_raw.runners.guards import Backoff, Timeouts, retried
 from pyllama_raw.runners.remote import PYLLAMA, Dialect, RemoteRunner
 from pyllama_raw.runners.runner import (
@@ -55,6 +62,9 @@ from pyllama_raw.runners.runner import (
     lent_source,
 )
 
+if TYPE_CHECKING:
+    import httpx2
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 UNAVAILABLE = 503
@@ -65,6 +75,7 @@ NOTICED_S = 0.5  # for the end of a child to be known, once its connections brok
 LEARN_S = 5.0  # for what a child says of itself
 WARM_S = 30.0  # for the request that warms a server up
 DRAIN_S = 30.0  # for requests of a child that a rebuild ends
+N_CONNECTIONS = 64  # to a child, that stay open without a request
 MAX_LEAVING = 2  # children that serve their last requests, at once
 
 
@@ -150,6 +161,9 @@ class SpawnedRunner(ModelRunner):
         restarts: waits before a child is replaced.
         warms: whether a token is asked for before the first request.
     """
+
+    stop_s = STOP_S
+    """Seconds that the child has to end when this is closed."""
 
     def __init__(
         self,
@@ -237,6 +251,42 @@ class SpawnedRunner(ModelRunner):
         detail = "healthy" if answer.ready else f"Health check {fault}: {answer.detail}"
         return RunnerHealth(answer.live, answer.ready, answer.n_running, detail=detail)
 
+    async def death(self) -> PyllamaError | None:
+        """The end of the child, once it has ended, whoever ended it. None, at once: there is none."""
+        child = self._child
+        if child is None:
+            return None
+        await child.ended()
+        return child.death
+
+    @asynccontextmanager
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[httpx2.Response]:
+        """
+        A block with an answer of the child as it is, as `RemoteRunner.exchange` gives it; starts none.
+
+        Raises:
+            RunnerDied: there is no child any more, or it ended meanwhile.
+            NetworkError, RunnerTimeout, ClosedError: as there.
+        """
+        self._check_open()
+        child, remote = self._child, self._remote
+        if child is None or remote is None or child.has_ended:
+            raise RunnerDied(None) if child is None else child.death
+        async with self._counting():
+            try:
+                async with remote.exchange(method, path, content, headers) as response:
+                    yield response
+            except NetworkError as error:
+                if await child.ended_within(NOTICED_S):
+                    raise child.death from error
+                raise
+
     async def rebuild(
         self,
         api_key: str | EllipsisType | None = ...,
@@ -279,7 +329,7 @@ class SpawnedRunner(ModelRunner):
                 await self._remote.aclose()
             for child in (self._child, *self._leaving):
                 if child is not None:
-                    await child.end()
+                    await child.end(self.stop_s)
 
     # -- inside ---------------------------------------------------------------
 
@@ -387,6 +437,10 @@ class SpawnedRunner(ModelRunner):
             if not child.url:
                 seconds = anyio.current_time() - began
                 logger.info("%s starts since %.0f s", child.name, seconds)
+        http = http_library()
+        any_number = http.Limits(
+            max_connections=None, max_keepalive_connections=N_CONNECTIONS
+        )
         remote = RemoteRunner(
             child.url,
             self._program.served_name,
@@ -395,7 +449,7 @@ class SpawnedRunner(ModelRunner):
             timeouts=self._timeouts,
             backoff=NO_RETRIES,
             name=self.name,
-            transport=http_library().AsyncHTTPTransport(),  # which no proxy gets
+            transport=http.AsyncHTTPTransport(limits=any_number),  # which no proxy gets
         )
         try:
             for attempt in count():

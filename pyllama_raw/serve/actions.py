@@ -7,21 +7,41 @@ are open to each client, as there. What llama-server has and this service has no
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from anyio import move_on_after, sleep, to_thread
 from fastapi import FastAPI
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyllama_raw import AsyncEngine, PyllamaError
+from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.results import Operation
+from pyllama_raw.runners.errors import as_json
 from pyllama_raw.serve.body import Body, Exact, LoraScale
 from pyllama_raw.serve.facts import adapters_of
 from pyllama_raw.serve.failures import JSON, Failure, refused
 from pyllama_raw.serve.service import Service
 
+COUNTS_S, LOOK_S = 1.0, 0.02  # for a request that was left to end
+FILE_NAME = re.compile(r"[^\x00-\x20\x7f/\\:*?\"<>|.][^\x00-\x1f\x7f/\\:*?\"<>|]*")
+MAX_NAME_BYTES = 255
 SCALES = TypeAdapter(list[LoraScale])
 NOT_HERE = (  # endpoints of llama-server that are not done here
     *("/v1/audio/transcriptions", "/audio/transcriptions", "/tools", "/cors-proxy"),
     *("/models", "/v1/chat/completions/control", "/v1/streams/lookup", "/v1/stream"),
 )
+
+
+class FileBody(BaseModel):
+    """A file of a slot; other fields change nothing."""
+
+    filename: str
+    """Its name in the folder of such files."""
 
 
 class AdapterBody(Body, Exact):
@@ -61,14 +81,19 @@ def routes(app: FastAPI, service: Service) -> None:
         return JSON({"success": True})
 
     @app.post("/slots/{slot}", include_in_schema=False)
-    async def act(slot: str, action: str = "", model: str | None = None) -> Response:
-        """Free what is kept for later requests. Slots have no files."""
+    async def act(
+        request: Request, slot: str, action: str = "", model: str | None = None
+    ) -> Response:
+        """Free what is kept for later requests, or move what a slot holds to a file and back."""
+        if action in ("save", "restore"):
+            # What is not in memory has no slots.
+            await service.admit(request.state.exchange, model, Operation.GENERATE)
         engine = service.named(model).engine
         if not slot.isdecimal() or int(slot) >= engine.info.n_slots:
             raise refused("id_slot", f"give one below {engine.info.n_slots}")
         if action in ("save", "restore"):
-            reason = "slots have no files: --slot-save-path keeps prefixes by itself"
-            raise Failure(501, "unsupported", f"action={action}: {reason}", "action")
+            content = (await request.receive())["body"]
+            return JSON(await _moved(service, engine, int(slot), action, content))
         if action != "erase":
             raise refused("action", "give erase, save or restore")
         n_used = engine.stats().n_cells_used
@@ -76,6 +101,8 @@ def routes(app: FastAPI, service: Service) -> None:
         n_erased = n_used - sum(running.n_computed for running in await engine.slots())
         return JSON({"id_slot": int(slot), "n_erased": max(n_erased, 0)})
 
+    if service.is_behind:
+        _add_commands(app, service)
     if not service.is_llama:
         return
 
@@ -91,6 +118,76 @@ def routes(app: FastAPI, service: Service) -> None:
         app.add_api_route(
             path, _not_here, methods=["GET", "POST", "DELETE"], include_in_schema=False
         )
+
+
+async def _moved(
+    service: Service, engine: AsyncEngine, slot: int, action: str, content: bytes
+) -> dict[str, Any]:
+    """Save or restore a slot; the answer is in llama-server's words. Raises Failure."""
+    folder = service.config.slot_save_path
+    if folder is None:
+        reason = "start the service with --slot-save-path"
+        raise Failure(501, "unsupported", f"action={action}: {reason}", "action")
+    try:
+        name = FileBody.model_validate_json(content).filename
+    except ValidationError:
+        raise refused("filename", "give the name of a file") from None
+    is_name = FILE_NAME.fullmatch(name) and ".." not in name and name[-1] not in ". "
+    if not is_name or len(os.fsencode(name)) > MAX_NAME_BYTES:
+        raise refused("filename", "Invalid filename: give a name without a folder")
+    path = Path(folder) / name
+    try:
+        if action == "save":
+            await to_thread.run_sync(_check_folder, path.parent, engine)
+            file = await engine.save_slot(slot, path)
+        else:
+            file = await engine.restore_slot(slot, path)
+    except InvalidRequest as error:
+        param = {"slot": "id_slot", "path": "filename"}.get(error.name, error.name)
+        raise refused(param, f"give {error.allowed}") from error
+    verb, moved, took = {
+        "save": ("n_saved", "n_written", "save_ms"),
+        "restore": ("n_restored", "n_read", "restore_ms"),
+    }[action]
+    counts = {verb: file.n_tokens, moved: file.n_bytes}
+    times = {took: round(file.seconds * 1000, 3)}
+    return {"id_slot": slot, "filename": name, **counts, "timings": times}
+
+
+def _check_folder(folder: Path, engine: AsyncEngine) -> None:
+    """Raise Failure if files of slots take as much as files of prefixes may."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        n_bytes = sum(e.stat().st_size for e in os.scandir(folder) if e.is_file())
+    except OSError as error:
+        reason = f"the folder of slots cannot be used ({error.strerror})"
+        raise Failure(500, "internal_error", reason) from error
+    limit = engine.info.config.cache.max_disk_bytes
+    if n_bytes >= limit:
+        reason = f"files of slots take {n_bytes} bytes, and may take {limit} (max_disk_bytes)"
+        raise Failure(507, "disk_full", f"{reason}: delete some")
+
+
+def _add_commands(app: FastAPI, service: Service) -> None:
+    """Add what a service in front has a process do, and asks it."""
+
+    @app.post("/process/{verb}", include_in_schema=False)
+    async def command(verb: Literal["sleep", "wake"]) -> Response:
+        """Have the engine sleep or go on."""
+        [engine] = service.engines.values()
+        try:
+            await (engine.sleep(2) if verb == "sleep" else engine.wake())
+        except PyllamaError as error:
+            return JSON({"failure": as_json(error)}, 500)
+        return JSON({})
+
+    @app.get("/process/exchanges/{number}", include_in_schema=False)
+    async def counts(number: str) -> Response:
+        """Tokens of the prompt, cached and of the output of a request, once it has ended."""
+        with move_on_after(COUNTS_S):
+            while number not in service.ended_counts:  # noqa: ASYNC110 - its client may have left
+                await sleep(LOOK_S)
+        return JSON(service.ended_counts.pop(number, None))
 
 
 async def _not_here(request: Request) -> Response:

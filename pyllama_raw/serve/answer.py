@@ -383,7 +383,7 @@ class TextAnswer(Response):
                 frames = codec.begin(len(generation.prompt_token_ids))
                 has_begun = True
             await events.write(frames + codec.delta(prompt, delta))
-        results, errors = generation.results, generation.errors
+        errors, results = generation.errors, generation.results
         if not events.has_begun:
             _check_begun(results)
         frames = b"" if has_begun else codec.begin(len(generation.prompt_token_ids))

@@ -43,7 +43,7 @@ from pyllama_raw.serve.failures import (
     refused,
 )
 from pyllama_raw.serve.gate import Gate
-from pyllama_raw.serve.service import Exchange, Service, retry_s
+from pyllama_raw.serve.service import Elsewhere, Exchange, Service, retry_s
 
 ROUTES: tuple[Callable[[FastAPI, Service], None], ...] = (
     *(openai.routes, responses.routes, messages.routes, llamacpp.routes),
@@ -95,6 +95,7 @@ def make_app(
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Failure, _failed)
     app.add_exception_handler(PyllamaError, _failed)
+    app.add_exception_handler(Elsewhere, _sent_on)
     app.add_middleware(Gate, service=service)
     origins = service.config.cors_origins
     if origins:  # before the gate, as questions of browsers have no key
@@ -152,7 +153,11 @@ class BodyRoute(APIRoute):
                     keep_alive_s=body.keep_alive_s,
                     limits=limits_of(body, service),
                 )
-            elif body.keep_alive is not None:
+                if exchange.claim is not None and service.has_processes:
+                    return service.processes[exchange.claim.model].sent_on(
+                        request, service
+                    )
+            elif body.keep_alive is not None and not service.is_behind:
                 exchange.ignored.append("keep_alive")
             arguments = {name: body} | ({request_name: request} if request_name else {})
             response: Response = await function(**arguments)
@@ -212,6 +217,12 @@ async def _refused(request: Request, error: Exception) -> Response:
         failure.headers.pop("Allow", None)
         failure.headers["allow"] = ", ".join(sorted(methods))
     return failure.answer(request.url.path)
+
+
+async def _sent_on(request: Request, error: Exception) -> Response:
+    """The answer of the process that has the model."""
+    assert isinstance(error, Elsewhere)
+    return error.process.sent_on(request, request.app.state.service)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -244,6 +244,25 @@ class ServedBody(Body):
         return service.time_limits | options
 
 
+def scales_of(
+    by_name: Mapping[str, float] | None,
+    model: ServedModel,
+    service: Service,
+    by_number: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """
+    The scales of adapters for a request: those that its body names, and those of its model.
+
+    Args:
+        by_name, by_number: of the body; None: it has no such field.
+    """
+    usual = by_number
+    # Scales of the service are for requests that name no adapter in any way.
+    if usual is None:
+        usual = {} if by_name else service.scales.get(model.name, {})
+    return {**usual, **model.adapters, **(by_name or {})}
+
+
 class StreamOptions(BaseModel):
     """Options of a stream."""
 
@@ -343,16 +362,15 @@ class TextBody(ServedBody):
             Failure: `lora` has an id that no adapter has.
         """
         options = self.served(service)
-        # Scales of the service are for requests that name no adapter in any way.
-        usual = {} if self.adapters else service.scales.get(model.name, {})
+        by_number = None
         if self.lora is not None:
             names = [info.name for info in model.engine.adapters()]
             try:
-                usual = {names[lora.id]: lora.scale for lora in self.lora}
+                by_number = {names[lora.id]: lora.scale for lora in self.lora}
             except IndexError as error:
                 reason = f"each id is that of an adapter, and there are {len(names)}"
                 raise refused("lora", reason) from error
-        scales = {**usual, **model.adapters, **(self.adapters or {})}
+        scales = scales_of(self.adapters, model, service, by_number)
         if scales or self.lora is not None:
             options["adapters"] = scales
         return options
@@ -395,7 +413,7 @@ class TextBody(ServedBody):
                 raise refused("logit_bias", f"names are token ids: {error}") from error
             values["logit_bias"] = biases
         values |= self.form.params
-        n_ctx = model.engine.n_ctx_slot
+        n_ctx = model.engine.info.n_ctx_slot
         defaults = {"max_tokens": n_ctx} | service.sampling
         if self.form.params:  # a form that the service has for others gives way
             defaults = {n: v for n, v in defaults.items() if n not in CONSTRAINTS}

@@ -22,7 +22,7 @@ from pyllama_raw import AsyncEngine
 from pyllama_raw.runners import ModelEvent, ModelState
 from pyllama_raw.serve.answer import EventStream, event
 from pyllama_raw.serve.failures import JSON, Failure, refused
-from pyllama_raw.serve.service import Service
+from pyllama_raw.serve.service import Service, ServingProcess
 
 UNLOADED, LOADING = ModelState.UNLOADED, ModelState.LOADING
 SLEEPING, LEAVING = ModelState.SLEEPING, ModelState.LEAVING
@@ -53,23 +53,30 @@ def routes(app: FastAPI, service: Service) -> None:
         """
         if reload:
             await service.reread()
-        engines = service.engines
+        engines, cards = service.engines, await _cards(service)
         data = [
-            _model(service, name, engine, suffix)
+            model
             for name in service.models
             for engine in (engines.get(name),)
-            for suffix in ("", *_adapters(engine))
-            if not (suffix and service.is_llama)
+            for model in cards.get(name)
+            or [_model(service, name, engine, end) for end in ("", *_adapters(engine))]
+            if not (service.is_llama and model["parent"])
         ]
         answer = {"object": "list", "data": data}
         if service.is_llama:
-            answer["models"] = [_listed(*pair) for pair in service.engines.items()]
+            inputs = {name: _inputs(engine) for name, engine in engines.items()}
+            for name, [card, *_] in cards.items():
+                inputs[name] = card["architecture"]["input_modalities"]
+            answer["models"] = [_listed(name, inputs[name]) for name in inputs]
         return JSON(answer)
 
     @app.get("/v1/models/{name:path}", tags=["models"])
     async def model(name: str) -> Response:
         """One model."""
         name = unquote(name)
+        for card in (await _cards(service)).get(service.base_of(name) or "", []):
+            if card["id"] == service.config.aliases.get(name, name):
+                return JSON(card)
         # A model on demand need not be there.
         if service.models.is_dynamic and service.base_of(name) == name:
             return JSON(_model(service, name, service.engines.get(name), ""))
@@ -124,17 +131,16 @@ def _model(
         "root": name,
         "parent": name if suffix else None,
     }
-    if service.is_router:
-        entry |= {"status": status_of(service, name), "source": "preset"}
-        entry |= {"can_remove": False, "need_download": False}
+    entry |= _as_of_router(service, name)
     if engine is None:
         texts = {"input_modalities": ["text"], "output_modalities": ["text"]}
         return entry | {"architecture": texts}
     uses = engine.capabilities
-    senses = {"image": uses.images, "audio": uses.sounds}
-    inputs = ["text", *(sense for sense, has in senses.items() if has)]
-    if service.is_router:
-        modalities = {"input_modalities": inputs, "output_modalities": ["text"]}
+    if service.is_router or service.is_behind:
+        modalities = {
+            "input_modalities": _inputs(engine),
+            "output_modalities": ["text"],
+        }
         entry["architecture"] = modalities
     return entry | {
         "max_model_len": engine.n_ctx_slot,
@@ -153,6 +159,40 @@ def _model(
             "architecture": uses.model.architecture,
         },
     }
+
+
+def _inputs(engine: AsyncEngine) -> list[str]:
+    """Kinds of parts of chats that a model takes."""
+    uses = engine.capabilities
+    senses = {"image": uses.images, "audio": uses.sounds}
+    return ["text", *(sense for sense, has in senses.items() if has)]
+
+
+async def _cards(service: Service) -> dict[str, list[dict[str, Any]]]:
+    """The entries of models in processes, which these tell, by name; none of one that does not."""
+    own: dict[str, list[dict[str, Any]]] = {}
+    if not service.has_processes:
+        return own
+
+    async def tell(name: str, process: ServingProcess) -> None:
+        listed = await process.fact("/v1/models")
+        if listed is not None:
+            common = {"created": service.started, "tags": service.config.tags}
+            common |= _as_of_router(service, name)
+            own[name] = [card | common for card in listed["data"]]
+
+    async with create_task_group() as group:
+        for name, process in service.processes.items():
+            group.start_soon(tell, name, process)
+    return own
+
+
+def _as_of_router(service: Service, name: str) -> dict[str, Any]:
+    """What a service that has several models tells of one."""
+    if not service.is_router:
+        return {}
+    entry: dict[str, Any] = {"status": status_of(service, name), "source": "preset"}
+    return entry | {"can_remove": False, "need_download": False}
 
 
 def status_of(service: Service, name: str) -> dict[str, Any]:
@@ -176,9 +216,9 @@ def progress_of(fraction: float) -> dict[str, Any]:
     return {"stages": [stage], "current": stage, "value": round(fraction, 3)}
 
 
-def _listed(name: str, engine: AsyncEngine) -> dict[str, Any]:
+def _listed(name: str, inputs: list[str]) -> dict[str, Any]:
     """A model in the form of Ollama's list, whose other fields llama-server leaves empty, too."""
-    sees = engine.capabilities.images or engine.capabilities.sounds
+    sees = len(inputs) > 1
     empty = ("modified_at", "size", "digest", "description", "parameters")
     details = ("parent_model", "family", "parameter_size", "quantization_level")
     return {

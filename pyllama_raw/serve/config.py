@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pyllama_raw import SamplingParams
+from pyllama_raw import SamplingParams, __version__
 from pyllama_raw.options.frozen import Frozen, Mapped
 from pyllama_raw.options.requests import MAX_PRIORITY
 
@@ -15,6 +15,7 @@ FILE_ONLY = {  # what the command line has no flag for
     *("reasoning_format", "tells_prompts"),
 }
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+IdleSeconds = Annotated[float, Field(allow_inf_nan=False)]  # below 0: never
 
 
 class ListenConfig(Frozen):
@@ -79,6 +80,11 @@ class ModelsConfig(Frozen):
     """Seconds that a request waits for its model before others have to give way to it."""
     max_model_overtakes: Annotated[int, Field(ge=0)] = 64
     """Later requests of other models that may run before it."""
+    model_processes: bool = False
+    """
+    Each model has a process of its own, so that one that aborts, and the driver of its device, take
+    nothing else along. Needs the extra `runners`.
+    """
     max_model_waiting: Annotated[int, Field(ge=1)] = 1024
     """Requests that may wait for their models."""
 
@@ -171,5 +177,13 @@ class ServeConfig(Frozen):
     """Facts that are told to nobody: their endpoints answer 501, and the page 404."""
     metrics_names: tuple[Literal["vllm", "llamacpp"], ...] = ("vllm",)
     """Servers by whose names `/metrics` tells what they tell, beside names of our own."""
+    slot_save_path: str | None = None
+    """The folder of the files of `/slots/0?action=save` and `restore`. None: there are none."""
     access_log: str | None = None
     """The file that gets a line of JSON for each request; "-" is the standard output."""
+
+    @property
+    def build(self) -> str:
+        """What runs; in the place of llama-server in its form, a number and a commit."""
+        form = "pyllama_raw {}" if self.in_place_of is None else "b0-pyllama_raw-{}"
+        return form.format(__version__)

@@ -14,13 +14,15 @@ Rules:
    these the one that has been silent longest, then of the idle ones. If all are being answered,
    the new one is told so.
 5. What comes behind a request waits until few answers are ahead of it.
+6. In the place of llama-server names of headers begin with large letters, as there, because some
+   clients compare them letter by letter.
 """
 
 from __future__ import annotations
 
 from asyncio import Transport
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import (
@@ -60,6 +62,8 @@ class Connections:
     head_s: float
     max_connections: int
     send_s: float = 60.0  # until the service is there, whose option it is
+    has_titles: bool = False
+    """Whether names of headers are written as in Content-Type."""
     all: dict[Connection, None] = field(default_factory=dict)
     owing: dict[Connection, None] = field(default_factory=dict)
     """Connections whose clients have not sent all of a request."""
@@ -166,6 +170,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Take a place among the connections."""
+        if self.group.has_titles:
+            transport = cast("Transport", TitledTransport(transport))
         super().connection_made(transport)
         if self.group.make_room():
             self._since = self.loop.time()
@@ -303,6 +309,26 @@ class Connection(HttpToolsProtocol):
         self._is_quiet, self._in_message = False, False
         if not self._is_refused:
             super().on_message_complete()
+
+
+class TitledTransport:
+    """A transport that writes names of headers with large letters."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write a part of an answer; a head begins with the version, and is whole."""
+        if data.startswith(b"HTTP/1.1 "):
+            head, end, body = data.partition(b"\r\n\r\n")
+            first, *lines = head.split(b"\r\n")
+            pairs = [line.partition(b": ") for line in lines]
+            titled = [name.title() + colon + value for name, colon, value in pairs]
+            data = b"\r\n".join([first, *titled]) + end + body
+        self._transport.write(data)
 
 
 def usable(descriptors: int, n_used: int) -> int:

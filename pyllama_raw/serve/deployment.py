@@ -32,9 +32,9 @@ from pyllama_raw.errors import ConfigError, shown
 from pyllama_raw.options.frozen import Frozen, places, suggestion
 from pyllama_raw.options.profile import Settings
 from pyllama_raw.serve.config import (
+    IdleSeconds,
     ListenConfig,
     ModelsConfig,
-    Seconds,
     ServeConfig,
 )
 
@@ -62,10 +62,10 @@ class ModelPlace(Frozen):
     """It stays loaded: it gives way to nobody, and does not rest by itself."""
     load_on_start: bool = False
     """It is loaded at the start."""
-    sleep_idle_s: Seconds | None = None
-    """`loading.sleep_idle_s` of this model."""
-    unload_idle_s: Seconds | None = None
-    """`loading.unload_idle_s` of this model."""
+    sleep_idle_s: IdleSeconds | None = None
+    """`loading.sleep_idle_s` of this model. 0: at once; below 0: never; None: as all models."""
+    unload_idle_s: IdleSeconds | None = None
+    """`loading.unload_idle_s` of this model. 0: at once; below 0: never; None: as all models."""
 
 
 PLACE = tuple(ModelPlace.model_fields)

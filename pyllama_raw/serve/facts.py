@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from anyio import to_thread
+from anyio import create_task_group, to_thread
 from fastapi import FastAPI
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,14 +20,14 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from pyllama_raw import AsyncEngine, SamplingParams, __version__
+from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.options.chat_templates import model_template
 from pyllama_raw.results import EngineState, HealthState
 from pyllama_raw.runners import ModelCache
 from pyllama_raw.serve.failures import JSON, Failure
 from pyllama_raw.serve.llamacpp import settings
 from pyllama_raw.serve.media import MARKER
-from pyllama_raw.serve.service import ServedModel, Service
+from pyllama_raw.serve.service import ServedModel, Service, ServingProcess
 
 COMPUTED, CACHED = "computed prompt tokens", "vllm:prefix_cache_hits_total"
 TIME = "vllm:request_{}_time_seconds_sum"
@@ -41,6 +41,10 @@ LLAMACPP = {  # names of its server, with our sample and what it says
     "requests_processing": ("vllm:num_requests_running", "Requests that run"),
     "requests_deferred": ("vllm:num_requests_waiting", "Requests that wait"),
 }
+LLAMACPP_RATES = {  # gauges of its server, by ours of which they are the quotient
+    "prompt_tokens_seconds": (COMPUTED, TIME.format("prefill")),
+    "predicted_tokens_seconds": ("vllm:generation_tokens_total", TIME.format("decode")),
+}
 
 SHOWN = (  # of /props, to keys that do not see all
     *("model", "model_path", "total_slots", "default_generation_settings"),
@@ -53,18 +57,21 @@ ENDPOINTS = ("slots", "props", "metrics")
 
 def routes(app: FastAPI, service: Service) -> None:
     """Add the endpoints; probes need no key, and what changes something that of an operator."""
-    metrics = _Metrics(service)
 
     @app.get("/lora-adapters", tags=["adapters"])
     async def adapters(request: Request) -> Response:
         """All adapters that requests may name."""
-        return JSON(adapters_of(service, sees_all=sees_all(request)))
+        adapters = adapters_of(service)
+        for process in service.processes.values():
+            adapters += await process.fact("/lora-adapters") or []
+        return JSON(adapters if sees_all(request) else [*map(_without_users, adapters)])
 
     @app.get("/metrics", tags=["facts"], response_class=PlainTextResponse)
     async def told() -> Response:
         """Counts and times, in the text format of Prometheus, each with its model."""
         headers = {"process-start-time-unix": str(service.started)}
         kind = "text/plain; version=0.0.4"
+        metrics = _Metrics(service, await _of_processes(service))
         return Response(generate_latest(metrics), media_type=kind, headers=headers)
 
     @app.get("/props", tags=["facts"])
@@ -131,30 +138,45 @@ def _router(service: Service) -> dict[str, Any]:
         "model_alias": "llama-server" if service.is_llama else "pyllama_raw",
         "model_path": "none",
         "default_generation_settings": {"params": {}, "n_ctx": 0},
-        "build_info": f"pyllama_raw {__version__}",
+        "build_info": service.config.build,
         "ui": "page" not in service.config.closed,
     }
 
 
-def adapters_of(service: Service, *, sees_all: bool = True) -> list[dict[str, Any]]:
-    """All adapters; without folders and users unless a key *sees_all*."""
-    adapters = [
+def adapters_of(service: Service) -> list[dict[str, Any]]:
+    """All adapters of models in this process."""
+    return [
         {
             "id": index,
             "model": model,
             "name": adapter.name,
-            "path": adapter.path if sees_all else Path(adapter.path).name,
+            "path": adapter.path,
             "bytes": adapter.n_bytes,
-            "requests": adapter.n_requests if sees_all else None,
+            "requests": adapter.n_requests,
             "scale": service.scales.get(model, {}).get(adapter.name, 0.0),
         }
         for model, engine in service.engines.items()
         for index, adapter in enumerate(engine.adapters())
     ]
-    return [
-        {n: value for n, value in adapter.items() if value is not None}
-        for adapter in adapters
-    ]
+
+
+def _without_users(adapter: dict[str, Any]) -> dict[str, Any]:
+    """An adapter as keys see it that do not see all: without its folder and who uses it."""
+    facts = {n: value for n, value in adapter.items() if n != "requests"}
+    return facts | {"path": Path(adapter["path"]).name}
+
+
+async def _of_processes(service: Service) -> list[tuple[str, Metric]]:
+    """Families of models in processes of their own, with the names of the models."""
+    families: list[tuple[str, Metric]] = []
+
+    async def ask(name: str, process: ServingProcess) -> None:
+        families.extend((name, family) for family in await process.metrics())
+
+    async with create_task_group() as group:
+        for name, process in service.processes.items():
+            group.start_soon(ask, name, process)
+    return families
 
 
 async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, Any]:
@@ -173,7 +195,7 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
         "total_slots": engine.info.n_slots,
         "default_generation_settings": usual,
         "chat_template": _template(engine),
-        "build_info": f"pyllama_raw {__version__}",
+        "build_info": service.config.build,
         "modalities": {"vision": uses.images, "audio": uses.sounds, "video": False},
         "chat_template_caps": {
             "supports_tools": has_tools,
@@ -232,21 +254,30 @@ async def _slots(model: ServedModel, owner: str | None) -> list[dict[str, Any]]:
 class _Metrics(Collector):
     """The metrics of all engines, each sample with the name of its model, and of the gate."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, families: list[tuple[str, Metric]]) -> None:
+        """
+        Args:
+            families: of models in processes of their own, with the names of the models.
+        """
         self._service = service
+        self._own = [
+            (model, family)
+            for model, engine in service.engines.items()
+            for family in service.metrics_of(engine).collect()
+        ]
+        self._own += families
         self._names, self._traffic = service.config.metrics_names, service.traffic
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
         families: dict[str, Metric] = {}
         # All models have the same families, so their samples are put together.
-        for model, engine in self._service.engines.items():
-            for family in self._service.metrics_of(engine).collect():
-                new = Metric(family.name, family.documentation, family.type)
-                shared = families.setdefault(family.name, new)
-                for sample in family.samples:
-                    labels = {**sample.labels, "model_name": model}
-                    shared.samples.append(sample._replace(labels=labels))
+        for model, family in self._own:
+            new = Metric(family.name, family.documentation, family.type)
+            shared = families.setdefault(family.name, new)
+            for sample in family.samples:
+                labels = {**sample.labels, "model_name": model}
+                shared.samples.append(sample._replace(labels=labels))
         for family in families.values():
             if "vllm" in self._names or not family.name.startswith("vllm:"):
                 yield family
@@ -285,3 +316,7 @@ def _of_llamacpp(families: Iterable[Metric]) -> Iterator[Metric]:
         is_now = name.startswith("requests_")
         kind = GaugeMetricFamily if is_now else CounterMetricFamily
         yield kind(f"llamacpp:{name}", text, totals[source])
+    # Since the start, as its boards expect; of a shorter time monitors compute them of the counters.
+    for name, (tokens, seconds) in LLAMACPP_RATES.items():
+        rate = totals[tokens] / totals[seconds] if totals[seconds] else 0.0
+        yield GaugeMetricFamily(f"llamacpp:{name}", "Tokens a second so far", rate)

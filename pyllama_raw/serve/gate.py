@@ -24,8 +24,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama_raw.errors import first_of
+from pyllama_raw.options.arguments import SENDER
 from pyllama_raw.serve.failures import NUMBERED, Failure
-from pyllama_raw.serve.keys import ADMIN, MONITOR
+from pyllama_raw.serve.keys import ADMIN, MONITOR, number_of
 from pyllama_raw.serve.reading import is_small, let_go, replayed
 from pyllama_raw.serve.service import CURRENT, LEFT, Exchange, Service
 
@@ -62,6 +63,8 @@ class Gate:
             scope = {**scope, "method": "GET"}
         answer = _Answer(service, scope, send)
         current = CURRENT.set(exchange)
+        # Without keys each connection has a turn of its own.
+        sender = SENDER.set(":".join(map(str, scope.get("client") or ())) or None)
         numbered = NUMBERED.set(service.is_llama)
         service.traffic.in_flight += 1
         try:
@@ -74,6 +77,7 @@ class Gate:
             raise
         finally:
             CURRENT.reset(current)
+            SENDER.reset(sender)
             NUMBERED.reset(numbered)
             service.traffic.in_flight -= 1
             # Another model may have the room, if nobody else uses this one.
@@ -102,7 +106,11 @@ class Gate:
                 elif path in WATCHED:
                     right = MONITOR
                 exchange.key = service.keys.check(headers, right)
-                exchange.client = "" if exchange.key is None else exchange.key.name
+                if service.is_behind:
+                    exchange.number = number_of(headers)
+                if exchange.key is not None:
+                    exchange.client = exchange.key.name
+                    SENDER.set(exchange.client)
             # Without a body it asks for facts, which are told at any time.
             if not has_body:
                 service.check_open(CLOSED.get(path))
@@ -110,13 +118,15 @@ class Gate:
                 return
             # The head alone says that there is no room for the body.
             service.check_room()
-            service.bodies.check(headers.get("content-length", "0"))
             service.rates.enter(exchange.client)
-            body = await service.bodies.read(receive)
+            length = headers.get("content-length", "0")
+            body = await service.bodies.read(receive, length)
             if body is None:  # the client left
                 return
             is_read, exchange.n_read = True, len(body)
             again = replayed(body)
+            if service.has_processes:
+                exchange.content = body
             del body  # the handler frees it once it is parsed
             # Others may have come while this one was read.
             service.check_room()

@@ -15,6 +15,7 @@ how long a comparison takes tells nothing about a key.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from pyllama_raw.serve.failures import Failure
 
 VARIABLE = "PYLLAMA_RAW_API_KEYS"
 COMMENT = re.compile(r"(?:^|\s)#")  # a key may have a # in it
+SENDER_HEADER = "x-pyllama-sender"  # says for whom a service in front asks
 ADMIN, MONITOR = "admin", "monitor"  # owners whose keys have a right
 
 
@@ -52,8 +54,15 @@ class Key(NamedTuple):
 class Keys:
     """The keys that are allowed; without any, all may come in."""
 
-    def __init__(self, config: ServeConfig) -> None:
-        """Raises ConfigError: the file or the variable has no key, or a line is none."""
+    def __init__(self, config: ServeConfig, *, is_behind: bool = False) -> None:
+        """
+        Args:
+            is_behind: the one key is that of a service in front, which has checked keys.
+
+        Raises:
+            ConfigError: the file or the variable has no key, or a line is none.
+        """
+        self._is_behind = is_behind
         self._owners: dict[bytes, Key] = {}
         if config.api_keys_file is not None:
             path = Path(config.api_keys_file)
@@ -95,6 +104,8 @@ class Keys:
             scheme = {"www-authenticate": "Bearer"}
             message = "a key is needed, as `Authorization: Bearer KEY` or `X-Api-Key`"
             raise Failure(401, "invalid_api_key", message, headers=scheme)
+        if self._is_behind:
+            return _sender(headers)[1]
         if right == ADMIN and (key is None or key.name != ADMIN):
             message = f"this needs a key of {ADMIN!r}, which a service may not have"
             raise Failure(403, "admin_key_needed", message)
@@ -116,6 +127,17 @@ class Keys:
                 self._owners[digest] = Key(name, digest)
         if len(self._owners) == n_before:
             raise ConfigError(f"{where} has no keys: give one, or leave {where} out")
+
+
+def number_of(headers: Mapping[str, str]) -> str:
+    """The number that a service in front has given a request."""
+    return _sender(headers)[0]
+
+
+def _sender(headers: Mapping[str, str]) -> tuple[str, Key | None]:
+    """The number of a request, and the key of its sender, as a service in front says."""
+    number, facts = json.loads(headers.get(SENDER_HEADER, '["", null]'))
+    return number, None if facts is None else Key(facts[0], bytes.fromhex(facts[1]))
 
 
 def _digest(key: bytes) -> bytes:

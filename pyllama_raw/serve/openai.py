@@ -244,7 +244,7 @@ class ChatCodec:
             prompt: the prompt as the model gets it, if the answer tells it.
         """
         kind = "chat.completion.chunk" if request.streams else "chat.completion"
-        self._chunks = Chunks("chatcmpl", kind, request, body)
+        self._chunks = Chunks("chatcmpl", kind, request, body, config)
         self._n = request.params.n
         # In the place of llama-server no token may be wanted, and the last chunk tells times.
         self._is_llama = config.in_place_of is not None
@@ -269,10 +269,10 @@ class ChatCodec:
         logprobs = b""
         if self._lists and delta.logprobs:
             logprobs = b'"logprobs":%b,' % to_json(chat_logprobs(delta.logprobs))
-            objects = objects or [{}]
+            objects = objects or [b"{}"]
         frames = []
         for value in objects:
-            choice = b'"delta":%b,%b"finish_reason":null' % (to_json(value), logprobs)
+            choice = b'"delta":%b,%b"finish_reason":null' % (value, logprobs)
             frames.append(self._chunks.frame(delta.index, choice))
             logprobs = b""  # once
         return b"".join(frames)
@@ -309,9 +309,9 @@ class ChatCodec:
         return self._chunks.answer(choices, results) | self._verbose
 
 
-def _objects_of(delta: Delta, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _objects_of(delta: Delta, names: Sequence[str]) -> Iterator[bytes]:
     """
-    Objects `delta` of a stream, one for each part.
+    Objects `delta` of a stream, one for each part, as they are sent.
 
     The name of a call comes once and before its arguments, because clients add texts up.
 
@@ -319,19 +319,22 @@ def _objects_of(delta: Delta, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         names: of fields that have the reasoning.
     """
     if not delta.parts and delta.text:  # it is not taken apart
-        yield {"content": delta.text}
+        yield b'{"content":%b}' % to_json(delta.text)
     for part in delta.parts:
+        # Nearly all of a stream: its text is all that is written anew.
+        if isinstance(part, Content):
+            yield b'{"content":%b}' % to_json(part.text)
+            continue
         if not isinstance(part, CallDelta):
-            is_content = isinstance(part, Content)
-            yield dict.fromkeys(("content",) if is_content else names, part.text)
+            yield to_json(dict.fromkeys(names, part.text))
             continue
         # A call begins with its name, and its arguments come bit by bit.
         if part.name is not None:
             call = tool_call(part.id, part.name, "")
-            yield {"tool_calls": [{"index": part.index, **call}]}
+            yield to_json({"tool_calls": [{"index": part.index, **call}]})
         if part.arguments:
             call = {"index": part.index, "function": {"arguments": part.arguments}}
-            yield {"tool_calls": [call]}
+            yield to_json({"tool_calls": [call]})
 
 
 def _message_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
@@ -378,14 +381,21 @@ class Chunks:
     """
 
     def __init__(
-        self, prefix: str, kind: str, request: TextRequest, body: TextBody
+        self,
+        prefix: str,
+        kind: str,
+        request: TextRequest,
+        body: TextBody,
+        config: ServeConfig,
     ) -> None:
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"{prefix}-{uuid4().hex}",
             "object": kind,
             "created": int(time()),
             "model": request.model.name,
         }
+        if config.in_place_of is not None:
+            self._head["system_fingerprint"] = config.build
         options = body.stream_options
         self._with_usage = options is not None and bool(options.include_usage)
         self._before = b"data: %b" % to_json(self._head)[:-1] + b',"choices":[{"index":'
@@ -562,7 +572,7 @@ class CompletionCodec:
         config: ServeConfig,
     ) -> None:
         self._is_llama = config.in_place_of is not None
-        self._chunks = Chunks("cmpl", "text_completion", request, body)
+        self._chunks = Chunks("cmpl", "text_completion", request, body, config)
         self._n = request.params.n
         self._echoes, self._has_output = echoes, body.has_output
         self._lists = request.params.logprobs is not None

@@ -74,25 +74,25 @@ class Bodies:
         self._parsers: CapacityLimiter | None = None
         self._n_large = 0  # uses of large bodies
 
-    def check(self, length: str) -> None:
-        """Raise Failure if a body of the *length* that its header tells is too large."""
-        if length.isdecimal() and int(length) > self._max_bytes:
-            raise self._too_large(f"has {length} bytes")
-
     def drain(self) -> None:
         """Refuse the bodies that are not whole."""
         self._drains = True
         for scope in self._scopes:
             scope.cancel()
 
-    async def read(self, receive: Receive) -> bytes | None:
+    async def read(self, receive: Receive, length: str) -> bytes | None:
         """
         The whole body; None: the client left.
+
+        Args:
+            length: of the body, as its header tells.
 
         Raises:
             Failure: the body is too large or too slow, others fill the memory, or the service
                 is about to end.
         """
+        if length.isdecimal() and int(length) > self._max_bytes:
+            raise self._too_large(f"has {length} bytes")
         content = bytearray()
         scope = move_on_after(self._limit_s)
         self._scopes.add(scope)

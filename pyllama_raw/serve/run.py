@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from socket import AF_UNIX, socket
@@ -33,7 +35,7 @@ from anyio import to_thread
 from fastapi import FastAPI
 
 from pyllama_raw import AsyncEngine, EngineConfig, devices
-from pyllama_raw.runners import CachedModel, LocalRunner, ModelCache
+from pyllama_raw.runners import CachedModel, LocalRunner, ModelCache, ModelRunner
 from pyllama_raw.serve.app import make_app
 from pyllama_raw.serve.config import ListenConfig, ModelsConfig
 from pyllama_raw.serve.connections import (
@@ -61,6 +63,8 @@ Say = Callable[[str], None]
 
 HOST = "CPU"
 MARGIN_BYTES = 2**30  # of a device that stay free, or a 16th of a small one
+PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<n>\d{5})\.gguf")  # a file of a model
+MAX_PARTS = 1000  # of a model, whose files are looked at
 TICK_S = 0.05
 TICKS = 10  # of uvicorn, in a second
 LOOK_S = 0.5  # between two looks for the parent
@@ -84,6 +88,7 @@ async def deploy(
     *,
     prepare: Prepare | None = None,
     reread: Callable[[], Deployment] | None = None,
+    is_behind: bool = False,
 ) -> None:
     """
     Serve *deployment* until SIGTERM or SIGINT; a second signal ends what runs.
@@ -95,6 +100,7 @@ async def deploy(
             *deployment*.
         reread: makes the deployment anew of its files, whose models are those of the service from
             then on; called in a worker thread.
+        is_behind: this is the process of a model, with a service in front.
 
     Raises:
         OSError: an address cannot be had.
@@ -117,7 +123,8 @@ async def deploy(
                 engines[name] = await stack.enter_async_context(opening)
                 for adapter in deployment.adapters.get(name, ()):
                     await engines[name].load_adapter(adapter.name, adapter.path)
-            return answering(make_app(engines, deployment.service))
+            app = make_app(engines, deployment.service, is_behind=is_behind)
+            return answering(app)
 
         async def open_models(models: ModelCache) -> Service:
             for name, place in deployment.places.items():
@@ -131,6 +138,7 @@ async def deploy(
             configs = deployment.configs.values()
             has_media = any(config.media.mmproj is not None for config in configs)
             options = {"autoload": deployment.loading.autoload, "refresh": read}
+            options["has_processes"] = deployment.loading.model_processes
             app = make_app(models, deployment.service, has_media=has_media, **options)
             return answering(app)
 
@@ -151,6 +159,16 @@ async def deploy(
                 release(sockets, files_of(sockets))
                 raise
         await _serve(front, open_engines, deployment, sockets, say, is_last=True)
+
+
+def child() -> None:
+    """Serve the one model that the environment says, for the service in front; a whole process."""
+    from pyllama_raw.serve.processes import deployment_here, report
+
+    say = partial(print, flush=True)
+    serving = partial(deploy, deployment_here(), report, say, is_behind=True)
+    has_uvloop = find_spec("uvloop") is not None
+    anyio.run(serving, backend_options={"use_uvloop": has_uvloop})
 
 
 async def deploy_nothing(deployment: Deployment, say: Say) -> None:
@@ -193,6 +211,8 @@ async def _serve(
     descriptors = _descriptors()
     limit = listen.max_connections or usable(descriptors, _n_used())
     connections = Connections(listen.head_s, limit)
+    if isinstance(listen, Deployment):
+        connections.has_titles = listen.service.in_place_of is not None
     options = uvicorn.Config(
         app,
         http=Connection.of(connections),
@@ -226,6 +246,7 @@ async def _serve(
                 await server.serve([*sockets])
                 group.cancel_scope.cancel()
     finally:
+        server.close()
         signals.release()
     for error in failures:
         raise error
@@ -250,7 +271,12 @@ async def model_cache(
 ) -> ModelCache:
     """The cache of the models of *deployment*, to be entered. Raises ConfigError."""
     config = deployment.loading
-    budget = await to_thread.run_sync(budget_of, config)
+    if config.model_processes:
+        from pyllama_raw.serve.processes import device_bytes
+
+        budget = budget_of(config, await device_bytes())
+    else:
+        budget = await to_thread.run_sync(budget_of, config)
     return ModelCache(
         cached_models(deployment, loading, prepare, budget),
         budget=budget,
@@ -261,13 +287,25 @@ async def model_cache(
     )
 
 
-def budget_of(config: ModelsConfig) -> dict[str, int]:
-    """Bytes that all models may take, by device: as the options say, else what is free now."""
-    budget: dict[str, int] = {}
-    for device in devices():
-        if device.kind in ("cpu", "gpu", "igpu"):
-            margin = min(MARGIN_BYTES, device.memory_total_bytes // 16)
-            budget[device.name] = max(device.memory_free_bytes - margin, 1)
+def budget_of(
+    config: ModelsConfig, places: Mapping[str, tuple[int, int]] | None = None
+) -> dict[str, int]:
+    """
+    Bytes that all models may take, by device: as the options say, else what is free now.
+
+    Args:
+        places: bytes of each device, all and free. None: they are looked for.
+    """
+    if places is None:
+        places = {
+            device.name: (device.memory_total_bytes, device.memory_free_bytes)
+            for device in devices()
+            if device.kind in ("cpu", "gpu", "igpu")
+        }
+    budget = {
+        name: max(n_free - min(MARGIN_BYTES, n_bytes // 16), 1)
+        for name, (n_bytes, n_free) in places.items()
+    }
     if config.memory_bytes is not None:
         budget[HOST] = config.memory_bytes
     return {**budget, **config.memory}
@@ -297,11 +335,20 @@ def _cached(
     adapters = deployment.adapters.get(name, ())
     place, of_all = deployment.places.get(name, ModelPlace()), deployment.loading
 
-    def make(progress: Callable[[float], object]) -> LocalRunner:
+    model: ProcessModel | None = None
+    if of_all.model_processes:
+        from pyllama_raw.serve.processes import ModelProcess, ProcessModel
+
+        options = name, path, config, adapters, deployment.service, budget, prepare
+        model = ProcessModel(*options)
+
+    def make(progress: Callable[[float], object]) -> ModelRunner:
         def report(fraction: float) -> None:
             progress(fraction)
             loading(name, fraction)
 
+        if model is not None:
+            return ModelProcess(model, report)
         return LocalRunner(
             path,
             config,
@@ -312,13 +359,20 @@ def _cached(
             room=budget,
         )
 
-    options = None if config is None else config.model_dump_json()
+    key = None if config is None else config.model_dump_json()
     return CachedModel(
         make,
         is_pinned=place.pinned,
-        sleep_s=place.sleep_idle_s or of_all.sleep_idle_s or inf,
-        unload_s=place.unload_idle_s or of_all.unload_idle_s or inf,
-        key=(path, _file_key(path), options, adapters),
+        sleep_s=_idle_s(place.sleep_idle_s, of_all.sleep_idle_s),
+        unload_s=_idle_s(place.unload_idle_s, of_all.unload_idle_s),
+        key=(
+            path,
+            *map(_file_key, _files_of(path, config, adapters)),
+            key,
+            adapters,
+            of_all.model_processes,
+        ),
+        adapters=frozenset(adapter.name for adapter in adapters),
     )
 
 
@@ -329,10 +383,34 @@ async def _load_adapters(
         await engine.load_adapter(adapter.name, adapter.path)
 
 
+def _idle_s(own_s: float | None, of_all_s: float | None) -> float:
+    """The time of a model without use; inf: for ever."""
+    idle_s = of_all_s if own_s is None else own_s
+    return inf if idle_s is None or idle_s < 0 else idle_s
+
+
+def _files_of(
+    path: str | None, config: EngineConfig | None, adapters: tuple[AdapterEntry, ...]
+) -> Iterator[str | None]:
+    """All files that a model is made of, as far as their names say."""
+    # A model in parts has the number of them in the name of each.
+    if parts := PART.fullmatch(path or ""):
+        stem, n_parts = parts["stem"], int(parts["n"])
+        for number in range(1, min(n_parts, MAX_PARTS) + 1):
+            yield f"{stem}-{number:05}-of-{n_parts:05}.gguf"
+    else:
+        yield path
+    if config is not None and config.media.mmproj is not None:
+        yield str(config.media.mmproj)
+    yield from (adapter.path for adapter in adapters)
+
+
 def _file_key(path: str | None) -> tuple[int, int] | None:
     """What tells a file from one that took its place. None: it is not there, or not a file."""
+    if path is None:
+        return None
     try:
-        status = Path(path or "").stat()
+        status = Path(path).stat()
     except (OSError, ValueError):
         return None
     return status.st_mtime_ns, status.st_size
@@ -346,6 +424,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
+        self.servers: list[asyncio.Server] = []
         self.listens = anyio.Event()
         self._connections = connections
 
@@ -365,7 +444,6 @@ class _Server(uvicorn.Server):
             )
             return connection
 
-        self.servers = []
         for listener in sockets or ():
             is_unix = listener.family == AF_UNIX
             make: Any = loop.create_unix_server if is_unix else loop.create_server
@@ -374,6 +452,18 @@ class _Server(uvicorn.Server):
             )
         self.started = True
         self.listens.set()
+
+    def close(self) -> None:
+        """
+        Have the event loop forget the sockets and all connections; can be repeated.
+
+        A server that is cancelled does not shut itself down. If its sockets alone were closed, the
+        loop would take a later one with their numbers for them, and never look at it.
+        """
+        for listener in self.servers:
+            listener.close()
+        for connection in [*self._connections.all]:
+            connection.abort()
 
     async def on_tick(self, counter: int) -> bool:
         """Look for connections that are over their time, every second."""
@@ -456,6 +546,8 @@ async def _drain(service: Service, scope: anyio.CancelScope) -> None:
     async with anyio.create_task_group() as group:
         for engine in service.engines.values():
             group.start_soon(engine.aclose, service.config.drain_s)
+        if service.has_processes:
+            group.start_soon(service.models.aclose, service.config.drain_s)
     scope.cancel()
 
 

@@ -20,10 +20,11 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyllama_raw.api.batches import softmax
 from pyllama_raw.errors import InvalidRequest, first_of
 from pyllama_raw.results import LabelScore, Likelihood, Operation
 from pyllama_raw.serve import fields
-from pyllama_raw.serve.body import Items, Named, ServedBody
+from pyllama_raw.serve.body import Items, Named, ServedBody, scales_of
 from pyllama_raw.serve.conversation import template_variables
 from pyllama_raw.serve.failures import JSON, refused, renamed
 from pyllama_raw.serve.openai import LEAST, TokenIds
@@ -50,8 +51,7 @@ class ScoringBody(ServedBody):
     def options(self, model: ServedModel, service: Service) -> Any:
         """Options of the requests, with the adapters of the model that the body names."""
         options = self.served(service)
-        usual = {} if self.adapters else service.scales.get(model.name, {})
-        if scales := {**usual, **model.adapters, **(self.adapters or {})}:
+        if scales := scales_of(self.adapters, model, service):
             options["adapters"] = scales
         if self.messages is not None:
             variables = template_variables(self.chat_template_kwargs, None)
@@ -186,13 +186,8 @@ async def _scored_items(
     )
     scores = []
     for likelihoods in of_all:
-        values = [exp(likelihood.total) for likelihood in likelihoods]
-        if body.apply_softmax:
-            best = max(likelihood.total for likelihood in likelihoods)
-            weights = [exp(likelihood.total - best) for likelihood in likelihoods]
-            total = sum(weights)
-            values = [weight / total for weight in weights]
-        scores.append(values)
+        totals = [likelihood.total for likelihood in likelihoods]
+        scores.append(softmax(totals) if body.apply_softmax else [*map(exp, totals)])
     usage = _usage(of_all, exchange)
     return _head("score", model) | {
         "object": "scoring",

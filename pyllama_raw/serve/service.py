@@ -17,15 +17,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import chain
 from math import ceil, inf
 from pathlib import Path
 from time import monotonic, time
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from weakref import finalize
 
-from anyio import Lock, move_on_after, to_thread
+from anyio import Lock, move_on_after, sleep, to_thread
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.api.metrics import EngineMetrics
@@ -37,6 +40,7 @@ from pyllama_raw.runners import (
     LocalRunner,
     ModelCache,
     ModelState,
+    RunnerCapabilities,
 )
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused
@@ -45,11 +49,13 @@ from pyllama_raw.serve.reading import DRAINING, Bodies
 
 UNPOOLED = (None, Pooling.NONE, Pooling.RANK)  # of models that are made for no vectors
 NOT_LOADED = "model is not loaded"
+REREAD_REST = 4  # after a read of the list of models, for the time that it took
 LOADED, LOADING, SLEEPING = (
     ModelState.LOADED,
     ModelState.LOADING,
     ModelState.SLEEPING,
 )
+MAX_ENDED = 4096  # requests whose counts a service in front may ask for
 NO_LIMITS: Mapping[str, float] = {}
 # Reads the list of models anew.
 Refresh = Callable[[], Mapping[str, CachedModel]]
@@ -83,6 +89,8 @@ class Exchange:
     ignored: list[str] = field(default_factory=list)
     """Fields of the body that change nothing here; names of our own tables only."""
     claim: Claim | None = None  # on the model, if that is loaded on demand
+    content: bytes = b""  # of its body, where it may be sent on to a process
+    number: str = ""  # that a service in front has given it
     began: float = field(default_factory=monotonic)
 
 
@@ -99,6 +107,37 @@ class ServedModel(NamedTuple):
     adapters: Mapping[str, float] = {}  # of `base:adapter`, each with its scale
 
 
+class ServingProcess(Protocol):
+    """A model in a process of its own, as processes.py has them."""
+
+    name: str
+
+    @property
+    def capabilities(self) -> RunnerCapabilities:
+        """The abilities of the model."""
+
+    @property
+    def n_places(self) -> int:
+        """Requests that it has slots for, and that may wait for one."""
+
+    def sent_on(self, request: Request, service: Service) -> Response:
+        """The answer of the process to *request*."""
+
+    async def fact(self, path: str) -> Any:
+        """The answer to GET *path*. None: there is none for now."""
+
+    async def metrics(self) -> list[Metric]:
+        """Families of its engine."""
+
+
+class Elsewhere(Exception):
+    """A request is that of a model in a process of its own, which is to answer it."""
+
+    def __init__(self, process: ServingProcess) -> None:
+        super().__init__(process.name)
+        self.process = process
+
+
 # -- all requests ------------------------------------------------------------------------
 
 
@@ -112,12 +151,16 @@ class Service:
         *,
         autoload: bool = True,
         has_media: bool = False,
+        has_processes: bool = False,
+        is_behind: bool = False,
         refresh: Refresh | None = None,
     ) -> None:
         """
         Args:
             autoload: whether a request loads its model, unless it says otherwise.
             has_media: models that are loaded later may take images or sounds.
+            has_processes: runners of the models are those of processes.py.
+            is_behind: it is such a process, with a service in front.
             refresh: reads the list of models anew, in a worker thread; None: it never changes.
 
         Raises:
@@ -128,6 +171,7 @@ class Service:
             models = ModelCache(there=runners)
         self.models, self.config = models, config
         self.autoload, self.refresh = autoload, refresh
+        self.has_processes, self.is_behind = has_processes, is_behind
         # Engines that the program has opened stay; only those of others are looked for.
         self._own_engines: dict[str, AsyncEngine] | None = None
         self._own_engines = None if models.is_dynamic else self.engines
@@ -135,11 +179,12 @@ class Service:
         self.is_router = models.is_dynamic and (refresh is not None or len(models) > 1)
         self.drains = False  # drain() was called
         self._reading, self._n_reads = Lock(), 0  # of the list of models
+        self._reread_at = -inf  # from when on it may be read
         self.is_llama = config.in_place_of is not None
         # Scales of adapters of each model, for requests that name none.
         self.scales: dict[str, dict[str, float]] = {}
         self.started = int(time())  # Unix time
-        self.keys, self.rates = Keys(config), Rates(config)
+        self.keys, self.rates = Keys(config, is_behind=is_behind), Rates(config)
         options = (engine.info.config.media for engine in self.engines.values())
         has_media = has_media or any(media.mmproj is not None for media in options)
         self.bodies, self.traffic = Bodies(config, has_media=has_media), Traffic()
@@ -157,6 +202,8 @@ class Service:
         }
 
         self.n_open = 0
+        # Tokens of prompts, cached and of outputs, by numbers of a service in front.
+        self.ended_counts: dict[str, tuple[int, int, int]] = {}
 
     @property
     def engines(self) -> dict[str, AsyncEngine]:
@@ -168,6 +215,18 @@ class Service:
             for name, runner in self.models.loaded().items()
             if isinstance(runner, LocalRunner) and runner.engine is not None
         }
+
+    @property
+    def processes(self) -> dict[str, ServingProcess]:
+        """Models that are loaded in processes of their own, by name."""
+        if not self.has_processes:
+            return {}
+        return cast("dict[str, ServingProcess]", self.models.loaded())
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether somebody wants to know the tokens of each request."""
+        return self._log is not None or self.config.tokens_per_minute is not None
 
     def metrics_of(self, engine: AsyncEngine) -> EngineMetrics:
         """What *engine* does is counted, from the first call on. Raises ClosedError."""
@@ -195,6 +254,8 @@ class Service:
         max_open = sum(i.n_slots + i.config.scheduler.max_waiting for i in infos)
         if self.models.is_dynamic:
             max_open += self.models.max_waiting
+        if self.has_processes:
+            max_open += sum(process.n_places for process in self.processes.values())
         if self.n_open >= max_open:
             headers = {"retry-after": str(retry_s(engines))}
             message = "all places of the queue are taken: try again, or elsewhere"
@@ -202,7 +263,7 @@ class Service:
 
     def check_open(self, facts: str | None) -> None:
         """Raise Failure if *facts* are told to nobody."""
-        if facts in self.config.closed:
+        if facts in self.config.closed and not self.is_behind:
             status = 404 if facts == "page" else 501
             message = f"{facts} are told to nobody: start the service with --{facts}"
             raise Failure(status, "unsupported", message)
@@ -262,6 +323,8 @@ class Service:
                 f"model {model} was not loaded within {limit_s:g} s: try again later"
             )
             raise Failure(503, "waited_too_long", message)
+        if self.has_processes:
+            return
         engine = self.engines.get(model)
         if engine is None:
             reason = "its runner has no engine here, so it is not served over HTTP"
@@ -273,7 +336,8 @@ class Service:
         Have the list of models as it is read anew, if it can be.
 
         One read at a time, and all who came before it began share it, because it takes long where
-        models are many.
+        models are many. After one comes a rest of REREAD_REST times as long, so that nobody keeps a
+        thread busy by asking.
 
         Raises:
             ConfigError: it cannot be read, and stays as it is.
@@ -284,12 +348,17 @@ class Service:
         async with self._reading:
             if self._n_reads > n_reads:
                 return
+            await sleep(max(self._reread_at - monotonic(), 0.0))
+            began = monotonic()
             self._n_reads += 1
             try:
                 self.models.replace(await to_thread.run_sync(self.refresh))
             except BaseException:
                 self._n_reads -= 1  # who waits tries it again
                 raise
+            finally:
+                now = monotonic()
+                self._reread_at = now + REREAD_REST * (now - began)
 
     def base_of(self, name: str) -> str | None:
         """The model of a name, an alias or `base:adapter`; None: there is none."""
@@ -300,7 +369,12 @@ class Service:
     def _meant(self, name: str | None, need: Operation | None) -> str:
         """The model that a request is for, also where it names none. Raises Failure."""
         model = None if name is None else self.base_of(name)
-        if model is not None:
+        if name is not None and model is not None:
+            adapter = self.config.aliases.get(name, name)[len(model) + 1 :]
+            # A model that is not there has the adapters that are loaded with it: no load would help.
+            is_there = not adapter or model in self.models.loaded()
+            if not (is_there or adapter in self.models.adapters_of(model)):
+                raise self._missing(name)
             return model
         if name is not None and not self.config.any_model:
             raise self._missing(name)
@@ -313,7 +387,12 @@ class Service:
             for model, engine in engines.items()
             if need is None or need in engine.capabilities.operations
         )
-        first = next(able, None) or next(iter(self.models), None)
+        able_processes = (
+            model
+            for model, process in self.processes.items()
+            if need is None or need in process.capabilities.verbs
+        )
+        first = next(chain(able, able_processes, self.models), None)
         if first is None:
             message = "there is no model: give some with --models-dir, or by name"
             raise Failure(400, "model_not_found", message, "model")
@@ -365,8 +444,11 @@ class Service:
 
         Raises:
             Failure: there is no such model, or it is not loaded.
+            Elsewhere: a process has it.
         """
         engines, exchange = self.engines, CURRENT.get()
+        if self.has_processes:
+            raise Elsewhere(self._process(name))
         if name is None:
             claim = None if exchange is None else exchange.claim
             name = next(iter(engines), None) if claim is None else claim.model
@@ -383,6 +465,16 @@ class Service:
         if name in self.models:
             raise Failure(400, "model_not_loaded", NOT_LOADED, "model")
         raise self._missing(name)
+
+    def _process(self, name: str | None) -> ServingProcess:
+        """The process of the model that *name* stands for; None: the first. Raises Failure."""
+        processes = self.processes
+        model = next(iter(processes), None) if name is None else self.base_of(name)
+        if name is not None and model is None:
+            raise self._missing(name)
+        if model is None or model not in processes:
+            raise Failure(400, "model_not_loaded", NOT_LOADED, "model")
+        return processes[model]
 
     # -- what a request may have --------------------------------------------------------
 
@@ -453,6 +545,11 @@ class Service:
     def ended(self, exchange: Exchange, route: str) -> None:
         """Count a request and its tokens, and write it down; *route* is "" if there is none."""
         traffic = self.traffic
+        if self.is_behind:
+            counts = (exchange.n_prompt, exchange.n_cached, exchange.n_output)
+            self.ended_counts[exchange.number] = counts
+            while len(self.ended_counts) > MAX_ENDED:
+                del self.ended_counts[next(iter(self.ended_counts))]
         method = exchange.method if exchange.method in METHODS else "other"
         traffic.n_requests[method, route, str(exchange.status)] += 1
         traffic.n_left += not exchange.is_whole

@@ -14,6 +14,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.errors import ClosedError, EngineStopped, InvalidRequest
+from pyllama_raw.lab.sim import CostModel
 from pyllama_raw.results import SpecialToken
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S, HeldSteps
@@ -38,6 +39,21 @@ async def test_an_engine_tells_that_it_was_closed():
     assert (engine.alive, engine.error, stats.state) == (False, None, "closed")
     assert (stats.submitted, stats.output_tokens) == (1, 2)
     assert engine.info.model_path == "fake.gguf"
+
+
+async def test_a_simulation_takes_what_an_engine_has_learned():
+    """
+    The formula of its steps is an object with its methods, and none before the first step.
+    """
+    engine = fake_engine()
+    before = engine.stats().step_cost
+    await engine.complete("a", PARAMS)
+    cost = engine.stats().step_cost
+    await engine.aclose()
+
+    assert before is None
+    assert cost.seconds(8, 1) > 0
+    assert CostModel.of(cost).decode_token == cost.wide_row_s + cost.output_s
 
 
 async def test_an_engine_tells_that_it_is_closing():

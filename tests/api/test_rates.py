@@ -76,4 +76,4 @@ def test_a_long_queue_is_bounded_and_empties(n_requests):
 
     assert n_waiting == n_requests
     assert sorted(ended) == list(range(n_requests))
-    assert not scheduler.has_work
+    assert not scheduler.alive

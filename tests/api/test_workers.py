@@ -13,6 +13,7 @@ import pytest
 from pyllama_raw import SamplingParams
 from pyllama_raw.engine.mailbox import N_THREADS, Workers, answer_of
 from pyllama_raw.errors import ClosedError, EngineStopped
+from pyllama_raw.options.arguments import SENDER
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S
 from tests.support.loops import anyio_backend  # noqa: F401
@@ -169,6 +170,31 @@ async def test_clients_take_turns(workers):
             go_on.set()
 
     assert order == ["a1", "b1", "a2", "a3"]
+
+
+async def test_work_without_a_client_is_that_of_its_sender(workers):
+    """
+    Counts of tokens of one connection do not wait for all of another one.
+    """
+    start, go_on, order = threading.Event(), threading.Event(), []
+
+    def work():
+        start.set()
+        assert go_on.wait(HANG_S)
+
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(workers.run, "adapters", work)
+            await workers.run("text", partial(start.wait, HANG_S))
+            for sender, name in [("a", "a1"), ("a", "a2"), ("b", "b1")]:
+                before = SENDER.set(sender)
+                note = partial(order.append, name)
+                group.start_soon(workers.run, "adapters", note)
+                SENDER.reset(before)
+                await anyio.lowlevel.checkpoint()
+            go_on.set()
+
+    assert order == ["a1", "b1", "a2"]
 
 
 async def test_closing_ends_the_threads_and_waits_for_no_work():

@@ -114,7 +114,7 @@ def test_no_file_takes_the_number_of_a_closed_stream(tmp_path: Path):
     """
     code = """
 import os, sys
-from pyllama_raw.cli.command import open_missing
+from pyllama_raw.cli import open_missing
 open_missing()
 print(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT) > 2)
 """

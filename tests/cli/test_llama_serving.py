@@ -1,12 +1,22 @@
 """Arguments of llama-server as a deployment of ours."""
 
+import subprocess
+import sys
+
 import pytest
 
 from pyllama_raw.cli.llama_arguments import read
 from pyllama_raw.cli.llama_server import main
-from pyllama_raw.cli.llama_serving import deployment_of, whole_context
+from pyllama_raw.cli.llama_serving import deployment_of, fill_in
 from pyllama_raw.errors import ConfigError
-from tests.support.tiny import tiny_model
+from tests.support.limits import LIMIT_S
+from tests.support.tiny import tiny_model, tiny_projector
+
+
+@pytest.fixture(autouse=True)
+def hub(monkeypatch, tmp_path):
+    """Nothing was fetched from Hugging Face."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
 def made(*arguments, **variables):
@@ -68,6 +78,7 @@ def test_names_and_a_hub():
     named_file = made("-hf", "owner/name", "-hff", "f.gguf")
 
     assert deployment.models == {"a": "hf:owner/name:Q8_0"}
+    assert str(deployment.configs["a"].media.mmproj) == "auto"
     assert deployment.service.aliases == {"a": "a", "b": "a"}
     assert named_file.models == {"owner/name": "hf:owner/name/f.gguf"}
 
@@ -146,8 +157,10 @@ def test_models_of_a_folder(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.touch()
     presets = tmp_path / "presets.ini"
-    presets.write_text("[*]\nc = 4096\n[a]\nn-gpu-layers = 0\n")
-    flags = ("--models-dir", tmp_path, "--sleep-idle-seconds", 60)
+    presets.write_text(
+        "[*]\nc = 4096\n[a]\nn-gpu-layers = 0\n[sees]\nsleep-idle-seconds = 5\n"
+    )
+    flags = ("--models-dir", tmp_path)
     deployment = made(*flags, "--no-models-autoload", "--models-preset", presets)
     folder = {name: str(tmp_path / path) for name, path in FOLDER.items()}
     config = deployment.configs
@@ -156,7 +169,10 @@ def test_models_of_a_folder(tmp_path):
     assert config["sees"].media.mmproj == tmp_path / "sees/mmproj-F16.gguf"
     assert config["a"].media.mmproj is None
     assert (config["a"].model.n_gpu_layers, config["parts"].context.n_ctx) == (0, 4096)
-    assert deployment.loading.sleep_idle_s == 60
+    assert {n: place.sleep_idle_s for n, place in deployment.places.items()} == {
+        "sees": 5
+    }
+    assert made(*flags, "--sleep-idle-seconds", 60).loading.sleep_idle_s == 60
     assert not deployment.loading.autoload
     with pytest.raises(ConfigError, match="models_dir"):
         made("--models-dir", tmp_path / "nowhere")
@@ -181,18 +197,57 @@ def test_a_single_model_may_sleep():
     assert deployment.service.any_model
 
 
-def test_without_a_model_there_are_those_that_were_fetched(tmp_path, monkeypatch):
+def test_without_a_model_there_are_those_that_were_fetched(tmp_path):
     """
-    From Hugging Face, by the names that it has for them; the default model is not loaded.
+    From Hugging Face, by the names that llama-server has for them, with their projectors; a folder
+    or presets add others, and the default model is not loaded.
     """
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
     none = made("--port", 1)
-    file = tmp_path / "hub/models--owner--repo/snapshots/1/a-Q8_0.gguf"
-    file.parent.mkdir(parents=True)
-    file.touch()
+    folder = tmp_path / "hub/models--owner--repo/snapshots/1"
+    folder.mkdir(parents=True)
+    for file in (
+        "a-Q8_0.gguf",
+        "b-f16-00001-of-00002.gguf",
+        "b-f16-00002-of-00002.gguf",
+    ):
+        (folder / file).touch()
+    (folder / "mmproj-a.gguf").touch()
+    preset = tmp_path / "presets.ini"
+    preset.write_text("[mine]\nmodel = a.gguf\n")
+    deployment = made("--port", 1)
 
     assert none.models == {}
-    assert made("--port", 1).models == {"owner/repo:a-Q8_0": str(file)}
+    assert deployment.models == {
+        "owner/repo:F16": str(folder / "b-f16-00001-of-00002.gguf"),
+        "owner/repo:Q8_0": str(folder / "a-Q8_0.gguf"),
+    }
+    projector = deployment.configs["owner/repo:Q8_0"].media.mmproj
+    assert projector == folder / "mmproj-a.gguf"
+    assert sorted(made("--models-preset", preset).models) == [
+        "mine",
+        "owner/repo:F16",
+        "owner/repo:Q8_0",
+    ]
+
+
+def test_a_preset_may_stand_for_the_model_of_the_cache_that_it_names(tmp_path):
+    """
+    It is listed once then, and has the name of the cache, too; without the key there are two.
+    """
+    folder = tmp_path / "hub/models--owner--repo/snapshots/main"
+    folder.mkdir(parents=True)
+    for file in ("a-Q8_0.gguf", "a-F16.gguf"):
+        (folder / file).touch()
+    preset = tmp_path / "presets.ini"
+    lines = "[mine]\nhf-repo = owner/repo:Q8_0\n[none]\nhf-repo = owner/repo:Q2_K\n"
+    preset.write_text(f"[*]\ndedup-cache-models = 1\n{lines}")
+    once = made("--models-preset", preset)
+    preset.write_text(lines)
+    twice = made("--models-preset", preset)
+
+    assert sorted(once.models) == ["mine", "none", "owner/repo:F16"]
+    assert once.service.aliases["owner/repo:Q8_0"] == "mine"
+    assert sorted(twice.models) == ["mine", "none", "owner/repo:F16", "owner/repo:Q8_0"]
 
 
 def test_a_mistake_has_the_words_and_the_status_of_llama_server(capsys):
@@ -201,6 +256,30 @@ def test_a_mistake_has_the_words_and_the_status_of_llama_server(capsys):
     """
     assert main(["--no-such"]) == 1
     assert capsys.readouterr().err.startswith("error: invalid argument: --no-such\n")
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("probe", ["--version", "--list-devices", "--help"])
+def test_a_probe_waits_for_no_engine(probe):
+    """
+    Programs that start llama-server ask first: nothing of a server or of an engine is imported.
+    """
+    code = f"""
+import sys
+from pyllama_raw.cli.llama_server import main
+main(["{probe}"])
+slow = "argparse", "asyncio", "platform", "pydantic", "pyllama_raw.api", "pyllama_raw.serve", "ssl"
+print(*(name for name in slow if name in sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "")
 
 
 def test_an_option_of_ours_that_is_wrong_is_named(capsys):
@@ -220,5 +299,30 @@ def test_a_model_has_all_the_cells_that_it_was_trained_for():
     config = made("-m", path).configs[path]
     explicit = made("-m", path, "-c", 512).configs[path]
 
-    assert whole_context(path, config)[1].context.n_ctx == 2048
-    assert whole_context(path, explicit) == (path, explicit)
+    assert fill_in(path, config)[1].context.n_ctx == 2048
+    assert fill_in(path, explicit) == (path, explicit)
+
+
+@pytest.mark.native
+def test_a_model_of_a_hub_has_the_projector_of_its_repository(tmp_path, monkeypatch):
+    """
+    If there is one, unless that is refused; files that were fetched before need no network.
+    """
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    projector, model = tiny_projector("gemma3")
+    folders = [
+        tmp_path / f"hub/models--o--{n}/snapshots/main" for n in ("sees", "reads")
+    ]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "m-Q8_0.gguf").symlink_to(model)
+    (folders[0] / "mmproj-m.gguf").symlink_to(projector)
+
+    def media(*arguments):
+        deployment = made("-hf", *arguments)
+        (path,), (config,) = deployment.models.values(), deployment.configs.values()
+        return fill_in(path, config)[1].media.mmproj
+
+    assert media("o/sees:Q8_0") == folders[0] / "mmproj-m.gguf"
+    assert media("o/sees", "--no-mmproj") is None
+    assert media("o/reads") is None

@@ -37,7 +37,7 @@ def test_texts_share_steps_in_their_order():
     assert steps == [[(1, 0, 4), (1, 1, 4)], [(1, 2, 4)], [(1, 3, 9)]]
     assert [event.index for event in events[:-1]] == [0, 1, 2, 3]
     assert ends_of(events) == {1: FinishReason.STOP}
-    assert not scheduler.has_work
+    assert not scheduler.alive
 
 
 def test_a_text_longer_than_a_step_goes_alone():

@@ -190,7 +190,7 @@ class History:
 
     def play(self) -> None:
         n_requests = self.rng.randrange(2, 9)
-        while len(self.lots) < n_requests or self.scheduler.has_work:
+        while len(self.lots) < n_requests or self.scheduler.alive:
             if len(self.lots) < n_requests and self.rng.random() < 0.4:
                 self.add()
             if self.lots and self.is_rare():

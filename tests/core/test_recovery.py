@@ -58,7 +58,7 @@ class Served:
             scheduler.check_integrity()
         self.decodes = [k for k, plan in enumerate(executor.plans) if plan.works]
         self.stats = scheduler.stats()
-        assert not scheduler.has_work
+        assert not scheduler.alive
 
     def _take(self, events) -> None:
         for event in events:

@@ -291,6 +291,20 @@ def test_an_idle_model_sleeps_and_is_unloaded_later():
     assert turn_of(residency, 71.0) == ((), (("A", Move.UNLOAD),))
 
 
+def test_a_time_that_went_by_while_the_process_was_busy_is_now():
+    """
+    A model that should have slept by then sleeps, although nothing else happens.
+    """
+    residency = Residency({"CPU": 10})
+    residency.add(Resident("A", {"CPU": 8}, {"CPU": 1}, sleep_s=5.0))
+    use(residency, "A", 0.0)
+    late = residency.next_time(7.0)
+    falling = turn_of(residency, 7.0)
+
+    assert (late, falling) == (7.0, ((), (("A", Move.SLEEP),)))
+    assert residency.next_time(8.0) == inf
+
+
 def test_a_model_without_room_to_sleep_is_unloaded():
     """
     What it holds is in memory twice for a moment.
@@ -371,6 +385,37 @@ def test_a_load_that_fails_ends_its_requests_and_rests():
     assert rests == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     assert room == {"CPU": 1}
     assert residency.models["A"].n_failures == 0
+
+
+def test_a_model_that_dies_is_loaded_again():
+    """
+    At once the first time; then it rests, until it has served a request.
+    """
+    residency = residency_of("A", 1)
+    rests, model = [], residency.models["A"]
+
+    def die():
+        claim = residency.enter("A", 0.0)
+        residency.decide(0.0)
+        residency.loaded("A", 0.0, 1.0)
+        residency.decide(0.0)
+        residency.died("A", 0.0)
+        rests.append(max(model.retry_at, 0.0))
+        while_it_runs = turn_of(residency, 0.0)
+        residency.leave(claim, 0.0)
+        moves = turn_of(residency, 0.0)
+        residency.gone("A")
+        return while_it_runs, moves
+
+    turns = [die() for _ in range(3)]
+    use(residency, "A", 0.0)
+    residency.unload("A")
+    residency.decide(0.0)
+    residency.gone("A")
+    turns.append(die())
+
+    assert turns == [(NOTHING, ((), (("A", Move.UNLOAD),)))] * 4
+    assert rests == [0.0, 1.0, 2.0, 0.0]
 
 
 @pytest.mark.parametrize("end", ["failed", "gave_up"])

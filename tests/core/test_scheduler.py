@@ -127,7 +127,7 @@ def test_a_prompt_without_room_for_output_is_refused():
         scheduler.add(make_request(n_prompt=8), 0.0)
 
     assert (caught.value.n_prompt, caught.value.n_ctx_slot) == (8, 8)
-    assert not scheduler.has_work
+    assert not scheduler.alive
 
 
 def test_a_blocked_head_is_overtaken_a_bounded_number_of_times():

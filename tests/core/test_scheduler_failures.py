@@ -163,7 +163,7 @@ def test_no_space_for_requests_that_ended_meanwhile():
 
     scheduler.apply(plan, StepResult(DecodeStatus.NO_SPACE), 1.0)
 
-    assert not scheduler.has_work
+    assert not scheduler.alive
 
 
 def test_an_aborted_chunk_leaves_two_tokens():

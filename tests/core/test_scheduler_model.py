@@ -270,7 +270,7 @@ class SchedulerModel(RuleBasedStateMachine):
         requests = [self.requests[work.request_id] for work in self.plan.works]
         assert len({request.lot for request in requests}) <= 1
         assert_one_lot(self.plan, self.requests, self.scheduler.limits)
-        if self.scheduler.has_work and not self.scheduler.stats().waiting:
+        if self.scheduler.alive and not self.scheduler.stats().waiting:
             assert self.plan or self.memory.reading
 
     def prepare(self, data):
@@ -459,7 +459,7 @@ class SchedulerModel(RuleBasedStateMachine):
                 self.succeed(97, NoFailure())
             while self.memory.reading:
                 self.end_fetch(fails=False)
-            if not self.scheduler.has_work:
+            if not self.scheduler.alive:
                 break
             self.schedule()
         self.check_events()

@@ -201,7 +201,7 @@ def test_a_source_that_is_too_long_is_refused():
     with pytest.raises(PromptTooLong, match="25 tokens, at most 24 are allowed"):
         bench.scheduler.add(make_request(n_source=N_SOURCE + 1), 0.0)
 
-    assert not bench.scheduler.has_work
+    assert not bench.scheduler.alive
 
 
 def test_the_source_is_what_a_request_has_used():
@@ -307,7 +307,7 @@ def test_random_histories_equal_requests_alone(seed):
     poisoned = {request_id for request_id in range(16) if random.random() < 0.1}
     bench.executor._poison.update(dict.fromkeys(poisoned, random.choice(statuses[:2])))
     requests, waiting = [], 16
-    while waiting or bench.scheduler.has_work:
+    while waiting or bench.scheduler.alive:
         if waiting and random.random() < 0.4:
             sizes = random.randint(1, N_SOURCE), random.randint(1, 20)
             request = make_request(len(requests), *sizes, priority=random.randint(0, 1))

@@ -181,7 +181,7 @@ def test_an_image_that_no_step_can_compute_is_refused():
         engine.add([1, 2, *IMAGE, 3], is_causal=False)
 
     assert caught.value.index == 0
-    assert not engine.scheduler.has_work
+    assert not engine.scheduler.alive
 
 
 def test_a_file_is_loaded_in_portions_that_hold_images_whole():

@@ -16,7 +16,7 @@ def test_work_that_cannot_be_planned_ends_with_counts():
     for request_id in range(3):
         scheduler.add(make_request(request_id, n_prompt=8), 0.0)
     ends = []
-    while scheduler.has_work:
+    while scheduler.alive:
         plan = scheduler.schedule(0.0)
         ends += scheduler.take_events()
         if plan:

@@ -1,24 +1,13 @@
-"""The tokens of a step: what was asked of gaps, and what a small step costs here."""
+"""The tokens of a step: what was asked of gaps, and what a step costs here."""
 
 import pytest
 
-from pyllama_raw.core.costs import (
-    GOAL_S,
-    GRAIN,
-    IDLE_STRETCH,
-    LOSS,
-    STRETCH,
-    CostHistory,
-    StepBudget,
-    StepCost,
-)
+from pyllama_raw.core.costs import GRAIN, CostHistory, StepBudget, StepCost
 
-N_SLOTS = 8
 SMALL = StepCost(0.015, 0.0009, 0.0003, 0, 0.0009)  # much of a step is its fixed time
-SLOW = StepCost(0.3, 0.05, 0.01, 0, 0.05)  # no step is as short as the goal
+SLOW = StepCost(0.3, 0.05, 0.01, 0, 0.05)  # no step is as short as the target
 KNEE = StepCost(0.006, 0.005, 0.0, 32, 0.0025)  # few rows make a poor product
 FLAT = StepCost(0.004, 0.0, 0.0, 64, 0.0000625)  # rows are free below 64
-MACHINES = [SMALL, SLOW, KNEE, FLAT]
 
 
 def budget(cost, target_s=None, max_tokens=2048) -> StepBudget:
@@ -27,73 +16,78 @@ def budget(cost, target_s=None, max_tokens=2048) -> StepBudget:
     return StepBudget(None, target_s, max_tokens, costs)
 
 
-def pace(cost, n_tokens, n_streams) -> float:
-    """
-    Prompt tokens a second of steps of *n_tokens* beside *n_streams* of eight.
-
-    What streams take is their share of a step in which all eight decode.
-    """
-    worth_s = cost.seconds(N_SLOTS, N_SLOTS) * n_streams / N_SLOTS
-    return (n_tokens - n_streams) / (cost.seconds(n_tokens, n_streams) - worth_s)
-
-
-@pytest.mark.parametrize("n_streams", range(8))
-@pytest.mark.parametrize("cost", MACHINES)
-def test_a_step_loses_little_or_is_as_long_as_it_may_be(cost, n_streams):
-    """
-    It holds what the goal allows, and more where that would slow prompts; but streams never
-    wait four times as long as they are to, or as they would alone.
-    """
-    steps = budget(cost, max_tokens=8192)
-
-    n_tokens = steps.limit(n_streams, n_streams, N_SLOTS)
-
-    factor = 1 if n_streams else 4
-    alone_s = cost.seconds(max(n_streams, 1), max(n_streams, 1))
-    stretch = STRETCH if n_streams else IDLE_STRETCH
-    most_s = stretch * factor * max(GOAL_S, alone_s)
-    n_goal = cost.n_rows(factor * GOAL_S, n_streams)
-    # A grain more or less decides nothing.
-    n_next = n_tokens + GRAIN
-    larger = range(max(int(n_goal), n_streams) + GRAIN, 100_000, GRAIN)
-    best = max(pace(cost, n, n_streams) for n in larger)
-    assert n_next > n_goal
-    assert cost.seconds(n_tokens, n_streams) <= most_s
-    assert (
-        pace(cost, n_next, n_streams) >= (1 - LOSS) * best
-        or cost.seconds(n_next, n_streams) > most_s
-    )
-
-
-@pytest.mark.parametrize("cost", [SMALL, FLAT])
-def test_gaps_are_short_where_that_costs_nothing(cost):
-    """
-    A prompt beside seven streams leaves its step near the goal: most of it is paid for anyway.
-    """
-    n_tokens = budget(cost).limit(7, 7, N_SLOTS)
-
-    assert cost.seconds(n_tokens, 7) <= 1.5 * GOAL_S
-
-
-@pytest.mark.parametrize("target_s", [0.05, 0.2])
-@pytest.mark.parametrize("cost", [SMALL, KNEE, FLAT])
+@pytest.mark.parametrize("target_s", [0.05, 0.1, 0.2])
+@pytest.mark.parametrize("cost", [SMALL, SLOW, KNEE, FLAT])
 def test_a_target_of_the_user_holds(cost, target_s):
     """
-    Whatever it costs, a step takes no longer, but for 16 tokens, which each step may have.
+    A step that streams wait for is as large as that allows, but for 16 tokens, which each may have.
     """
-    n_tokens = budget(cost, target_s).limit(4, 4, N_SLOTS)
+    n_tokens = budget(cost, target_s).limit(4, 4, [5000])
 
     assert n_tokens == GRAIN or cost.seconds(n_tokens, 4) <= target_s
     assert cost.seconds(n_tokens + 1.5 * GRAIN, 4) >= target_s or n_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "seconds"), [(0.002, 0.1), (0.01, 0.1), (0.015, 0.15), (0.05, 0.2)]
+)
+def test_by_default_a_step_is_longer_where_much_of_it_is_fixed(fixed_s, seconds):
+    """
+    It takes 0.1 s, or up to 0.2 s until its fixed time is a tenth of it.
+    """
+    cost = StepCost(fixed_s, 0.0001, 0.0, 0, 0.0001)
+
+    n_tokens = budget(cost, max_tokens=8192).limit(4, 4, [5000])
+
+    assert cost.seconds(n_tokens) == pytest.approx(seconds, rel=0.03)
+
+
+def test_a_step_that_nobody_waits_for_takes_four_times_as_long():
+    """
+    Only who comes meanwhile waits for it.
+    """
+    n_tokens = budget(SMALL).limit(0, 0, [5000])
+
+    assert 0.38 <= SMALL.seconds(n_tokens, 0) <= 0.4
+
+
+def test_prompts_of_a_burst_are_computed_in_one_step():
+    """
+    To the last token, so that their streams begin together.
+    """
+    lengths = [150, 90, 251, 33, 180, 201, 64, 171]
+
+    assert budget(SMALL).limit(0, 0, lengths) == sum(lengths)
+
+
+@pytest.mark.parametrize(
+    ("n_streams", "lengths", "max_tokens"),
+    [
+        (1, [300] * 4, 2048),  # a stream waits
+        (0, [1200], 2048),  # one prompt is no burst
+        (0, [30] * 4 + [900], 2048),  # the short ones would wait for the long one
+        (0, [300] * 7, 4096),  # it would take 1.9 s
+        (0, [300] * 4, 1024),  # the batch does not hold them
+    ],
+)
+def test_other_prompts_are_no_burst(n_streams, lengths, max_tokens):
+    """
+    Their steps are as long as steps are without one.
+    """
+    steps = budget(SMALL, max_tokens=max_tokens)
+
+    n_tokens = steps.limit(n_streams, n_streams, lengths)
+
+    assert n_tokens == steps.limit(n_streams, n_streams, [5000])
 
 
 def test_rows_that_cost_nothing_fill_the_batch():
     """
     A formula without a price of rows, as of a step that says nothing of them.
     """
-    assert (
-        budget(StepCost(0.01, 0.0, 0.0, 0, 0.0), max_tokens=500).limit(1, 1, 2) == 496
-    )
+    free = StepCost(0.01, 0.0, 0.0, 0, 0.0)
+
+    assert budget(free, max_tokens=500).limit(1, 1, [5000]) == 496
 
 
 def test_streams_of_several_lots_share_the_target():
@@ -102,7 +96,7 @@ def test_streams_of_several_lots_share_the_target():
     """
     steps = budget(SMALL, 0.2)
 
-    whole, half = (steps.limit(1, 1, 2, n_turns=n) for n in (1, 2))
+    whole, half = (steps.limit(1, 1, [5000], n_turns=n) for n in (1, 2))
 
     assert SMALL.seconds(whole, 1) <= 0.2
     assert SMALL.seconds(half, 1) <= 0.1
@@ -112,10 +106,12 @@ def test_captures_take_their_part_of_a_step():
     """
     What they spend is no time for prompts; 16 tokens go on in any case.
     """
-    steps = budget(SMALL, 0.1)
+    steps, lengths = budget(SMALL, 0.1), [400] * 4
 
-    assert steps.limit(1, 1, 2, spent_s=0.05) < steps.limit(1, 1, 2)
-    assert steps.limit(1, 1, 2, spent_s=1.0) == GRAIN
+    assert steps.limit(1, 1, lengths, spent_s=0.05) < steps.limit(1, 1, lengths)
+    assert steps.limit(1, 1, lengths, spent_s=1.0) == GRAIN
+    assert steps.limit(0, 0, lengths) == 1600
+    assert steps.limit(0, 0, lengths, spent_s=0.2) < 400
 
 
 def test_steps_grow_step_by_step():
@@ -125,7 +121,7 @@ def test_steps_grow_step_by_step():
     steps, sizes = budget(StepCost(0.01, 0.0, 0.0, 0, 0.0)), []
     for largest in (8, 64, 256, 1024):
         steps._costs.largest = largest
-        sizes.append(steps.limit(1, 1, 2))
+        sizes.append(steps.limit(1, 1, [5000]))
 
     assert sizes == [64, 256, 1024, 2048]
 
@@ -136,4 +132,13 @@ def test_nothing_is_known_before_the_first_step():
     """
     steps = [StepBudget(None, None, n, CostHistory()) for n in (2048, 8)]
 
-    assert [one.limit(1, 1, 2) for one in steps] == [64, 8]
+    assert [one.limit(1, 1, [5000]) for one in steps] == [64, 8]
+
+
+def test_a_fixed_budget_is_that():
+    """
+    Whatever steps cost, as far as the batch holds it.
+    """
+    steps = [StepBudget(n, None, 512, CostHistory()) for n in (256, 1024)]
+
+    assert [one.limit(0, 0, [5000]) for one in steps] == [256, 512]

@@ -14,6 +14,7 @@ from pyllama_raw.engine.opening import build
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
 from tests.engine.test_executor import make_prompt
 from tests.support.held import check_held
+from tests.support.prices import capture_all
 from tests.support.products import CLASSES, in_turn
 from tests.support.tiny import tiny_model
 
@@ -51,6 +52,7 @@ def play(
         deterministic=deterministic,
     )
     parts = build(tiny_model(name), config)
+    capture_all(parts)
     rng, visits = Random(seed), Random(seed)  # noqa: S311
     tokens, n_added = {}, 0
 
@@ -65,8 +67,8 @@ def play(
     parts.executor.execute = lambda plan: execute(changed(plan))
     driver = Driver(parts.scheduler, parts.executor, lambda: 0.0, take)
     try:
-        while n_added < N_ADDED or driver.scheduler.has_work:
-            comes = visits.random() < 0.15 or not driver.scheduler.has_work
+        while n_added < N_ADDED or driver.scheduler.alive:
+            comes = visits.random() < 0.15 or not driver.scheduler.alive
             if n_added < N_ADDED and comes:
                 prompt = make_prompt(rng.randrange(3), rng.randrange(1, 50))
                 n_tokens = rng.randrange(1, 40)

@@ -369,7 +369,7 @@ def test_a_failing_sampler_is_the_error_of_its_row(make_parts):
     executor = make_parts().executor
     for request in make_requests(2):
         executor.open(request)
-    executor._open[0].sampler.close()  # its rows fail from now on
+    executor._open.by_id[0].sampler.close()  # its rows fail from now on
     works = tuple(Prefill(i, i, 0, array("i", [5, 6]), True) for i in range(2))
 
     result = executor.execute(StepPlan(works=works))

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.engine.sampling import Constraints, Reach, open_sampler, stages_of
+from pyllama_raw.engine.sampling import (
+    Constraints,
+    Reach,
+    history_of,
+    open_sampler,
+    stages_of,
+)
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.stages import Draw, Dry, Greedy
 from tests.support.tiny import tiny_model
@@ -196,7 +202,7 @@ def test_penalties_look_back_as_far_as_the_longest_stage(n_tokens, changes, n_hi
     """
     Stages that are not active look back at nothing.
     """
-    assert SamplingParams(**changes).n_history(n_tokens) == n_history
+    assert history_of(SamplingParams(**changes), n_tokens) == n_history
 
 
 def test_the_prompt_counts_for_penalties(model):

@@ -388,6 +388,7 @@ def make_mask(model):
     def begin():
         mask = start()
         assert isinstance(mask, MaskState)
+        mask.expect_drafts()
         return mask
 
     return begin, partial(model.vocab.tokenize, add_special=False, parse_special=False)

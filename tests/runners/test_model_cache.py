@@ -25,6 +25,7 @@ from pyllama_raw.runners import (
     RunnerHealth,
     RunnerMemory,
 )
+from pyllama_raw.runners.errors import RunnerDied
 from tests.runners.pooled import FEW, Clock, ask
 from tests.support.limits import LIMIT_S
 from tests.support.loops import anyio_backend  # noqa: F401
@@ -425,6 +426,61 @@ async def test_the_list_of_models_can_be_another_one():
     assert logs["A", 1] == ["start", "close"]
     assert logs["A", 2] == ["start"]
     assert logs["C", 1] == ["start"]
+
+
+class Mortal(Loading):
+    """A runner with a process of its own, which ends when the test says so."""
+
+    def __init__(self, name, **options):
+        super().__init__(name, **options)
+        self.dies = anyio.Event()
+
+    async def death(self):
+        await self.dies.wait()
+        return RunnerDied(-9)
+
+
+async def test_a_model_that_dies_leaves_and_is_loaded_again():
+    """
+    Those who use it end first, and another model stays as it is; the next failure says how long to wait.
+    """
+    runners = []
+
+    def make(_):
+        runners.append(Mortal("A"))
+        return runners[-1]
+
+    models = {"A": CachedModel(make), "B": CachedModel(lambda _: Loading("B"))}
+    states = []
+    with anyio.fail_after(LIMIT_S):
+        async with ModelCache(models, budget={"CPU": 2}, clock=Clock()) as cache:
+
+            def note():
+                status = cache.status("A")
+                states.append((str(status.state), status.error and status.error.code))
+
+            async with cache.lent("B"), cache.lent("A"):
+                runners[0].dies.set()
+                await idle()
+                note()
+            await idle()
+            note()
+            async with cache.lent("A"):
+                note()
+                runners[1].dies.set()
+                await idle()
+            await idle()
+            with pytest.raises(ModelUnavailable, match="runner_died") as refusal:
+                await cache.load("A")
+            other = cache.status("B").state
+
+    assert states == [
+        ("loaded", "runner_died"),
+        ("unloaded", "runner_died"),
+        ("loaded", None),
+    ]
+    assert [runner.log for runner in runners] == [["start", "close"]] * 2
+    assert (refusal.value.retry_after_s, other) == (1.0, "loaded")
 
 
 def listed(shelf, **keys):

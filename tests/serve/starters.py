@@ -57,8 +57,14 @@ class Server:
     lines: list[str] = field(default_factory=list)
 
     def client(self, timeout_s: float = LIMIT_S) -> httpx.Client:
-        """A client with connections of its own."""
-        transport = httpx.HTTPTransport(uds=self.path) if self.path else None
+        """
+        A client with a new connection for each request.
+
+        A server may close a connection that rests while a request is on its way to it, as
+        llama-server does after 5 s.
+        """
+        limits = httpx.Limits(max_keepalive_connections=0)
+        transport = httpx.HTTPTransport(uds=self.path, limits=limits)
         return httpx.Client(base_url=self.url, timeout=timeout_s, transport=transport)
 
     def health(self, timeout_s: float) -> int | None:

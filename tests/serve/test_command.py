@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.profile import Profile
 from pyllama_raw.serve.config import ModelsConfig
 from pyllama_raw.serve.deployment import Deployment, read
-from pyllama_raw.serve.run import budget_of
+from pyllama_raw.serve.run import budget_of, cached_models
 from tests.serve.support import LIMIT_S
 from tests.support.tiny import tiny_model
 
@@ -127,6 +128,61 @@ def test_models_of_a_folder_and_of_a_file_are_loaded_on_demand(tmp_path):
     assert made("a.gguf", "b.gguf", "--on-demand").is_on_demand
     with pytest.raises(ConfigError, match="models_dir"):
         made("--models-dir", tmp_path / "nowhere")
+
+
+IDLE = """
+[loading]
+sleep_idle_s = 300
+unload_idle_s = 600
+[models.at_once]
+path = "a.gguf"
+sleep_idle_s = 0
+[models.never]
+path = "b.gguf"
+sleep_idle_s = -1
+unload_idle_s = -1
+[models.usual]
+path = "c.gguf"
+pinned = true
+"""
+
+
+def test_a_model_has_idle_times_of_its_own(tmp_path):
+    """
+    0 is at once and below 0 never, whatever all models have.
+    """
+    file = tmp_path / "service.toml"
+    file.write_text(IDLE)
+    models = cached_models(made("--config", file), print, None, {})
+
+    times = {name: (model.sleep_s, model.unload_s) for name, model in models.items()}
+    assert times == {"at_once": (0, 600), "never": (inf, inf), "usual": (300, 600)}
+
+
+def test_a_model_is_all_of_its_files(tmp_path):
+    """
+    Another second part or another projector makes it another model; a file beside them does not.
+    """
+    parts = [tmp_path / "models" / "m" / f"m-0000{n}-of-00002.gguf" for n in (1, 2)]
+    parts[0].parent.mkdir(parents=True)
+    for path in (*parts, parts[0].with_name("mmproj-m.gguf")):
+        path.touch()
+
+    def key():
+        deployment = made("--models-dir", tmp_path / "models")
+        return cached_models(deployment, print, None, {})["m"].key
+
+    keys = [key()]
+    for path in (
+        parts[0].with_name("notes.txt"),
+        parts[1],
+        parts[0].with_name("mmproj-m.gguf"),
+    ):
+        path.write_text("more")
+        keys.append(key())
+
+    assert keys[0] == keys[1]
+    assert len({*keys[1:]}) == 3
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="names there are texts")

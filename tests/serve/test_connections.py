@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import anyio
+import httpx
 import pytest
 
 from pyllama_raw.serve import ListenConfig, ServeConfig, make_app, serve
@@ -260,3 +261,19 @@ def test_connections_leave_descriptors_for_others(descriptors, n_used, n_connect
 
     assert most == n_connections
     assert 1 <= backlog_of(descriptors, most) <= 2048
+
+
+@pytest.mark.parametrize(
+    "anyio_backend", [("asyncio", {"use_uvloop": uses}) for uses in (False, True)]
+)
+async def test_a_server_after_one_that_was_cancelled_answers():
+    """
+    Its socket has the number of the first one, of which the event loop knows nothing any more.
+    """
+    answers = []
+    for _ in range(3):
+        async with listening() as url:
+            async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
+                answers.append((await client.get("/livez")).status_code)
+
+    assert answers == [200] * 3

@@ -10,7 +10,7 @@ import pytest
 from pyllama_raw import AsyncEngine, EngineConfig, ModelConfig
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.keys import ADMIN, VARIABLE
-from scripts.llama_server import FILL
+from scripts.try_llama_tests import FILL
 from tests.serve.support import chatting, serving
 from tests.support.tiny import tiny_model
 

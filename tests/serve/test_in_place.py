@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from pyllama_raw import __version__
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.serve import ServeConfig, make_app
@@ -84,6 +85,25 @@ async def test_chats_have_the_names_of_llama_server():
         1,
         1,
     ]
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/completions"])
+async def test_answers_name_what_runs_as_llama_server_does(path):
+    """
+    In the form of its builds, each chunk, too, and `/props`; elsewhere an answer has no such name.
+    """
+    body = CHAT | ({"prompt": "a"} if path != PATH else {})
+    async with in_place() as (_, client):
+        whole = (await client.post(path, json=body)).json()
+        chunks = await frames(client, path, **body)
+        props = (await client.get("/props")).json()
+    async with asking() as (_, client):
+        plain = (await client.post(path, json=body)).json()
+
+    build = f"b0-pyllama_raw-{__version__}"
+    names = {chunk["system_fingerprint"] for chunk in chunks}
+    assert (whole["system_fingerprint"], names) == (build, {build})
+    assert (props["build_info"], "system_fingerprint" in plain) == (build, False)
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/completions"])
@@ -192,7 +212,7 @@ async def test_models_and_props_have_the_fields_that_are_read():
 
 async def test_slots_have_the_names_of_llama_server_and_can_be_erased():
     """
-    Saving is refused by its name: slots have no files.
+    Saving is refused by its name where there is no folder for files.
     """
     async with in_place() as (_, client):
         slots = (await client.get("/slots")).json()

@@ -121,6 +121,10 @@ async def test_metrics_have_the_names_that_are_asked_for():
     assert f"llamacpp:prompt_tokens_cached_total {n_cached}.0" in lines
     assert "llamacpp:tokens_predicted_total 6.0" in lines
     assert "llamacpp:requests_processing 0.0" in lines
+    values = dict(line.rsplit(" ", 1) for line in lines if line[:9] == "llamacpp:")
+    seconds = float(values["llamacpp:prompt_seconds_total"])
+    rate = float(values["llamacpp:prompt_tokens_seconds"])
+    assert rate == pytest.approx((n_prompt - n_cached) / seconds)
     asked = {"vllm", "llamacpp"}
     assert [asked & found for found in names.values()] == [*map(set, names)]
 

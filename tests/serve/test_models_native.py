@@ -259,6 +259,47 @@ def test_a_folder_is_served_by_a_command(program, files):
     assert (loaded, returned) == ({"success": True}, 0)
 
 
+FACTS = (
+    *("/health", "/livez", "/readyz", "/v1/models", "/models", "/props"),
+    *("/slots", "/metrics", "/lora-adapters"),
+)
+N_SCRAPES = 120  # of all facts; an hour of them, as monitors ask
+
+
+def test_scrapes_neither_keep_a_model_awake_nor_wake_it(files):
+    """
+    It falls asleep while facts are asked without a pause, sleeps through an hour of scrapes, and then
+    answers a request.
+    """
+    module, file = "pyllama_raw.cli.llama_server", str(files / "A.gguf")
+    flags = ["-m", file, "-c", "256", "--port", "0", "--metrics"]
+    command = [sys.executable, "-m", module, *flags, "--sleep-idle-seconds", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with process, closing_by_kill(process):
+        lines = iter(process.stderr.readline, "")
+        url = next(line for line in lines if line.startswith("serving at")).split()[-1]
+        with httpx.Client(base_url=url, timeout=LIMIT_S) as client:
+            body = {"prompt": "Once", "n_predict": 2, "temperature": 0}
+            first = client.post("/completion", json=body).json()
+            scrapes = iter(lambda: scrape(client), True)
+            n_awake = sum(1 for _ in scrapes)
+            sleeps = {scrape(client) for _ in range(N_SCRAPES)}
+            second = client.post("/completion", json=body).json()
+            is_asleep = scrape(client)
+        process.send_signal(signal.SIGTERM)
+        returned = process.wait(LIMIT_S)
+
+    assert n_awake > 0
+    assert (sleeps, is_asleep) == ({True}, False)
+    assert (second["content"], returned) == (first["content"], 0)
+
+
+def scrape(client) -> bool:
+    """Ask for all facts; whether the model sleeps."""
+    answers = {path: client.get(path).raise_for_status() for path in FACTS}
+    return answers["/props"].json()["is_sleeping"]
+
+
 @contextmanager
 def closing_by_kill(process):
     try:

@@ -314,6 +314,50 @@ async def test_reads_of_the_list_are_shared():
     assert names == []
 
 
+async def test_reads_of_the_list_take_a_fifth_of_a_thread(monkeypatch):
+    """
+    Whoever asks for another one waits until the rest after the last one is over.
+    """
+    clock, rests = 0.0, []
+
+    def refresh():
+        nonlocal clock
+        clock += 2.0
+        return {}
+
+    async def rest(wait_s):
+        nonlocal clock
+        rests.append(wait_s)
+        clock += wait_s
+
+    monkeypatch.setattr("pyllama_raw.serve.service.monotonic", lambda: clock)
+    monkeypatch.setattr("pyllama_raw.serve.service.sleep", rest)
+    async with serving_models(refresh=refresh) as (client, _):
+        for _ in range(2):
+            await client.get("/models", params={"reload": "1"})
+        clock += 3.0
+        await client.get("/models", params={"reload": "1"})
+
+    assert rests == [0.0, 8.0, 5.0]
+
+
+async def test_an_adapter_that_is_not_there_loads_nothing():
+    """
+    A model that is not loaded has the adapters that are loaded with it; of one that is loaded it is looked for.
+    """
+    adapters = frozenset({"poet"})
+    models = {"a": CachedModel(lambda _: Sized("a"), key=1, adapters=adapters)}
+    async with serving_models(ModelCache(models)) as (client, cache):
+        refused = await chat(client, "a:nope")
+        state = cache.status("a").state
+        await chat(client, "a:poet")
+        then = cache.status("a").state
+        again = await chat(client, "a:nope")
+
+    assert (refused.status_code, state, then) == (404, "unloaded", "loaded")
+    assert again.status_code == 404
+
+
 async def test_a_request_waits_for_its_model_as_long_as_it_may():
     """
     Not longer than max_wait_s of its body.

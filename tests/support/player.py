@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from pyllama_raw import EngineConfig, SamplingParams
-from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.request import CacheTier, Finished, Request
 from pyllama_raw.core.step import (
     Copy,
@@ -49,6 +48,7 @@ from pyllama_raw.options.config import (
 )
 from tests.support.experts import Routers, Scores, listening
 from tests.support.held import check_held
+from tests.support.prices import capture_all
 
 GREEDY = SamplingParams(temperature=0, seed=0, ignore_eos=True)
 
@@ -111,9 +111,7 @@ class Player:
 
     def __init__(self, parts: Any, routers: Routers | None = None) -> None:
         self.parts = parts
-        # What is kept must not depend on how busy the machine was when copies were measured, or
-        # is when they are made.
-        parts.scheduler._memory.captures.__init__(None, CostHistory(), 1e9)
+        capture_all(parts)
         self._driver = Driver(parts.scheduler, self, lambda: 0.0, self._take)
         self._routers = routers
         self._scores: dict[int, tuple[Work, Scores]] = {}  # by id of the work

@@ -1,6 +1,18 @@
 // Marks functions that use AVX-512, or AVX2 with FMA and F16C, in a library that also runs on
 // CPUs without.
+//
+// Other CPUs have none of these, so there only plain C++ is left.
 #pragma once
+
+// For functions that unmarked functions call: GCC 12 drops such calls, because it believes that
+// nobody uses what is stored through vectors.
+#ifdef __clang__
+#define PLR_CALLED
+#else
+#define PLR_CALLED __attribute__((noipa))
+#endif
+
+#ifdef __x86_64__
 
 #include <cpuid.h>
 #include <immintrin.h>
@@ -18,14 +30,6 @@
 #define PLR_AMX                                                                              \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile," \
                           "amx-int8")))
-#endif
-
-// For functions that unmarked functions call: GCC 12 drops such calls, because it believes that
-// nobody uses what is stored through vectors.
-#ifdef __clang__
-#define PLR_CALLED
-#else
-#define PLR_CALLED __attribute__((noipa))
 #endif
 
 // What kernels may use where the CPU has it: less than all if somebody chose a variant of libllama
@@ -76,3 +80,5 @@ inline bool has_avxvnni() {
     return has_avx2() && cpu_may.avxvnni && __builtin_cpu_supports("avxvnni");
 #endif
 }
+
+#endif

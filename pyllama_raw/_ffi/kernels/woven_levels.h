@@ -166,6 +166,7 @@ struct Plain : Lanes<4> {
     }
 };
 
+#ifdef PLR_AVX2
 struct Avx2 : Lanes<8> {
     static constexpr int  kMaxColumns  = 4;
     static constexpr bool kKeepsFloats = false;
@@ -281,6 +282,7 @@ struct Avx512Vnni : Lanes<16> {
         return Avx2::quantise(from, to, half_sums);
     }
 };
+#endif
 
 // ---------------------------------------------------------------------------------------------
 
@@ -293,6 +295,7 @@ using Set = Plain;
 }  // namespace plain
 #undef PLR_WOVEN
 
+#ifdef PLR_AVX2
 #define PLR_WOVEN PLR_AVX2
 namespace avx2 {
 using Set = Avx2;
@@ -324,6 +327,7 @@ using Set = Avx512Vnni;
 #endif
 }  // namespace avx512vnni
 #undef PLR_WOVEN
+#endif
 
 // A type of weights. All sets read the same woven bytes.
 struct Kind {
@@ -367,7 +371,8 @@ class Multiplying {
 };
 
 constexpr Level kLevels[] = {
-    {"plain", "x86-64", [] { return true; }, plain::pack, plain::kTiles.data()},
+    {"plain", "no more than C++", [] { return true; }, plain::pack, plain::kTiles.data()},
+#ifdef PLR_AVX2
     {"avx2", "AVX2, FMA and F16C", has_avx2, avx2::pack, avx2::kTiles.data()},
 #ifdef PLR_AVXVNNI
     {"avxvnni", "AVX2, FMA, F16C and AVX-VNNI", has_avxvnni, avxvnni::pack, avxvnni::kTiles.data()},
@@ -376,6 +381,7 @@ constexpr Level kLevels[] = {
 #ifdef PLR_AMX
     {"amx", "AVX-512 with VNNI, and AMX of bytes", has_amx, avx512vnni::pack,
      avx512vnni::kAmxTiles.data(), avx512vnni::amx_begin, avx512vnni::amx_end},
+#endif
 #endif
 };
 

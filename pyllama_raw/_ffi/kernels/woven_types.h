@@ -163,7 +163,9 @@ struct Nonlinear {
 // memory.
 template <class T>
 PLR_WOVEN inline void keep(T & sum) {
+#ifdef __x86_64__
     asm("" : "+v"(sum));
+#endif
 }
 
 PLR_WOVEN inline void add_products(Sum & sum, Group numbers, const int8_t * column, bool is_first) {

@@ -70,7 +70,7 @@ class PrefixCache:
         self._doomed: set[Entry] = set()  # dropped while pinned
         self._reservations: set[Reservation] = set()
         self._queue = EvictionQueue()
-        self._released: list[object] = []
+        self.released: list[object] = []  # until they are taken
         self._ids = count()
         self._now = 0  # queries and stores so far
 
@@ -99,8 +99,8 @@ class PrefixCache:
         totals["n_hit_tokens_live"] += n_live
         totals["n_hit_tokens_host"] += max(0, hit.n_tokens - n_live)
         totals["n_sparse_tokens"] += hit.n_matched - hit.n_tokens
-        for entry in hit.entries:
-            entry.last_used = self._now
+        for span in hit.spans:
+            span.entry.last_used = self._now
 
     def pin(self, hit: Hit) -> None:
         """Keep the entries of *hit* until unpin(); nothing may change after match()."""
@@ -178,11 +178,11 @@ class PrefixCache:
         self._end(reservation)
         if reservation.is_lost or any(e.node is None for e in plan.ground):
             # Cleared meanwhile, or a part that it builds on could not be restored.
-            self._released.append(payload)
+            self.released.append(payload)
             self.ledger.refusals[Refusal.LOST] += 1
         elif self._missing(plan.namespace, plan.key) is None:
             # Another capture of the same was faster.
-            self._released.append(payload)
+            self.released.append(payload)
             self.ledger.refusals[Refusal.COVERED] += 1
         else:
             entry = self._add(plan, payload, n_bytes)
@@ -272,7 +272,7 @@ class PrefixCache:
 
     def take_released(self) -> list[object]:
         """Payloads that are of no use any more; the caller frees them."""
-        released, self._released = self._released, []
+        released, self.released = self.released, []
         return released
 
     def stats(self) -> CacheStats:
@@ -345,7 +345,7 @@ class PrefixCache:
     def _release(self, entry: Entry) -> None:
         self.ledger.n_entries -= 1
         self.ledger.n_bytes -= entry.n_charged
-        self._released.append(entry.payload)
+        self.released.append(entry.payload)
         entry.payload = None
 
     def _pin(self, entries: Iterable[Entry]) -> None:

@@ -119,8 +119,9 @@ class Memory:
 
     def seat(self, sequence: Sequence) -> None:
         """Give *sequence* an idle slot, and the best start that there is of it."""
+        question, sources, offers = self._survey(sequence)
         free = [idle.slot for idle in self.slots.idle]
-        slot, start = place(*self._survey(sequence), free)
+        slot, start = place(question, sources, offers, free)
         if (swap := self._swap_of(sequence, start)) is not None:
             slot, start = free[0], swap
         file: EarlyFile | None = None
@@ -160,15 +161,8 @@ class Memory:
         question = Question(n_most, can_cut, self.min_wait, self.tiers.disk.min_gain)
         if not self.reuses:
             return question, [], []
-        offers = self._offers(sequence, n_most)
+        offers = self.tiers.offers(sequence, n_most, self.slots.n_not_running)
         return question, find_sources(self.slots, sequence), offers
-
-    def _offers(self, sequence: Sequence, n_most: int) -> list[Offer]:
-        """What the tiers have of *sequence*, as far as there are cells for it."""
-        offers = self.tiers.offers(sequence, n_most)
-        return [
-            offer for offer in offers if offer.hit.n_cells <= self.slots.n_not_running
-        ]
 
     def _swap_of(self, sequence: Sequence, start: Placement) -> Restore | None:
         """
@@ -240,7 +234,8 @@ class Memory:
             if hit.n_tokens > running.n_computed:
                 hit = replace(hit, n_tokens=0, spans=())
             self.cache.record(hit, running.n_computed)
-        self._plan_points(running)
+        if self._captures_points:
+            self._plan_points(running)
 
     def _load(self, running: Running, loading: Loading, stop: int) -> None:
         """Fill the slot of *running* from host memory, up to *stop*."""
@@ -250,12 +245,11 @@ class Memory:
         self.slots.load(running, stop, load)
         if stop == restore.hit.n_tokens:
             running.note_cached(restore.tier)
-            self._plan_points(running)
+            if self._captures_points:
+                self._plan_points(running)
 
     def _plan_points(self, running: Running) -> None:
         """Find the points of *running*, which begins or has gone on by a leap."""
-        if not self._captures_points:
-            return
         request, end_of = running.request, running.sequence.whole
         marked = list(request.cache_points)
         # Prompts part where this one leaves what is stored: the next one may, too.
@@ -278,19 +272,8 @@ class Memory:
         Called once a step, before anything is planned of it.
         """
         # Files that were read are to be loaded, one after the other.
-        for fetch_id, loading in self.tiers.take_fetched():
-            running = self._fetchers.get(fetch_id)
-            if self.ahead.take_report(fetch_id, loading):
-                continue  # its sequence has no slot yet
-            if loading is not None and running is not None:
-                self._loads[fetch_id] = loading
-            elif loading is not None:
-                # Its sequence has left meanwhile.
-                self.tiers.let_go(loading.restore)
-            elif running is not None:
-                # It could not be read.
-                self._end_fetch(running)
-                self._emptied.append(running)
+        if self.tiers.fetched:
+            self._take_files()
         if self._loads:
             self._load_file()
         # Slots that could not be filled, or were lost, get the next best.
@@ -312,6 +295,22 @@ class Memory:
             elif leader.n_computed >= n_tokens:
                 running.leader = None
                 self._start(running, CopyOf(leader.slot, n_tokens))
+
+    def _take_files(self) -> None:
+        """Take in what came of files that sequences wait for."""
+        for fetch_id, loading in self.tiers.take_fetched():
+            running = self._fetchers.get(fetch_id)
+            if self.ahead.take_report(fetch_id, loading):
+                continue  # its sequence has no slot yet
+            if loading is not None and running is not None:
+                self._loads[fetch_id] = loading
+            elif loading is not None:
+                # Its sequence has left meanwhile.
+                self.tiers.let_go(loading.restore)
+            elif running is not None:
+                # It could not be read.
+                self._end_fetch(running)
+                self._emptied.append(running)
 
     def _refill(self, running: Running) -> None:
         """Decide again from what *running*, whose slot is empty, starts."""
@@ -371,12 +370,10 @@ class Memory:
 
     def reclaim(self, n_cells: int) -> None:
         """Empty idle slots, the longest unused first, until *n_cells* are free."""
-        if self.slots.n_free_cells >= n_cells:
-            return
         for idle in self.slots.idle:
-            self._cut(idle, 0)
             if self.slots.n_free_cells >= n_cells:
                 return
+            self._cut(idle, 0)
 
     def _cut(self, idle: Idle, n_tokens: int) -> None:
         """Save what pays of an idle slot, then keep its first *n_tokens* only."""
@@ -546,7 +543,8 @@ class Memory:
         if not self.reuses:
             return 0
         n_most = n_reusable(sequence)
-        counts = [offer.hit.n_tokens for offer in self._offers(sequence, n_most)]
+        offers = self.tiers.offers(sequence, n_most, self.slots.n_not_running)
+        counts = [offer.hit.n_tokens for offer in offers]
         if self.slots.limits.kind.can_cut and not sequence.is_scoring:
             counts.append(n_longest(sequence, n_most))
         else:

@@ -13,6 +13,7 @@ A sequence that is scored has less of them: see n_scored_by().
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from operator import attrgetter
 from typing import NamedTuple
 
 from pyllama_raw.core.exact import N_FRESH, n_reusable, n_shareable
@@ -142,7 +143,7 @@ def fill(question: Question, sources: Items[Source], offers: Items[Offer]) -> Pl
         if hit.n_tokens >= n_best + min_gain:
             restore, n_best = Restore(tier, hit, n_live), hit.n_tokens
     # Waiting must save many tokens beyond what is there now, because it takes steps.
-    far = max(sources, key=lambda source: source.n_later, default=None)
+    far = max(sources, key=attrgetter("n_later"), default=None)
     if far is not None and far.n_later >= n_best + question.min_wait:
         return Follow(far.slot, far.n_later)
     if restore is not None:

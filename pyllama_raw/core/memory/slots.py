@@ -30,7 +30,7 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
     position,
 )
-from pyllama_raw.core.sequence import NO_LIMIT, Running, Sequence
+from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.step import Copy, Load, Move, Release, Shift, Trim
 from pyllama_raw.errors import BadMedia, PromptTooLong
 
@@ -82,8 +82,8 @@ class ContextLimits:
         if len(request.tokens) >= self.n_ctx_slot:
             raise PromptTooLong(request.n_prompt, self.n_ctx_slot)
         assert (request.source is None) is (self.n_source == 0)
-        if request.n_source > self.n_source:
-            raise PromptTooLong(request.n_source, self.n_ctx_slot, self.n_source)
+        if request.source is not None and len(request.source) > self.n_source:
+            raise PromptTooLong(request.n_prompt, self.n_ctx_slot, self.n_source)
         for index, span in enumerate(request.spans):
             n_rows, n_most = span.stop - span.start, self.n_whole_rows
             if not span.is_causal and n_rows > n_most:
@@ -96,10 +96,6 @@ class ContextLimits:
     def n_kept(self, sequence: Sequence) -> int:
         """Tokens of *sequence* that others may take over, once they are computed."""
         return exact.n_kept(sequence) if self.deterministic else len(sequence.tokens)
-
-    def n_chunked(self, request: Request) -> int:
-        """Tokens to be computed in chunks; those after them one by one."""
-        return request.n_prompt if self.deterministic else NO_LIMIT
 
     def n_movable(self, n_tokens: int) -> int:
         """The most of a slot's first *n_tokens* that others may get a copy of."""
@@ -174,7 +170,7 @@ class Slots:
     def n_source_room(self) -> int:
         """Tokens that an encoder could read beside the sources of all that run."""
         running = self.running.values()
-        return self.limits.n_source - sum([r.request.n_source for r in running])
+        return self.limits.n_source - sum([r.sequence.n_source for r in running])
 
     @property
     def has_moves(self) -> bool:
@@ -265,6 +261,7 @@ class Slots:
         idle = Idle(
             running.slot,
             running.tokens[:n_held].tobytes(),
+            n_held,
             running.request.namespace,
             self._n_departures,
             is_usable,
@@ -313,6 +310,7 @@ class Slots:
 
     def _shorten(self, idle: Idle, n_tokens: int) -> None:
         idle.key = idle.key[: n_tokens * array("i").itemsize]
+        idle.n_held = min(idle.n_held, n_tokens)
         self.cells.cut(idle.slot, n_tokens)
 
     def _list_running(self) -> None:
@@ -328,7 +326,9 @@ class Slots:
         self.cells.check_integrity()
         for slot, place in enumerate(self.all):
             assert place.slot == slot
-            n_held = place.n_held if isinstance(place, Idle) else place.n_computed
+            n_held = place.n_computed if isinstance(place, Running) else place.n_held
+            if isinstance(place, Idle):
+                assert len(place.key) == n_held * array("i").itemsize
             assert self.cells.length(slot) == n_held
             if isinstance(place, Running):
                 assert place is self.running[place.request.request_id]
@@ -352,6 +352,7 @@ class Idle:
 
     slot: int
     key: bytes = b""  # tokens it still holds, one C int each
+    n_held: int = 0  # of these
     namespace: Namespace = None  # of these, as spans and n_prompt
     last_used: int = 0  # counts departures
     is_usable: bool = True  # False: it holds more than others may take over, uncut
@@ -359,10 +360,6 @@ class Idle:
     n_prompt: int = 0  # tokens that were computed in chunks; others one by one
     scoring: Scoring | None = None  # of *scores*
     scores: Items[TokenLogprobs] = ()  # of its tokens from scoring.first on
-
-    @property
-    def n_held(self) -> int:
-        return len(self.key) // array("i").itemsize
 
 
 class Contents(NamedTuple):

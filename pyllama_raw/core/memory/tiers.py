@@ -89,7 +89,7 @@ class Tiers:
         self._loading: dict[int, Loading] = {}  # by slot, of the next step
         self._n_fetches = 0
         self._fetching: dict[int, Restore] = {}
-        self._fetched: list[Fetched] = []  # not looked at yet
+        self.fetched: list[Fetched] = []  # not looked at yet
 
     # -- saves -----------------------------------------------------------------------
 
@@ -126,14 +126,19 @@ class Tiers:
 
     # -- loads -----------------------------------------------------------------------
 
-    def offers(self, sequence: Sequence, n_most: int) -> list[Offer]:
-        """Offers for the first *n_most* tokens of *sequence*, of nearer tiers first."""
+    def offers(self, sequence: Sequence, n_most: int, n_cells: int) -> list[Offer]:
+        """
+        Offers for the first *n_most* tokens of *sequence*, of nearer tiers first.
+
+        Args:
+            n_cells: there are so many for it.
+        """
         offers = []
         for tier in self._all if self.is_open else ():
             if not tier.cache.stores:
                 continue
             hit = tier.match(sequence, n_most)
-            if not hit.n_tokens:
+            if not hit.n_tokens or hit.n_cells > n_cells:
                 continue
             # Another sequence waits for this file, and can be followed.
             if any(
@@ -168,14 +173,14 @@ class Tiers:
     def take_report(self, report: Written | Fetched) -> None:
         """A file was written or read, or could not be."""
         if isinstance(report, Fetched):
-            self._fetched.append(report)
+            self.fetched.append(report)
             return
         for tier in self._all:
             tier.end_save(*report)
 
     def take_fetched(self) -> list[tuple[int, Loading | None]]:
         """The fetches that have ended, by id; None: there is nothing to load."""
-        fetched, self._fetched = self._fetched, []
+        fetched, self.fetched = self.fetched, []
         ended: list[tuple[int, Loading | None]] = []
         for fetch_id, payload, seconds in fetched:
             restore = self._fetching.pop(fetch_id, None)
@@ -239,7 +244,7 @@ class Tiers:
             if isinstance(move, Save):
                 self._by_name[move.tier].end_save(move.save_id, None)
             elif isinstance(move, Fetch):
-                self._fetched.append(Fetched(move.fetch_id, None, 0.0))
+                self.fetched.append(Fetched(move.fetch_id, None, 0.0))
 
     def clear(self, salt: str | None = None) -> int:
         """Forget what is kept of *salt*, None: all; the host bytes freed."""
@@ -418,7 +423,6 @@ class Tier:
         self.min_gain = MIN_GAIN if self.is_on_disk else 1
         self.bound = bound
         self._saves: dict[int, Saving] = {}
-        self._superfluous: list[object] = []  # files that are not in the index
         for state in stored:
             tokens, plan, reservation = state.tokens, None, None
             # A file that is larger than its tokens allow would be read into any memory.
@@ -427,7 +431,7 @@ class Tier:
             if plan is not None:
                 reservation = cache.reserve(plan, state.n_bytes)
             if reservation is None:
-                self._superfluous.append(state.payload)
+                self.cache.released.append(state.payload)
             else:
                 cache.commit(reservation, state.payload, state.n_bytes)
 
@@ -556,9 +560,10 @@ class Tier:
 
     def deletions(self) -> list[Move]:
         """Moves that delete the states that left the index since the last call."""
-        released = self._superfluous + self.cache.take_released()
-        self._superfluous = []
-        return [Delete(tuple(released))] if released and self.is_on_disk else []
+        if not self.cache.released:  # as in most steps
+            return []
+        released = self.cache.take_released()
+        return [Delete(tuple(released))] if self.is_on_disk else []
 
     # -- loading -------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class Packer:
         if prompts:
             # Lots of rows and of tokens take turns, so a stream waits for all of them.
             n_turns = len(groups) if self._roster.n_with_spans else 1
-            decodes, n_prefill = self._division(decodes, len(streams), n_turns)
+            decodes, n_prefill = self._division(decodes, len(streams), prompts, n_turns)
         # Output that is known is computed again, token by token.
         works = _replay(decodes) if replays else _decode(decodes)
         if n_prefill:
@@ -176,9 +176,8 @@ class Packer:
             if not streams and prompts:
                 has_spans = self._roster.n_with_spans
                 n_cells = min(map(n_least, prompts)) if has_spans else 1
-            self._memory.reclaim(n_cells)
             # Each turn preempts a running sequence, so the loop ends.
-            if n_cells <= self._slots.n_free_cells or not self._slots.running:
+            if n_cells <= self._room_for(n_cells) or not self._slots.running:
                 return streams, prompts, replays
             self._roster.make_room(now)
 
@@ -189,25 +188,32 @@ class Packer:
             # A whole span needs many cells beside those of streams.
             n_most = max(map(n_least, prompts), default=0)
             if n_most > 1:
-                self._memory.reclaim(n_streams + n_most)
-                n_free = max(self._slots.n_free_cells - n_streams, 1)
+                n_free = max(self._room_for(n_streams + n_most) - n_streams, 1)
                 prompts = [prompt for prompt in prompts if n_least(prompt) <= n_free]
             groups = by_lot(streams, prompts)
         else:
             groups = dict.fromkeys(lots, LotGroup(streams, prompts))
         if self._slots.limits.deterministic:
             groups = divided(groups)
-        if len(groups) > 1:
-            self._memory.reclaim(n_streams + 1)
-            # Streams of other lots need the cells that are left.
-            if self._slots.n_free_cells <= n_streams:
-                groups = {lot: group for lot, group in groups.items() if group.streams}
+        # Streams of other lots need the cells that are left.
+        if len(groups) > 1 and self._room_for(n_streams + 1) <= n_streams:
+            groups = {lot: group for lot, group in groups.items() if group.streams}
         return groups
+
+    def _room_for(self, n_cells: int) -> int:
+        """Cells that are free, after idle slots have given theirs if *n_cells* are not."""
+        if self._slots.n_free_cells < n_cells:
+            self._memory.reclaim(n_cells)
+        return self._slots.n_free_cells
 
     # -- how much ----------------------------------------------------------------
 
     def _division(
-        self, decodes: list[Running], n_streams: int, n_turns: int
+        self,
+        decodes: list[Running],
+        n_streams: int,
+        prompts: list[Running],
+        n_turns: int,
     ) -> tuple[list[Running], int]:
         """The *decodes* that go on beside prompts, and the tokens of the prompts."""
         captures = self._memory.captures
@@ -215,7 +221,7 @@ class Packer:
         total = self._budget.limit(
             n_ready,
             n_streams,
-            len(self._slots.running),
+            [running.n_behind for running in prompts],
             n_turns=n_turns,
             spent_s=captures.spent_s,
         )
@@ -256,11 +262,11 @@ class Packer:
         if any(running.sequence.is_scoring for running in prompts):
             share_rows(n_rows, prompts, single=lot.is_single)
         # As many as there are, as fit the batch, and as have cells beside streams.
-        n_left = min(n_tokens, sum(running.n_behind for running in prompts))
+        n_behind = sum([len(r.tokens) - r.n_computed for r in prompts])
+        n_left = min(n_tokens, n_behind)
         if self.prefill_cap is not None:
             n_left = min(n_left, self.prefill_cap)
-        self._memory.reclaim(n_streams + n_left)
-        n_free = self._slots.n_free_cells - n_streams
+        n_free = self._room_for(n_streams + n_left) - n_streams
         budget = min(n_left, limits.n_batch - n_decodes, n_free)
         if budget < 1:
             return []
@@ -424,10 +430,11 @@ class PrefillTurns:
         """*prompts* in the order in which they have tokens of this step."""
         self._last_turn, self._last_passed = self._turn, self._n_passed
         if self._order == "shortest":
-            lengths = sorted(
-                [(r.n_behind, r.sequence.rank, r.slot, r) for r in prompts]
+            by_length = sorted(
+                (len(r.tokens) - r.n_computed, r.sequence.rank, r.slot, r)
+                for r in prompts
             )
-            ring = deque([running for *_, running in lengths])
+            ring = deque([running for *_, running in by_length])
             # The one that came first has waited for enough others: this step is its own.
             if self._n_passed >= PATIENCE * budget:
                 self._n_passed = 0

@@ -85,8 +85,7 @@ class Outputs:
                 # The most frequent case: one token of a stream, or the first of a prompt.
                 if running is not None:
                     advance(running, n_held)
-                    n_output += len(output.tokens)
-                    self._take_sampled(running, output, now)
+                    n_output += self._take_sampled(running, output, now)
             elif type(output) is Lost:
                 # Its slot could not be filled, so nothing was computed of it.
                 continue
@@ -112,7 +111,7 @@ class Outputs:
             running.sequence.n_accepted += n_accepted
 
     def _take_other(self, running: Running, output: Output, now: float) -> int:
-        """Take in what did not sample only; returns the number of sampled tokens."""
+        """Take in what did not sample only; returns the number of output tokens."""
         sequence = running.sequence
         if type(output) is Scored:
             sequence.prompt_logprobs += output.logprobs
@@ -120,32 +119,30 @@ class Outputs:
         if type(output) is RowFailed:
             self._roster.finish(sequence, output.error, now)
         if type(output) is Sampled:
-            self._take_sampled(running, output, now)
-            return len(output.tokens)
+            return self._take_sampled(running, output, now)
         return 0
 
-    def _take_sampled(self, running: Running, sampled: Sampled, now: float) -> None:
-        """Tell what was sampled of *running*, and end it if that was all."""
+    def _take_sampled(self, running: Running, sampled: Sampled, now: float) -> int:
+        """Tell what was sampled of *running*, or end it; returns the number of output tokens."""
         tokens, logprobs, forced = sampled
         sequence = running.sequence
         sequence.forced = forced
         if forced:
             sequence.forces = True
-        if len(tokens) == 1:
+        n_taken = len(tokens)
+        if n_taken == 1:
             end = self._take_token(sequence, tokens[0], now)
         else:
             # The slot holds all of several tokens but the last one.
-            n_before, n_sampled = sequence.n_output, len(tokens)
+            n_before, n_sampled = sequence.n_output, n_taken
             self._slots.advance(running, n_sampled - 1)
             ends = (self._take_token(sequence, token, now) for token in tokens)
             end = next(filter(None, ends), None)
             if end is not None:
                 n_taken = sequence.n_output - n_before
                 tokens, logprobs = tokens[:n_taken], logprobs[:n_taken]
-                n_after = n_sampled - n_taken
-                self._roster.counters.output_tokens -= n_after
                 # Memory may hold tokens that were sampled after the end.
-                if n_after:
+                if n_taken < n_sampled:
                     can_cut = self._slots.limits.kind.can_cut
                     n_held = len(running.tokens) - 1 if can_cut else 0
                     self._slots.rewind(running, n_held)
@@ -156,6 +153,7 @@ class Outputs:
             self._finish(sequence, *end, now)
         elif len(running.tokens) >= self._limits.n_ctx_slot:
             self._on_full(running, now)
+        return n_taken
 
     def _take_token(self, sequence: Sequence, token: int, now: float) -> End | None:
         """Take in one token; why the request ends with it, if it does."""

@@ -33,7 +33,7 @@ from pyllama_raw.core.request import (
     Request,
     are_valid,
 )
-from pyllama_raw.core.sequence import Running, Sequence, TextSequence
+from pyllama_raw.core.sequence import NO_LIMIT, Running, Sequence, TextSequence
 from pyllama_raw.core.stats import Counters, SchedulerStats
 from pyllama_raw.errors import (
     EngineStalled,
@@ -85,26 +85,16 @@ class Admission:
             QueueFull: too much waits at present.
             InvalidRequest: there are more outputs than an idle engine takes.
         """
-        # All are outputs of one prompt, so the first one tells how many could ever wait.
-        n_prompt = requests[0].n_prompt
-        n_fitting = self.max_waiting_tokens // n_prompt
-        n_most = self.n_slots + min(self.max_waiting, n_fitting)
-        if len(requests) > n_most:
-            allowed = (
-                f"at most {n_most} outputs of a prompt of {n_prompt} tokens, or raise "
-            )
-            allowed += "max_waiting or max_waiting_tokens"
-            raise InvalidRequest("n", len(requests), allowed)
         # The first ones find slots free, so nothing of them counts in tokens.
         n_free = max(self.n_slots - self.n_open, 0)
         counts = [0] * len(requests)
         # The others wait. Texts that become vectors wait for no slot.
-        counts[n_free:] = [
-            0 if request.lot.makes_vectors else request.n_prompt
-            for request in requests[n_free:]
-        ]
         if len(requests) > n_free:
-            self._check_room(len(requests), sum(counts))
+            counts[n_free:] = [
+                0 if request.lot.makes_vectors else request.n_prompt
+                for request in requests[n_free:]
+            ]
+            self._check_room(requests, sum(counts))
         self.n_open += len(requests)
         self.n_tokens += sum(counts)
         return [Ticket(n_tokens) for n_tokens in counts]
@@ -120,8 +110,17 @@ class Admission:
         self.n_open -= ticket.is_open
         ticket.is_open = False
 
-    def _check_room(self, n_requests: int, n_tokens: int) -> None:
-        n_waiting = self.n_open + n_requests - self.n_slots
+    def _check_room(self, requests: Items[Request], n_tokens: int) -> None:
+        # All are outputs of one prompt, so the first one tells how many could ever wait.
+        n_prompt = requests[0].n_prompt
+        n_fitting = self.max_waiting_tokens // n_prompt
+        n_most = self.n_slots + min(self.max_waiting, n_fitting)
+        if len(requests) > n_most:
+            allowed = f"at most {n_most} outputs of a prompt of {n_prompt} tokens, "
+            allowed += "or raise max_waiting or max_waiting_tokens"
+            raise InvalidRequest("n", len(requests), allowed)
+        # Others are open, so fewer than that may wait at present.
+        n_waiting = self.n_open + len(requests) - self.n_slots
         if n_waiting > self.max_waiting:
             raise QueueFull("max_waiting", n_waiting, self.max_waiting)
         n_tokens += self.n_tokens
@@ -164,12 +163,11 @@ class Roster:
         entered: list[Sequence] = []
         try:
             for order, request in enumerate(requests, self.counters.submitted):
-                sequence = self._sequence(request, order, now)
-                entered.append(sequence)
                 request_id = request.request_id
                 assert request_id not in self.alive
-                for moment in request.time_limits(now):
-                    self.deadlines.add(moment, request_id)
+                self.deadlines.add(request, now)
+                sequence = self._sequence(request, order, now)
+                entered.append(sequence)
                 if isinstance(sequence, TextSequence):
                     # Sorted, and equal ones stay in their order.
                     self.texts.append(sequence)
@@ -198,14 +196,14 @@ class Roster:
         assert len(request.payloads) in (0, len(request.spans))
         assert not (request.spans and request.scoring is not None)
         assert request.scoring is None or request.scoring.first >= 1
-        if request.deadline is not None:
-            assert isinstance(request.deadline, float | int)
-            assert not isnan(request.deadline)
         # Raises here instead of in the middle of a step.
         hash(request.namespace)
         if isinstance(request, EmbedRequest):
             return TextSequence(request, order, now)
-        return Sequence(request, order, now, self.slots.limits.n_chunked(request))
+        # Outputs that must not depend on others: what is not of the prompt is computed
+        # token by token, also again.
+        n_chunked = request.n_prompt if self.slots.limits.deterministic else NO_LIMIT
+        return Sequence(request, order, now, n_chunked)
 
     def _remove(self, sequence: Sequence) -> None:
         request_id, lot = sequence.request.request_id, sequence.request.lot
@@ -288,12 +286,12 @@ class Roster:
         """End a request, wherever it is."""
         # It runs in a slot, or waits for one; a text does neither.
         running = self.slots.running.get(sequence.request.request_id)
+        self._remove(sequence)
         self.memory.drop_swap(sequence)
         if running is not None:
             self.memory.leave(running, in_flight=self.in_flight)
         elif not isinstance(sequence, TextSequence):
             self.waiting.remove(sequence)
-        self._remove(sequence)
         self._tell("on_finished", sequence, now)
         if isinstance(end, FinishReason):
             self.counters.finished[end] += 1
@@ -384,8 +382,15 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
 
-    def add(self, moment: float, request_id: int) -> None:
-        heappush(self._heap, (moment, request_id))
+    def add(self, request: Request, submitted: float) -> None:
+        """Add the moments at which time may be over for *request*."""
+        deadline, request_id = request.deadline, request.request_id
+        if deadline is not None:
+            assert isinstance(deadline, float | int)
+            assert not isnan(deadline)
+            heappush(self._heap, (deadline, request_id))
+        if request.max_wait_s is not None:
+            heappush(self._heap, (submitted + request.max_wait_s, request_id))
 
     def next(self, alive: Container[int]) -> float | None:
         """The earliest moment of a request in *alive*."""

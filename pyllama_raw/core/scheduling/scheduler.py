@@ -16,7 +16,7 @@ The caller passes the time in; nothing here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 from itertools import islice
@@ -71,7 +71,7 @@ class Scheduler:
         pieces: Items[bytes],
         *,
         token_budget: int | None = None,
-        target_step_s: float | None = 0.1,
+        target_step_s: float | None = None,
         prefill_order: PrefillOrder = "shortest",
         prefill_quantum: int = 256,
         max_overtakes: int = 16,
@@ -118,6 +118,8 @@ class Scheduler:
         if policy is not None and type(policy) is not Fcfs:
             self._policy = PolicyRunner(policy, self._memory, max_overtakes, report)
         self._roster = Roster(self._memory, self._policy, victim)
+        self.alive: Mapping[int, object] = self._roster.alive  # by request_id
+        self.counters = self._roster.counters  # totals, which others read
         shifts = context_full == "shift" and limits.can_shift
         self._outputs = Outputs(
             self._roster, limits, pieces, n_keep if shifts else None
@@ -145,11 +147,6 @@ class Scheduler:
         return self._slots.limits
 
     @property
-    def has_work(self) -> bool:
-        """Whether a request has not ended."""
-        return bool(self._roster.alive)
-
-    @property
     def next_deadline(self) -> float | None:
         """The earliest moment at which time may be over for a request."""
         return self._roster.deadlines.next(self._roster.alive)
@@ -167,7 +164,7 @@ class Scheduler:
     def add_all(self, requests: Items[Request], now: float) -> None:
         """Like add(), for several at once: either all are queued or none."""
         for request in requests:
-            self.limits.check(request)
+            self._slots.limits.check(request)
         self._roster.enter(requests, now)
 
     def cancel(
@@ -219,6 +216,11 @@ class Scheduler:
         """Forget snapshots, files and idle slots; returns the host bytes freed."""
         return self._memory.clear(salt)
 
+    @property
+    def memory(self) -> Memory:
+        """What slots hold and what is kept."""
+        return self._memory
+
     def lose_slots(self) -> None:
         """
         The context is another one, and empty: what runs is filled again.
@@ -253,7 +255,7 @@ class Scheduler:
 
         Each is to be executed and applied before the next one is asked for.
         """
-        assert not self.has_work
+        assert not self.alive
         for moves in self._memory.last_moves():
             yield StepPlan(moves)
 
@@ -265,7 +267,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step; a falsy plan means that there is nothing to do."""
-        self.expire(now)
+        self._roster.expire(now)
         texts = self._roster.texts
         # Texts need nothing of memory. They and sequences take turns, a step each.
         if texts and self._texts_are_next:
@@ -297,7 +299,7 @@ class Scheduler:
             self._texts_are_next = bool(plan)
             return plan or self._texts.plan(now)
         # Nothing of the work can be computed, and no later plan would be another one.
-        if self.has_work and not (plan or self._roster.events or is_fetching):
+        if self.alive and not (plan or self._roster.events or is_fetching):
             self._roster.stall(now)
         return plan
 
@@ -308,7 +310,7 @@ class Scheduler:
         if not roster.waiting or self._packer.prefill_cap is not None:
             return
         head = roster.waiting.head
-        n_cells, n_source = growth(head), head.request.n_source
+        n_cells, n_source = growth(head), head.n_source
         lower = [
             running
             for running in slots.running.values()
@@ -317,7 +319,7 @@ class Scheduler:
         ]
         # Nobody is preempted in vain: all of them together must make enough room.
         gain = sum(growth(running.sequence) for running in lower)
-        source_gain = sum(running.request.n_source for running in lower)
+        source_gain = sum(running.sequence.n_source for running in lower)
         if slots.n_unpromised + gain < n_cells:
             return
         if slots.n_source_room + source_gain < n_source:
@@ -342,7 +344,7 @@ class Scheduler:
         room, source_room = self._slots.n_unpromised, self._slots.n_source_room
         blocked: Sequence | None = None
         for sequence in islice(self._roster.waiting.candidates(), ADMISSION_WINDOW):
-            n_cells, n_source = growth(sequence), sequence.request.n_source
+            n_cells, n_source = growth(sequence), sequence.n_source
             # One that would be alone always starts, and ends if it does not fit.
             if (n_cells > room or n_source > source_room) and not alone:
                 # It was overtaken often enough: all others wait for it.
@@ -398,7 +400,7 @@ class Scheduler:
         # What steps with drafts take is known by their rows alone.
         if speculation is not None and speculation.observe(plan, step_s):
             return self.take_events()
-        n_outputs = sum([type(output) is not Computed for output in result.outputs])
+        n_outputs = len(plan.works) - [*map(type, result.outputs)].count(Computed)
         self._costs.observe(n_tokens, n_outputs, step_s)
         if n_tokens == len(plan.works) and not plan.moves:
             self._memory.captures.observe_decode(computed_s)

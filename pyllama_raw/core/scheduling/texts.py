@@ -83,7 +83,7 @@ class Texts:
         ready = [text for text in texts if text.request.lot == lot]
         ready.sort(key=lambda text: text is not cut)
         n_texts = 1 if self._n_alone else self._max_texts
-        works = _works(ready, self._budget.limit(0, 1, 0), n_texts)
+        works = _works(ready, self._budget.limit(0, 1, ()), n_texts)
         for work in works:
             sequence = self._roster.alive[work.request_id]
             if sequence.admitted is None:

@@ -96,14 +96,14 @@ def test_edf_lets_hopeless_requests_go_last():
     scheduler, _ = with_policy(SHIPPED["edf"](), n_slots=1, n_ctx_slot=256)
     scheduler.add(make_request(0, n_prompt=4, max_tokens=8, deadline=1e3), 0.0)
     now = 0.0
-    while scheduler.has_work:
+    while scheduler.alive:
         step(scheduler, now)
         now += 10.0
     for request_id, deadline in enumerate((now + 2.0, None, now + 1e4), 1):
         request = make_request(request_id, 4, max_tokens=8, deadline=deadline)
         scheduler.add(request, now)
     seen = []
-    while scheduler.has_work:
+    while scheduler.alive:
         plan, _ = step(scheduler, now)
         seen += [work.request_id for work in plan.works]
         now += 0.01

@@ -150,7 +150,7 @@ def test_each_step_tells_of_those_that_it_computed():
     for request_id, n_tokens in enumerate((4, 7, 3)):
         scheduler.add(make_request(request_id, n_prompt=4, max_tokens=n_tokens), 0.0)
     plans = []
-    while scheduler.has_work:
+    while scheduler.alive:
         plans.append(step(scheduler)[0])
 
     assert told == [[(w.request_id, len(w.tokens)) for w in p.works] for p in plans]

@@ -7,7 +7,7 @@ from statistics import pstdev
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.lab.calls import arrivals
+from pyllama_raw.lab.arrivals import arrival_times
 from pyllama_raw.lab.workloads import generator
 
 
@@ -21,7 +21,7 @@ def test_the_last_call_comes_when_the_rate_says(seed, n, rate, burstiness):
     """
     Times are in order, and the last one is n / rate for every seed and burstiness.
     """
-    times = arrivals(generator(seed), n, rate, burstiness)
+    times = arrival_times(generator(seed), n, rate, burstiness)
 
     assert len(times) == n
     assert times == sorted(times)
@@ -35,7 +35,7 @@ def test_less_burstiness_makes_gaps_more_unequal():
     """
 
     def spread(burstiness):
-        times = arrivals(generator(1), 2000, 1.0, burstiness)
+        times = arrival_times(generator(1), 2000, 1.0, burstiness)
         return pstdev(b - a for a, b in pairwise(times))
 
     assert spread(0.25) > 1.7 > spread(1.0) > 0.9

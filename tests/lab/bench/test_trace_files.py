@@ -5,7 +5,8 @@ import json
 import pytest
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.workloads import Arrival, calls_of, read
+from pyllama_raw.lab.arrivals import Arrival, read
+from pyllama_raw.lab.workloads import calls_of
 from tests.lab.bench.support import make_writer
 
 MOONCAKE = """

@@ -7,8 +7,8 @@ import pytest
 
 from pyllama_raw.cli import main
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.lab.arrivals import Arrival
 from pyllama_raw.lab.sim import Guessed, Lengths, Machine, Trace, Workload, simulate
-from pyllama_raw.lab.workloads import Arrival
 
 LOAD = Workload(n_requests=150, rate=8, seed=1)
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)

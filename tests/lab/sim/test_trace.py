@@ -6,8 +6,8 @@ import pytest
 
 from pyllama_raw.engine.logs import RequestLog
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.lab.arrivals import Arrival
 from pyllama_raw.lab.sim import Lengths, Machine, Trace, Workload, simulate
-from pyllama_raw.lab.workloads import Arrival
 
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)
 

@@ -38,6 +38,17 @@ def test_each_kind_has_a_row_and_names_its_cpu():
     assert rows[1].is_usable or not any(ours)
 
 
+def test_products_of_floats_are_left_to_wider_vectors_of_libllama():
+    """
+    A CPU with AVX-512 is told so, and not that it is another one.
+    """
+    rows = table()
+    has_avx512 = rows[0].is_usable
+    reasons = {row.why_not for row in rows if row.needs.endswith("at most")}
+
+    assert ("libllama uses AVX-512 for them on this CPU" in reasons) is has_avx512
+
+
 ONLY = """
 import json, sys
 from pyllama_raw import _ffi

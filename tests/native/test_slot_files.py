@@ -1,0 +1,148 @@
+"""Files of slots, on real models: another engine goes on from what one has computed."""
+
+from functools import partial
+
+import anyio
+import pytest
+
+from pyllama_raw import (
+    AsyncEngine,
+    CacheConfig,
+    ContextConfig,
+    EngineConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
+from pyllama_raw.errors import InvalidRequest, Unsupported, WrongUse
+from tests.support.limits import LIMIT_S
+from tests.support.native_loops import anyio_backend  # noqa: F401
+from tests.support.tiny import tiny_model
+
+pytestmark = [pytest.mark.native, pytest.mark.anyio]
+PROMPT = "Once upon a time there was a fox " * 4
+GREEDY = SamplingParams(max_tokens=8, temperature=0)
+SAME = pytest.mark.parametrize(
+    ("model", "unified"),
+    [("llama", True), ("llama", False), ("gemma3", True), ("mamba", True)],
+)
+
+
+def opened(model="llama", cache=None, **context):
+    fields = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1} | context
+    config = EngineConfig(
+        context=ContextConfig(**fields),
+        scheduler=SchedulerConfig(n_slots=2),
+        cache=cache or CacheConfig(),
+    )
+    return AsyncEngine.open(tiny_model(model), config)
+
+
+@SAME
+async def test_an_engine_goes_on_from_the_file_of_another_one(model, unified, tmp_path):
+    """
+    The next turn computes what is new, and gives what the first engine gives.
+    """
+    file, open_one = tmp_path / "slot", partial(opened, model, kv_unified=unified)
+    with anyio.fail_after(LIMIT_S):
+        async with open_one() as engine:
+            first = await engine.complete(PROMPT, GREEDY)
+            saved = await engine.save_slot(0, file)
+            ids = await engine.tokenize(PROMPT)
+            turn = [*ids, *first.token_ids, *ids[1:9]]
+            expected = await engine.complete(turn, GREEDY)
+        async with open_one() as engine:
+            restored = await engine.restore_slot(1, file)
+            result = await engine.complete(turn, GREEDY)
+
+    n_bytes = file.stat().st_size
+    assert (saved.slot, saved.n_bytes, restored.n_bytes) == (0, n_bytes, n_bytes)
+    assert (restored.slot, restored.n_tokens) == (1, saved.n_tokens)
+    assert result.usage.cached_tokens == expected.usage.cached_tokens > len(ids)
+    assert result.token_ids == expected.token_ids
+
+
+async def test_a_file_of_something_else_is_refused(tmp_path):
+    """
+    Of another model, of other options, cut off, changed, or no such file at all; the engine goes on.
+    """
+    file = tmp_path / "slot"
+    with anyio.fail_after(LIMIT_S):
+        async with opened() as engine:
+            await engine.complete(PROMPT, GREEDY)
+            saved = await engine.save_slot(0, file)
+        content = file.read_bytes()
+        head, middle = content.index(b"]\n"), len(content) // 2
+        broken = {
+            "cut": content[:-1],
+            "longer": content + b"x",
+            "changed": content[:middle]
+            + bytes([content[middle] ^ 1])
+            + content[middle + 1 :],
+            "head": content[:head],
+            "huge": content.replace(b", 96, ", b", 9999999999, "),
+            "negative": content.replace(b", 96, ", b", -9, "),
+            "words": content.replace(b", 96, ", b', "x", '),
+            "nested": content[:19] + b"[" * 4000,
+            "empty": b"",
+        }
+        for name, changed in broken.items():
+            assert changed != content, name
+            (tmp_path / name).write_bytes(changed)
+        (tmp_path / "link").symlink_to(file)
+        errors = []
+
+        async def refuse(engine, name):
+            with pytest.raises(InvalidRequest) as refusal:
+                await engine.restore_slot(0, tmp_path / name)
+            errors.append(refusal.value.name)
+
+        async with opened() as engine:
+            for name in (*broken, "link", "nowhere", "."):
+                await refuse(engine, name)
+            with pytest.raises(InvalidRequest):
+                await engine.restore_slot(2, file)
+            cold = await engine.complete(PROMPT, GREEDY)
+        for other in (opened("qwen2"), opened(type_k="q8_0")):
+            async with other as engine:
+                await refuse(engine, "slot")
+
+    assert saved.n_tokens == 96
+    assert {*errors} == {"path"}
+    assert cold.usage.cached_tokens == 0
+
+
+async def test_a_slot_is_not_moved_while_it_is_in_use_or_nowhere(tmp_path):
+    """
+    With a request, in an engine that sleeps, or where nothing is reused.
+    """
+    file = tmp_path / "slot"
+    with anyio.fail_after(LIMIT_S):
+        async with opened() as engine:
+            await engine.complete(PROMPT, GREEDY)
+            await engine.save_slot(0, file)
+            params = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+            async with engine.generate([5, 6, 7], params) as generation:
+                await anext(generation)
+                [running] = await engine.slots()
+                with pytest.raises(InvalidRequest, match="runs no request"):
+                    await engine.save_slot(running.slot, tmp_path / "running")
+                with pytest.raises(InvalidRequest, match="without a request"):
+                    await engine.restore_slot(running.slot, file)
+                other = await engine.restore_slot(1 - running.slot, file)
+                result = await generation.collect()
+            for level in (1, 2):
+                await engine.sleep(level)
+                with pytest.raises(WrongUse, match="sleeps"):
+                    await engine.save_slot(0, file)
+                with pytest.raises(WrongUse, match="sleeps"):
+                    await engine.restore_slot(0, file)
+                await engine.wake()
+            again = await engine.complete(PROMPT, GREEDY)
+            with pytest.raises(InvalidRequest, match="can be written"):
+                await engine.save_slot(other.slot, tmp_path / "no" / "such")
+        async with opened(cache=CacheConfig(mode="off")) as engine:
+            with pytest.raises(Unsupported, match="reused"):
+                await engine.restore_slot(0, file)
+
+    assert len(result.token_ids) == 400
+    assert again.usage.cached_tokens > 80
