@@ -209,9 +209,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--update", nargs=2, metavar=("OLD", "NEW"))
     args = parser.parse_args(argv)
     if args.update:
-        ours, others = update(*map(source, args.update))
+        ours, unused = update(*map(source, args.update))
         print("What we use:", *(ours or ["nothing differs"]), sep="\n  ")
-        print("All else:", *(others or ["nothing differs"]), sep="\n  ")
+        print("All else:", *(unused or ["nothing differs"]), sep="\n  ")
         return 0
     folders = args.include or [path for path in [built_include()] if path]
     if not folders:
