@@ -121,7 +121,7 @@ SHIM_HEADERS = (
         "boundary/adapters.h",
         "boundary/variant.h",
     ),
-    *("kernels/kernels.h", "kernels/watch.h", "boundary/breakdown.h"),
+    *("kernels/kernels.h", "boundary/breakdown.h"),
     *("grammar/grammar.h", "step/sampler.h", "step/step.h", "media/projector.h"),
 )
 USED = ROOT / "scripts" / "used.h"

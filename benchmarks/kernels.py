@@ -3,7 +3,8 @@ What our own kernels save.
 
 Two contexts, one with our kernels and one with libllama's in the order of weights that it
 chooses, do the same work in turn: prompts of 256 tokens for 8 slots, then 64 steps of all slots;
-then the same for one slot with cells in use all around it.
+then the same for one slot with cells in use all around it; then steps of all slots behind one prompt
+of 1,024 tokens.
 
 With --products, instead: G operations/s of one thread, by type of weights, columns and level of
 instructions that this CPU has, of woven products and of libllama's plain and repacked ones, with
@@ -37,6 +38,7 @@ from pyllama_raw.native.model import Model
 
 N_SLOTS, N_CTX, N_PROMPT, N_STEPS = 8, 8192, 256, 64
 N_AROUND = 800  # tokens of each of the other slots
+N_PREFIX = 1024  # tokens that all slots begin with
 INSTRUCTIONS = {  # of the levels, as a compiler names them
     "avx2": ("-mavx2",),
     "avxvnni": ("-mavx2", "-mavxvnni"),
@@ -93,6 +95,11 @@ def work(context: Context) -> Speeds:
     prefill(context, 0, N_PROMPT)
     speeds["prefill among others"] = N_PROMPT / (perf_counter() - started)
     speeds["1 stream among others"] = steps(context, [0], N_PROMPT)
+    context.clear()
+    prefill(context, 0, N_PREFIX)
+    for slot in range(1, N_SLOTS):
+        context.seq_cp(0, slot, 0, N_PREFIX)
+    speeds["8 streams of one prefix"] = steps(context, list(range(N_SLOTS)), N_PREFIX)
     return speeds
 
 

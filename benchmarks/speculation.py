@@ -3,7 +3,11 @@ Drafts make copies and forms faster, and cost chats nothing.
 
 An engine with drafts and one without do the same work in turn, at 1, 4 and 8 streams: edits of a
 text that the prompt has, JSON by a schema with fixed keys, and chats of other topics. Outputs are
-greedy; where they differ, the tokens of each engine count.
+greedy; where they differ, the tokens of each engine count. Each round has a salt of its own, so its
+requests see each other's texts and no earlier round's.
+
+With --draft the second engine has a draft model, too. With --cpu seconds are those of CPUs, prompts
+included, for machines that others use.
 """
 
 from __future__ import annotations
@@ -12,14 +16,13 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from load.measure import Report, arguments, median_ratio, run_script, say
 
 from pyllama_raw import (
     AsyncEngine,
-    CacheConfig,
     ContextConfig,
     EngineConfig,
     SamplingParams,
@@ -86,23 +89,36 @@ WORKS: dict[str, tuple[list[Any], dict[str, Any]]] = {
 
 
 def config(options: Namespace, mode: str) -> EngineConfig:
+    draft = options.draft if mode == "draft" else None
     return EngineConfig(
         context=ContextConfig(n_ctx=N_SLOTS * N_CTX_SLOT, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=N_SLOTS),
-        cache=CacheConfig(mode="off"),
-        speculation={"mode": mode},
+        speculation={"mode": mode, "draft": draft},
     )
 
 
 async def speed(
-    engine: AsyncEngine, prompts: Sequence[Any], params: SamplingParams, n_streams: int
+    engine: AsyncEngine,
+    prompts: Sequence[Any],
+    params: SamplingParams,
+    n_streams: int,
+    salt: str,
+    *,
+    cpu: bool,
 ) -> float:
-    """Output tokens a second, *n_streams* at a time, without the time of prompts."""
+    """Output tokens a second, *n_streams* at a time, without the time of prompts if not *cpu*."""
     n_tokens, seconds = 0, 0.0
+    clock = process_time if cpu else perf_counter
     for start in range(0, len(prompts), n_streams):
-        started = perf_counter()
-        results = await engine.complete_many(prompts[start : start + n_streams], params)
-        took_s = perf_counter() - started
+        started = clock()
+        results = await engine.complete_many(
+            prompts[start : start + n_streams], params, cache_salt=salt
+        )
+        took_s = clock() - started
+        if cpu:
+            n_tokens += sum(len(result.token_ids) for result in results)
+            seconds += took_s
+            continue
         first_s = max(result.timings.ttft_s or 0.0 for result in results)
         n_tokens += sum(len(result.token_ids) - 1 for result in results)
         seconds += took_s - first_s
@@ -111,11 +127,12 @@ async def speed(
 
 async def measure(options: Namespace, report: Report) -> None:
     """The first round warms up, and drafts learn what steps take."""
+    second = "draft" if options.draft else "lookup"
     async with (
         AsyncEngine.open(options.model, config=config(options, "off")) as plain,
-        AsyncEngine.open(options.model, config=config(options, "lookup")) as drafting,
+        AsyncEngine.open(options.model, config=config(options, second)) as drafting,
     ):
-        engines = {"off": plain, "lookup": drafting}
+        engines = {"off": plain, second: drafting}
         for work in options.works:
             prompts, fields = WORKS[work]
             params = SamplingParams(temperature=0, seed=0, **fields)
@@ -127,12 +144,17 @@ async def measure(options: Namespace, report: Report) -> None:
                     order = list(engines) if turn % 2 else list(engines)[::-1]
                     for name in order:
                         tokens_s = await speed(
-                            engines[name], prompts[:n_prompts], params, n_streams
+                            engines[name],
+                            prompts[:n_prompts],
+                            params,
+                            n_streams,
+                            f"{n_streams} {turn}",
+                            cpu=options.cpu,
                         )
                         if turn:
                             speeds[name].append(tokens_s)
                 after = drafting.stats()
-                ratio = median_ratio(speeds["lookup"], speeds["off"])
+                ratio = median_ratio(speeds[second], speeds["off"])
                 report.add(
                     work=work,
                     streams=n_streams,
@@ -154,4 +176,6 @@ if __name__ == "__main__":
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, help=text)
     parser.add_argument("--works", nargs="+", default=tuple(WORKS), choices=WORKS)
     parser.add_argument("--prompts", type=int, help="of each work, at most 8 (8)")
+    parser.add_argument("--draft", metavar="MODEL", help="a draft model (none)")
+    parser.add_argument("--cpu", action="store_true", help="seconds of CPUs")
     sys.exit(run_script("speculation", measure, parser))

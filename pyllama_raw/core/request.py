@@ -222,6 +222,7 @@ class Lot(NamedTuple):
 
 TOKENS = Lot()
 SOURCES = Lot("sources")  # which an encoder reads all together
+DRAFTS = Lot("drafts")  # which a draft model makes, in a context of its own
 
 
 class Scoring(NamedTuple):

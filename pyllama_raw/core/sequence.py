@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 from operator import sub
 from typing import Protocol
 
-from pyllama_raw.core.lookup import Lookup
+from pyllama_raw.core.lookup import Drafting, Lookup
 from pyllama_raw.core.request import (
     CacheTier,
     EmbedRequest,
@@ -64,6 +64,7 @@ class Sequence:
         "admitted",
         "cache_tier",
         "detail",
+        "drafting",
         "first_token",
         "forced",
         "forces",
@@ -108,6 +109,7 @@ class Sequence:
         self.forced: tuple[int, ...] = ()  # what a constraint lets follow `tokens`
         self.forces = False  # whether one has left no choice before
         self.lookup: Lookup | None = None  # what may follow, by what did before
+        self.drafting: Drafting | None = None  # likewise, by a draft model
         self.n_drafted = self.n_accepted = 0  # tokens
         self.is_shifted = False  # a context shift made `tokens` no prefix of anything
         # A caller's own finder, or one for its stop strings, which sees each token.
@@ -166,7 +168,7 @@ class Sequence:
         self.is_shifted = True
         # Positions have moved, so it can never be computed as at first.
         self.n_chunked = NO_LIMIT
-        self.lookup = None
+        self.lookup = self.drafting = None
         del self.tokens[n_keep : n_keep + n_discard]
         # The first time outlives the others, because it is what a caller waited for.
         times = self.token_times

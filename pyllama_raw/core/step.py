@@ -227,6 +227,22 @@ class ReadSource(NamedTuple):
     samples: bool = False  # never
 
 
+class Propose(NamedTuple):
+    """
+    Have the draft model go on with a sequence; no work of another type is beside it.
+
+    Its slot, which is of another context, forgets what it holds from *pos* on and computes *tokens*.
+    Drafts follow, of which it holds all but the last one.
+    """
+
+    request_id: int
+    slot: int
+    pos: int  # of tokens[0]; the slot holds all before
+    tokens: array[int]
+    n_drafts: int  # the same number in all works of a plan
+    samples: bool = False  # nothing of the model
+
+
 class Encode(NamedTuple):
     """Compute a run of a text; with its last token the text becomes a vector."""
 
@@ -238,7 +254,16 @@ class Encode(NamedTuple):
     samples: bool = False  # never
 
 
-Work = Decode | Verify | Prefill | PrefillSpan | ScoredPrefill | ReadSource | Encode
+Work = (
+    Decode
+    | Verify
+    | Prefill
+    | PrefillSpan
+    | ScoredPrefill
+    | ReadSource
+    | Propose
+    | Encode
+)
 
 
 class StepPlan(NamedTuple):
@@ -294,6 +319,13 @@ class Scored:
     then: Sampled | RowFailed | Computed
 
 
+class Proposed(NamedTuple):
+    """The output of a `Propose`: drafts, and the probability of each by the draft model."""
+
+    tokens: tuple[int, ...]
+    chances: tuple[float, ...]
+
+
 class Vector(NamedTuple):
     """The output of the last `Encode` of a text: floats of 32 bits, all of them finite."""
 
@@ -302,7 +334,7 @@ class Vector(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The output of a work whose slot is empty: it could not be filled, or was lost by an abort."""
+    """The output of a work whose slot is empty: it could not be filled, or was lost by an abort or a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +344,9 @@ class PartlyComputed:
     n_tokens: int
 
 
-Output = Sampled | RowFailed | Computed | Scored | Vector | Lost | PartlyComputed
+Output = (
+    Sampled | RowFailed | Computed | Scored | Proposed | Vector | Lost | PartlyComputed
+)
 
 
 class DecodeStatus(Enum):
@@ -335,7 +369,8 @@ class StepResult(NamedTuple):
 
     status: DecodeStatus = DecodeStatus.OK
     outputs: tuple[Output, ...] = ()
-    error: PyllamaError | None = None  # after INVALID and FAILED
+    # After INVALID and FAILED; or of a draft model, whose failures lose its slots and nothing else.
+    error: PyllamaError | None = None
     saved: Mapping[int, Saved] = NONE  # by save_id, in host memory
     not_restored: frozenset[int] = frozenset()  # slots left empty
     refuses_cuts: bool = False  # this memory could not forget the end of a slot
@@ -345,6 +380,9 @@ class StepResult(NamedTuple):
     decode_s: float = 0.0  # in llama_decode
     sample_s: float = 0.0  # of choosing tokens
     moves_s: float = 0.0  # of the moves
+    draft_s: tuple[
+        float, ...
+    ] = ()  # of decodes of the draft model, one after the other
 
 
 class Executor(Protocol):

@@ -22,6 +22,7 @@ from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
+from pyllama_raw.engine.draft_executor import open_drafts
 from pyllama_raw.engine.embed_executor import EmbedExecutor, compute
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.info import (
@@ -212,7 +213,7 @@ def assemble(
         scratch=layout.scratch,
         disk=writer,
         texts=texts,
-        speculates=speculation == "lookup",
+        speculates=not speculation.startswith("off"),
     )
     resources = ExitStack()  # all of it is closed, whatever fails
     resources.callback(use.close)
@@ -221,11 +222,12 @@ def assemble(
         resources.callback(writer.close)
     try:
         tell_changes(config.context, executor.context)
+        if speculation == "draft":
+            n_ctx = executor.context.n_ctx
+            executor.drafts = open_drafts(config, model, n_ctx, layout.scratch)
         # The scheduler. It knows what a snapshot costs from a few decodes.
         limits = None if texts is None else texts.limits
-        scheduler = _make_scheduler(
-            executor.context, config, layout, store, keys, texts=limits
-        )
+        scheduler = _make_scheduler(executor, config, layout, store, keys, texts=limits)
         # Kernels that took part in these decodes tell whether rows are exact.
         if config.deterministic == "fast":
             check_apart(executor.context, has_media=config.media.mmproj is not None)
@@ -385,7 +387,7 @@ def chat_template_of(model: Model, config: ModelConfig) -> ChatTemplate | None:
 
 
 def _make_scheduler(
-    context: Context,
+    executor: NativeExecutor,
     config: EngineConfig,
     layout: SequenceLayout,
     store: DiskStore | None,
@@ -393,6 +395,7 @@ def _make_scheduler(
     *,
     texts: ContextLimits | None,
 ) -> Scheduler:
+    context, drafts = executor.context, executor.drafts
     if not context.has_memory:
         raise Unsupported("generate", "the model keeps no memory of its texts")
     cost = slot_cost(context)
@@ -404,7 +407,8 @@ def _make_scheduler(
         snapshot_cost=cost,
         snapshot_interval_tokens=config.cache.snapshot_interval_tokens,
         texts=texts,
-        speculates=speculation_of(context.model, config, layout.kind) == "lookup",
+        speculates=executor.speculates,
+        draft=None if drafts is None else drafts.limits,
         policy=make_policy(config.scheduler.policy),
         report=PolicyLog(),
         **config.scheduler.model_dump(

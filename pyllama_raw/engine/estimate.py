@@ -8,6 +8,7 @@ What a model will need, found out before its weights are read.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Self
 
+from pyllama_raw.engine.draft_executor import draft_fields
 from pyllama_raw.engine.info import Capabilities, ModelInfo, Operation, Pooling, probe
 from pyllama_raw.engine.layout import (
     checked_config,
@@ -138,12 +140,14 @@ class DeviceMemory:
     """What a step computes in, its graphs, and the rows that it gives out."""
     projector_bytes: int
     """Weights and buffers of the projector; an image beyond its usual size takes more."""
+    draft_bytes: int = 0
+    """All that the draft model takes: weights, cells and buffers."""
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
         parts = self.weights_bytes, self.kv_bytes, self.compute_bytes
-        return sum(parts) + self.projector_bytes
+        return sum(parts) + self.projector_bytes + self.draft_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +215,41 @@ class Outline:
         breakdown = self.context(config)
         # libllama does not count the vocabulary.
         breakdown.weights[HOST] += self.model.n_vocab * TOKEN_TEXT_BYTES
-        parts = breakdown.weights, breakdown.kv, breakdown.compute, self._projector
+        drafts = self._drafts(config, breakdown.n_ctx) if self.generates else {}
+        parts = (
+            breakdown.weights,
+            breakdown.kv,
+            breakdown.compute,
+            self._projector,
+            drafts,
+        )
         names = dict.fromkeys(name for part in parts for name in part)
         devices = (
             DeviceMemory(name, *(part.get(name, 0) for part in parts)) for name in names
         )
         return MemoryEstimate(tuple(devices), breakdown.n_ctx)
+
+    def _drafts(self, config: EngineConfig, n_ctx: int) -> dict[str, int]:
+        """Bytes of the draft model by device, beside a context with *n_ctx* cells."""
+        draft = config.speculation.draft_model
+        if draft is None:
+            return {}
+        n_seq_max = layout_of(self.model, config).scratch
+        mapped = draft.load_mode in ("auto", "mmap", "mmap_mlock")
+        path = resolve_model(draft.path)
+        with Model.load(path, **(draft.loading | NO_WEIGHTS)) as model:
+            fields = draft_fields(config, n_ctx, n_seq_max)
+            parts = breakdown_of(model, n_seq_max=n_seq_max, mapped=mapped, **fields)
+            parts.weights[HOST] += model.n_vocab * TOKEN_TEXT_BYTES
+        # Two engines, or both models of one, share the weights of one file.
+        is_same = (
+            path == Path(self.model.path) and draft.loading == config.model.loading
+        )
+        weights = {} if is_same else parts.weights
+        total = Counter[str]()
+        for part in (weights, parts.kv, parts.compute):
+            total.update(part)
+        return total
 
     def __enter__(self) -> Self:
         return self
@@ -415,7 +448,8 @@ def _is_plenty(path: Path, config: EngineConfig, room: Room) -> bool:
     """
     model = probe(path, config.model.kv_overrides).model
     # What cannot be said from the header needs a real estimate.
-    if set(room) != {HOST} or model.n_files > 1 or config.media.mmproj is not None:
+    extras = config.media.mmproj, config.speculation.draft_model
+    if set(room) != {HOST} or model.n_files > 1 or extras != (None, None):
         return False
     n_slots, options = config.scheduler.n_slots, config.resolved_context
     n_ctx: int = context_fields(options, n_slots, model.n_ctx_train)["n_ctx"]

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.request import Request, SamplerUse, text_of
+from pyllama_raw.core.request import DRAFTS, Request, SamplerUse, text_of
 from pyllama_raw.core.scheduling.speculation import MAX_DEPTH
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
@@ -40,6 +40,7 @@ from pyllama_raw.core.step import (
     Work,
 )
 from pyllama_raw.engine.adapters import AdapterSets
+from pyllama_raw.engine.draft_executor import DraftExecutor
 from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.mailbox import AbortGate
@@ -103,7 +104,8 @@ class NativeExecutor:
         self._open = BuiltSamplers()
         max_rows = max(self.context.n_seq_max, self.context.n_outputs_max)
         self._rows = Rows(self._open, self.context.max_tokens, max_rows)
-        self._speculates = speculates
+        self.speculates = speculates
+        self.drafts: DraftExecutor | None = None  # the draft model, if there is one
         self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
 
     def attach_lanes(self) -> None:
@@ -127,6 +129,9 @@ class NativeExecutor:
         if self._texts is not None:
             decode_ns += self._texts.decode_ns
             cpu_ns += self._texts.cpu_ns
+        if self.drafts is not None:
+            decode_ns += self.drafts.decode_ns
+            cpu_ns += self.drafts.cpu_ns
         return StepTimes(
             decode_ns / 1e9,
             self._sample_ns / 1e9,
@@ -179,7 +184,7 @@ class NativeExecutor:
             token_names=token_names,
         )
         needs_all = self.lanes.missing(params, sampler)
-        is_drafted = self._speculates and request.speculates
+        is_drafted = self.speculates and request.speculates
         mask = constraint if isinstance(constraint, MaskState) else None
         if is_drafted and mask is not None:
             mask.expect_drafts()
@@ -209,8 +214,9 @@ class NativeExecutor:
         with ExitStack() as stack:  # all is freed, whatever fails
             for request_id in list(self._open.by_id):
                 stack.callback(self.close, request_id)
-            if self._texts is not None:
-                stack.callback(self._texts.shutdown)
+            for part in (self._texts, self.drafts):
+                if part is not None:
+                    stack.callback(part.shutdown)
             stack.callback(self.adapters.close)
             if not self.context.closed:  # it is, while the engine sleeps
                 stack.callback(self.context.close)
@@ -224,8 +230,9 @@ class NativeExecutor:
         copies = captured(self.context)
         self.context.close()
         self.adapters.renew()
-        if self._texts is not None:
-            self._texts.suspend()
+        for part in (self._texts, self.drafts):
+            if part is not None:
+                part.suspend()
         return copies
 
     def resume(self, state: object) -> bool:
@@ -243,8 +250,9 @@ class NativeExecutor:
         self._advanced, self._lost = (), frozenset()
         self._n_rebuilt += 1
         self._rebuild()
-        if self._texts is not None:
-            self._texts.rebuild()
+        for part in (self._texts, self.drafts):
+            if part is not None:
+                part.rebuild()
 
     def warm_up(self) -> bool:
         self._lost |= self._drop()
@@ -260,6 +268,9 @@ class NativeExecutor:
         if plan.lot.makes_vectors:
             assert self._texts is not None
             return self._texts.execute(plan)
+        if plan.lot == DRAFTS:
+            assert self.drafts is not None
+            return self.drafts.execute(plan, self._execute, self._gate)
         flag = self.context.abort
         assert flag is not None
         self._gate.enter(plan.works, flag)

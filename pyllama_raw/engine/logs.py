@@ -31,6 +31,7 @@ from pyllama_raw.core.step import (
     Copy,
     Decode,
     Load,
+    Propose,
     Sampled,
     Save,
     StepPlan,
@@ -314,12 +315,19 @@ class Size(NamedTuple):
     n_saved: int
     n_loaded: int
     n_drafted: int = 0
+    n_draft_model: int = 0
 
 
 def size_of(plan: StepPlan) -> Size:
     """Size of what *plan* does."""
-    n_prefill = n_decode = n_context = n_saved = n_loaded = n_drafted = 0
+    n_prefill = n_decode = n_context = n_saved = n_loaded = n_drafted = (
+        n_draft_model
+    ) = 0
     for work in plan.works:
+        # A draft model has no part in what the other one computes.
+        if type(work) is Propose:
+            n_draft_model += len(work.tokens) + max(work.n_drafts - 1, 0)
+            continue
         # A stream looks at all that is before it.
         if type(work) is Decode:
             n_decode += 1
@@ -340,7 +348,9 @@ def size_of(plan: StepPlan) -> Size:
             n_loaded += sum(piece.stop - piece.start for piece in move.pieces)
         elif type(move) is Copy:
             n_loaded += move.n_pos
-    return Size(n_prefill, n_decode, n_context, n_saved, n_loaded, n_drafted)
+    return Size(
+        n_prefill, n_decode, n_context, n_saved, n_loaded, n_drafted, n_draft_model
+    )
 
 
 def step_fields(plan: StepPlan, result: StepResult, after: Occupancy) -> dict[str, Any]:
@@ -366,7 +376,7 @@ def step_fields(plan: StepPlan, result: StepResult, after: Occupancy) -> dict[st
         "chunks": tuple(
             (w.request_id, w.slot, len(w.tokens))
             for w in plan.works
-            if type(w) not in STREAMS
+            if type(w) not in (*STREAMS, Propose)
         ),
     }
 

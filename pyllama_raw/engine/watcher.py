@@ -58,6 +58,7 @@ class StepRecord(NamedTuple):
     warms_up: bool = False  # a request of it only warms the engine up; logs say so
     n_drafted: int = 0  # rows beside n_decode, of drafts
     n_accepted: int = 0  # of these, those that were sampled
+    n_draft_model: int = 0  # tokens that a draft model computed, in a step of its own
 
 
 class Watcher:

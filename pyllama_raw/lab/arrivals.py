@@ -1,5 +1,5 @@
 """
-When requests come, and how long they are: drawn or recorded, for loads and for simulations.
+Arrivals of requests, drawn or recorded: times and lengths, for loads and for simulations.
 
 Gaps between requests that are drawn are gamma distributed: a burstiness of 1 is a Poisson process,
 below 1 requests come in bursts, above 1 more evenly. An `Arrival` is a recorded request. Files of

@@ -174,7 +174,7 @@ def fit(records: Sequence[StepRecord]) -> Fit:
     """
     The least squares fit to *records* in which nothing costs less than nothing.
 
-    Steps that warmed an engine up do not count. A loaded token costs what restores took, if there were some: core decides by that whether a
+    Steps that warmed an engine up do not count, nor do those of a draft model. A loaded token costs what restores took, if there were some: core decides by that whether a
     swap is worth it, and whole steps are too noisy to tell.
 
     Raises:
@@ -182,7 +182,7 @@ def fit(records: Sequence[StepRecord]) -> Fit:
     """
     import numpy as np
 
-    records = [record for record in records if not record.warms_up]
+    records = [r for r in records if not (r.warms_up or r.n_draft_model)]
     names = [field.name for field in fields(CostModel)]
     if len(records) < HELD_OUT * len(names):
         n_least = HELD_OUT * len(names)

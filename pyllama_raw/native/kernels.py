@@ -1,6 +1,6 @@
 """
 Kernels of our own, which compute some operations instead of libllama (_ffi/kernels), and notes
-of whose kernels compute (_ffi/kernels/watch.h).
+of whose kernels compute (_ffi/kernels/kernels.h).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COMPUTERS = (
     "AMX",
     "libllama's, repacked",
     "libllama's",
-)  # in the order of watch.h
+)  # in the order of kernels.h
 Deterministic = bool | Literal["fast"]
 
 
@@ -44,7 +44,7 @@ def table() -> tuple[Kernel, ...]:
     while lib.plr_kernels_row(len(rows), row):
         computes, needs = text(row.computes).lower(), text(row.needs)
         why_not = ""
-        if accelerators and not row.is_usable:  # see has_only_cpus() of table.h
+        if accelerators and not row.is_usable:  # see has_only_cpus() of callback.h
             why_not = f"a device that is no CPU is there ({', '.join(accelerators)})"
         # Only lesser CPUs have products of floats from us: libllama has wider ones.
         elif not row.is_usable and needs.endswith(AT_MOST) and has_avx512(rows):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pyllama_raw.native import (
     FlashAttention,
@@ -98,12 +98,13 @@ class ModelConfig(Frozen):
     @property
     def loading(self) -> dict[str, Any]:
         """Fields that libllama reads."""
-        return self.model_dump(exclude={"lease", *OF_CHATS})
+        return self.model_dump(exclude={"path", "lease", *OF_CHATS})
 
     @property
     def opening(self) -> dict[str, Any]:
         """Fields for whoever loads the model: those that are not the default; a lease as it is."""
-        fields = self.model_dump(exclude_defaults=True, exclude={"lease", *OF_CHATS})
+        excluded = {"path", "lease", *OF_CHATS}
+        fields = self.model_dump(exclude_defaults=True, exclude=excluded)
         return fields if self.lease is None else {**fields, "lease": self.lease}
 
     def _misfits(self) -> Iterator[tuple[str, str]]:
@@ -341,14 +342,50 @@ class MediaConfig(Frozen):
             yield "image_min_tokens", f"at most image_max_tokens ({high})"
 
 
+class DraftConfig(ModelConfig):
+    """A second, smaller model of the same vocabulary, whose next tokens are drafts."""
+
+    path: AnyPath
+    """The model file, or hf:OWNER/REPO/FILE."""
+
+    def _misfits(self) -> Iterator[tuple[str, str]]:
+        if self.chat_template is not None:
+            yield "chat_template", "None: a draft model has no chats of its own"
+
+
 class SpeculationConfig(Frozen):
     """Drafts of outputs, which a step verifies: they change speed only (docs/speculation.md)."""
 
-    mode: Literal["off", "lookup"] = "off"
+    mode: Literal["off", "lookup", "draft"] = "off"
     """
-    The source of drafts: lookup takes what followed the same tokens earlier in a request, and what
-    a constraint lets follow.
+    The source of drafts: lookup takes what followed the same tokens earlier in a request or in others
+    that share prefixes with it, and what a constraint lets follow; draft takes these and those of a
+    draft model. With one it is draft if nothing is given.
     """
+    draft: AnyPath | DraftConfig | None = None
+    """The draft model: its file, or options of loading it. None: there is none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _use_draft(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("draft") is not None:
+            return {"mode": "draft"} | values
+        return values
+
+    def _misfits(self) -> Iterator[tuple[str, str]]:
+        if self.mode == "draft" and self.draft is None:
+            yield "draft", "a model file, if mode is draft"
+        if self.mode == "lookup" and self.draft is not None:
+            yield "mode", "draft, if there is a draft model; off leaves it unused"
+
+    @property
+    def draft_model(self) -> DraftConfig | None:
+        """The draft model with its options; None: there is none."""
+        if self.mode != "draft" or self.draft is None:
+            return None
+        if isinstance(self.draft, DraftConfig):
+            return self.draft
+        return DraftConfig(path=self.draft)
 
 
 class EngineConfig(Frozen):

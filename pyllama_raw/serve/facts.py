@@ -226,7 +226,7 @@ async def _slots(model: ServedModel, owner: str | None) -> list[dict[str, Any]]:
     """All slots of a model, or those that run requests of *owner*."""
     engine = model.engine
     common = {"model": model.name, "n_ctx": engine.n_ctx_slot, "is_processing": False}
-    common |= {"speculative": engine.info.speculation == "lookup"}
+    common |= {"speculative": not engine.info.speculation.startswith("off")}
     slots: list[dict[str, Any]] = [
         {"id": slot, **common} for slot in range(engine.info.n_slots)
     ]

@@ -18,6 +18,7 @@ from pyllama_raw import SamplingParams
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import (
+    DRAFTS,
     SOURCES,
     Request,
     SamplerUse,
@@ -35,10 +36,13 @@ from pyllama_raw.core.step import (
     Fetched,
     FileMove,
     Load,
+    Lost,
     Move,
     Output,
     PartlyComputed,
     PrefillSpan,
+    Propose,
+    Proposed,
     ReadSource,
     Release,
     RowFailed,
@@ -376,6 +380,62 @@ class FakeFlag:
         return self._event.wait(timeout_s)
 
 
+class FakeDrafts:
+    """
+    A draft model on lists.
+
+    Args:
+        next_token: the model; gets all tokens of the slot, and says one and its probability.
+        seconds: of a decode of so many tokens.
+        fails: asked before each step; true: it fails, and its slots are lost.
+    """
+
+    def __init__(
+        self,
+        n_slots: int,
+        next_token: Callable[[Sequence[int]], tuple[int, float]],
+        seconds: Callable[[int], float] = lambda _: 0.25,
+        fails: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self.slots: list[list[int]] = [[] for _ in range(n_slots)]
+        self.n_steps = 0
+        self._next_token, self._seconds, self._fails = next_token, seconds, fails
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Drafts of each work of *plan*."""
+        works = [work for work in plan.works if isinstance(work, Propose)]
+        assert len(works) == len(plan.works)
+        assert len({work.n_drafts for work in works}) == 1
+        self.n_steps += 1
+        if self._fails(self.n_steps):
+            for work in works:
+                self.slots[work.slot].clear()
+            error = DecodeFailed("fake", -3, "as told")
+            return StepResult(outputs=(Lost(),) * len(works), error=error)
+        depth = works[0].n_drafts
+        sizes = [plan.n_tokens] + [len(works)] * (depth - 1)
+        return StepResult(
+            outputs=tuple(self._output(work) for work in works),
+            draft_s=tuple(map(self._seconds, sizes)),
+        )
+
+    def _output(self, work: Propose) -> Output:
+        content = self.slots[work.slot]
+        # Its context is another one, as after a sleep.
+        if work.pos > len(content):
+            content.clear()
+            return Lost()
+        content[work.pos :] = work.tokens
+        drafts = list[tuple[int, float]]()
+        for _ in range(work.n_drafts):
+            content += [token for token, _ in drafts[-1:]]
+            drafts.append(self._next_token(content))
+        if not drafts:
+            return Computed()
+        tokens, chances = zip(*drafts, strict=True)
+        return Proposed(tokens, chances)
+
+
 class FakeExecutor:
     """
     Runs plans on lists instead of a context.
@@ -387,6 +447,7 @@ class FakeExecutor:
         failing_rows: (step, request_id) whose sampler fails.
         on_step: called with the step's number and plan before it is computed.
         n_more: tokens that a work without drafts samples beyond the first, where memory has room.
+        drafts: the draft model; None: plans have no works of one.
     """
 
     def __init__(
@@ -400,6 +461,7 @@ class FakeExecutor:
         failing_rows: frozenset[tuple[int, int]] = frozenset(),
         on_step: Callable[[int, StepPlan], None] | None = None,
         n_more: Callable[[Work], int] = lambda _: 0,
+        drafts: FakeDrafts | None = None,
     ) -> None:
         self.limits = limits
         self.flag = flag or FakeFlag()
@@ -418,6 +480,7 @@ class FakeExecutor:
         self._failing_rows = failing_rows
         self._on_step = on_step
         self._n_more = n_more
+        self.drafts = drafts
 
     @property
     def times(self) -> StepTimes:
@@ -476,6 +539,8 @@ class FakeExecutor:
         self.plans.append(plan)
         saved, lost = self.memory.run(plan.moves)
         assert not lost
+        if plan.lot == DRAFTS:
+            return self._propose(step, plan)._replace(saved=saved)
         self._check(plan)
         if self._on_step is not None:
             self._on_step(step, plan)
@@ -488,6 +553,17 @@ class FakeExecutor:
         elif status is DecodeStatus.OK and self._is_full(plan):
             status = DecodeStatus.NO_SPACE
         return self._finish(step, plan, status)._replace(saved=saved)
+
+    def _propose(self, step: int, plan: StepPlan) -> StepResult:
+        if self._on_step is not None:
+            self._on_step(step, plan)
+        assert self.drafts is not None
+        for work in plan.works:
+            request = self._requests[work.request_id]
+            assert request.speculates
+            assert not request.spans
+            assert work.tokens
+        return self.drafts.run(plan)
 
     def _finish(self, step: int, plan: StepPlan, status: DecodeStatus) -> StepResult:
         match status:

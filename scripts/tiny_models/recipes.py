@@ -122,7 +122,7 @@ EMBEDDING = (
     Recipe(
         "bert-labels", "bert", BERT | {"pooling_type": RANK} | LABELS, memory="none"
     ),
-    Recipe(  # rows of several parts for short_tile.h, the last one uneven
+    Recipe(  # rows of several parts for float_tile.h, the last one uneven
         "bert-wide",
         "bert",
         BERT | {"pooling_type": RANK, "feed_forward_length": 912},

@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw import ConfigError, ContextConfig, Profile
 from pyllama_raw.cli.options import add_engine, add_generate, engine_config, model_spec
-from pyllama_raw.options.config import CacheConfig
+from pyllama_raw.options.config import CacheConfig, SpeculationConfig
 from pyllama_raw.options.profile import Settings
 
 
@@ -41,6 +41,8 @@ def test_speculation_can_be_chosen():
     config = engine_config(parser.parse_args(line))
     assert (config.speculation.mode, config.cache.mode) == ("lookup", "off")
     assert engine_config(parser.parse_args([])).speculation.mode == "off"
+    config = engine_config(parser.parse_args(["--draft", "small.gguf"]))
+    assert config.speculation == SpeculationConfig(mode="draft", draft="small.gguf")
     with pytest.raises(ConfigError, match="speculation"):
         engine_config(parser.parse_args(["--speculation", "fast"]))
 

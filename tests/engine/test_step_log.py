@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.request import DRAFTS, CacheTier
 from pyllama_raw.core.stats import Occupancy
 from pyllama_raw.core.step import (
     Copy,
@@ -13,6 +13,8 @@ from pyllama_raw.core.step import (
     Load,
     Piece,
     Prefill,
+    Propose,
+    Proposed,
     RowFailed,
     Sampled,
     Save,
@@ -139,6 +141,20 @@ def test_a_record_counts_drafts_and_those_that_were_right():
     assert size_of(plan) == Size(0, 3, 10 + (5 + 6 + 7 + 8) + (5 + 6), 0, 0, 4)
     assert [fields[n] for n in ("n_decode", "n_drafted", "n_accepted")] == [3, 4, 2]
     assert (fields["decodes"], fields["chunks"]) == (((1, 0), (2, 1), (3, 2)), ())
+
+
+def test_a_record_counts_what_a_draft_model_computed():
+    """
+    In a step of its own, in which the model does nothing.
+    """
+    works = (Propose(1, 0, 4, tokens(3), 4), Propose(2, 1, 0, tokens(2), 4))
+    proposed = Proposed((1, 2, 3, 4), (0.5,) * 4)
+    result = StepResult(outputs=(proposed, proposed))
+
+    fields = step_fields(StepPlan((), works, DRAFTS), result, Occupancy(2, 0, 20))
+
+    assert size_of(StepPlan((), works, DRAFTS)) == Size(0, 0, 0, 0, 0, 0, 5 + 3 + 3)
+    assert (fields["decodes"], fields["chunks"], fields["n_accepted"]) == ((), (), 0)
 
 
 def test_a_record_has_the_seconds_of_a_result():

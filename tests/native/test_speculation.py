@@ -19,7 +19,8 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.core.scheduling.speculation import Speculation, StepSeconds
+from pyllama_raw.core.scheduling import speculation
+from pyllama_raw.core.scheduling.speculation import DraftOffer, Speculation
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.sampling import Constraints
 from pyllama_raw.native.batch import Batch
@@ -75,18 +76,18 @@ class Oracle:
                 draft[place] = self.rng.randrange(3, 200)
         while draft and request.stop_token_ids & {*draft}:
             draft.pop()
-        return (running, draft, [0.9**n for n in range(len(draft))]) if draft else None
+        chances = [0.9**n for n in range(len(draft))]
+        return DraftOffer(running, draft, chances) if draft else None
 
 
 @pytest.fixture
 def oracle(monkeypatch):
     oracle = Oracle()
-    monkeypatch.setattr(StepSeconds, "expected", lambda *_: 1.0)
+    monkeypatch.setattr(
+        speculation, "decode_seconds", lambda _, n_most: [1.0] * (n_most + 1)
+    )
 
-    def offer(speculation, running):
-        return oracle.offer(running)
-
-    monkeypatch.setattr(Speculation, "_offer", offer)
+    monkeypatch.setattr(Speculation, "_offer", lambda _, running: oracle.offer(running))
     return oracle
 
 

@@ -16,7 +16,7 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import lib, llama_version, need
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
-from scripts.llama_source import WINDOW, home_of
+from scripts.llama_source import CMAKE_ARGS, WINDOW, home_of
 from tests.support.limits import LIMIT_S
 from tests.support.tiny import tiny_model
 
@@ -51,11 +51,13 @@ def other_packages(folder: Path) -> dict[str, Path]:
     for name, version in WINDOW.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("PYLLAMA_RAW_SOURCE", raising=False)
+            patch.delenv("PYLLAMA_RAW_CMAKE_ARGS", raising=False)
             if name != "pinned":
                 if not home_of(version).is_dir():
                     continue
                 patch.setenv("PYLLAMA_RAW_SOURCE", str(home_of(version)))
-            prefix = build_lib.home_of_build()
+                patch.setenv("PYLLAMA_RAW_CMAKE_ARGS", CMAKE_ARGS)
+            prefix = build_lib.fetch.cache_dir() / "lib" / build_lib.build_key()
         library = build_lib.Library(prefix, prefix / "include", prefix / "lib", True)
         extension = build_lib.kept_extension(library)
         if extension is None or not extension.is_file():

@@ -10,8 +10,7 @@
 #include <cmath>
 #include <vector>
 
-#include "attention_avx2.h"
-#include "attention_avx512.h"
+#include "attention_units.h"
 #include "custom_node.h"
 #include "ggml.h"
 
@@ -84,7 +83,7 @@ class Attention {
         const int           n_most    = attention::kMaxRows / heads_per_key(node);
         // The tokens of a block share the reading of cells, so blocks are large; there are
         // several for each thread, so that all threads have work until the end.
-        const int n_wanted = 4 * n_threads;
+        const int n_wanted = 3 * n_threads;
         const int n_each =
             std::clamp(n_tokens * n_keys * n_streams / n_wanted, 1, std::min(n_most, n_tokens));
         const int n_blocks = (n_tokens + n_each - 1) / n_each;
@@ -101,8 +100,6 @@ class Attention {
     }
 
   private:
-    static constexpr int kSpan = 2048;  // cells that stay in the cache of a core, in tiles
-
     static float parameter(const ggml_tensor * node, int index) {
         float value;
         std::memcpy(&value, node->op_params + index, sizeof(value));
@@ -141,27 +138,13 @@ class Attention {
         }
         const int64_t stride = k->ne[1] + attention::kCells;
         int32_t *     cells  = room(n_tokens * stride);
-        int           n_seen[attention::kMaxRows], n_most = 0;
-        int           like[attention::kMaxRows];  // the first of the tokens that see the same
+        Looking       looking{node, rows, first, key, stream, {}, {}};
         for (int i = 0; i < n_tokens; ++i) {
-            like[i] = i;
-            if (i > 0 && see_the_same(node, first + like[i - 1], first + i, stream, orders)) {
-                like[i]   = like[i - 1];
-                n_seen[i] = n_seen[i - 1];
-                continue;
-            }
             const auto * order = orders.empty() ? nullptr : orders[first + i];
-            n_seen[i] = list(cells + i * stride, node, first + i, stream, order);
-            n_most    = std::max(n_most, n_seen[i]);
+            looking.cells[i]   = cells + i * stride;
+            looking.n_seen[i]  = list(cells + i * stride, node, first + i, stream, order);
         }
-        for (int begin = 0; begin < n_most; begin += kSpan) {
-            for (int i = 0, n_alike; i < n_tokens; i += n_alike) {
-                for (n_alike = 1; i + n_alike < n_tokens && like[i + n_alike] == i; ++n_alike) {}
-                const int n = std::min(kSpan, n_seen[i] - begin);
-                look(node, rows, i, n_alike, first + i, key, stream,
-                     cells + i * stride + begin, n);
-            }
-        }
+        look(looking, 0, n_tokens, 0);
         for (int row = 0; row < n_tokens * n_heads; ++row) {
             char * data = static_cast<char *>(node->data) +
                           (key * n_heads + row % n_heads) * node->nb[1] +
@@ -170,12 +153,74 @@ class Attention {
         }
     }
 
-    // As the tokens of a text do in an encoder.
-    static bool see_the_same(const ggml_tensor * node, int token, int other, int stream,
-                             const Orders & orders) {
-        return (orders.empty() || orders[token] == orders[other]) &&
-               std::memcmp(masks_of(node, token, stream), masks_of(node, other, stream),
-                           node->src[1]->ne[1] * sizeof(uint16_t)) == 0;
+    // Tokens of one stream from *token* on, the rows of their heads, and the cells that each sees.
+    struct Looking {
+        const ggml_tensor * node;
+        attention::Rows &   rows;
+        int                 token, key, stream;
+        const int32_t *     cells[attention::kMaxRows];
+        int                 n_seen[attention::kMaxRows];
+
+        // Whether both see the same cells in the tile from *cell* on. A bias has their distances.
+        bool are_alike(int i, int other, int cell) const {
+            const int n = std::clamp(n_seen[i] - cell, 0, attention::kCells);
+            return n == std::clamp(n_seen[other] - cell, 0, attention::kCells) &&
+                   std::equal(cells[i] + cell, cells[i] + cell + n, cells[other] + cell) &&
+                   NodeState::of(node).max_bias <= 0;
+        }
+    };
+
+    // Tokens begin to end, which go together as long as they see the same, as tokens of a prompt do,
+    // or streams whose prompts begin alike. So a tile is read once for all of them. Each token has
+    // the tiles that it has alone, in their order, so what it computes does not depend on others.
+    static void look(const Looking & at, int begin, int end, int cell) {
+        const auto end_of_alike = [&](int i) {
+            int other = i + 1;
+            while (other < end && at.are_alike(i, other, cell)) {
+                ++other;
+            }
+            return other;
+        };
+        for (; end_of_alike(begin) == end; cell += attention::kCells) {
+            if (cell >= at.n_seen[begin]) {
+                return;
+            }
+            attend(at, begin, end, cell);
+        }
+        for (int i = begin, next; i < end; i = next) {
+            next = end_of_alike(i);
+            look(at, i, next, cell);
+        }
+    }
+
+    static void prefetch(const uint16_t * halves, int64_t n) {
+        constexpr int kLine = 64 / sizeof(uint16_t);
+        for (int64_t i = 0; i < n; i += kLine) {
+            __builtin_prefetch(halves + i);
+        }
+    }
+
+    // The tile from *cell* on.
+    static void attend(const Looking & at, int begin, int end, int cell) {
+        const ggml_tensor *k = at.node->src[1], *v = at.node->src[2];
+        const int          n_heads = heads_per_key(at.node);
+        const uint16_t *   masks   = masks_of(at.node, at.token + begin, at.stream);
+        const int32_t *    cells   = at.cells[begin] + cell;
+        attention::Tile    tile;
+        for (int c = 0; c < attention::kCells; ++c) {
+            tile.k[c]    = halves_at(k, cells[c], at.key, at.stream);
+            tile.v[c]    = halves_at(v, cells[c], at.key, at.stream);
+            tile.mask[c] = masks[cells[c]];
+        }
+        // The next tile comes meanwhile: its cells may be anywhere, so the CPU does not foresee them.
+        const int n_next = std::min(at.n_seen[begin] - cell - attention::kCells, attention::kCells);
+        for (int c = attention::kCells; c < attention::kCells + n_next; ++c) {
+            prefetch(halves_at(k, cells[c], at.key, at.stream), k->ne[0]);
+            prefetch(halves_at(v, cells[c], at.key, at.stream), v->ne[0]);
+        }
+        tile.used = (1u << std::min(at.n_seen[begin] - cell, attention::kCells)) - 1;
+        unit()->attend(at.rows, begin * n_heads, (end - begin) * n_heads, tile, int(k->ne[0]),
+                       int(v->ne[0]));
     }
 
     // Memory of this thread for lists of cells.
@@ -223,26 +268,5 @@ class Attention {
         }
         std::fill(to + n_seen, to + n_seen + attention::kCells, n_seen ? to[n_seen - 1] : 0);
         return n_seen;
-    }
-
-    // Computes *n* cells for the heads of *n_tokens* that see the same, which are the rows from
-    // i * n_heads on.
-    static void look(const ggml_tensor * node, attention::Rows & rows, int i, int n_tokens,
-                     int token, int key, int stream, const int32_t * cells, int n) {
-        const ggml_tensor *k = node->src[1], *v = node->src[2];
-        const int          n_heads = heads_per_key(node);
-        const auto *       masks   = masks_of(node, token, stream);
-        for (int first = 0; first < n; first += attention::kCells) {
-            attention::Tile tile;
-            for (int c = 0; c < attention::kCells; ++c) {
-                const int cell = cells[first + c];
-                tile.k[c]      = halves_at(k, cell, key, stream);
-                tile.v[c]      = halves_at(v, cell, key, stream);
-                tile.mask[c]   = masks[cell];
-            }
-            tile.used = (1u << std::min(n - first, attention::kCells)) - 1;
-            unit()->attend(rows, i * n_heads, n_tokens * n_heads, tile, int(k->ne[0]),
-                           int(v->ne[0]));
-        }
     }
 };

@@ -1,5 +1,6 @@
-// Attention of rows to tiles with a running softmax, for vectors of any width: keys and values
-// are used as they are read, for up to four heads at once.
+// Attention of rows to tiles with a running softmax, for vectors of any width, four rows at once. A
+// few rows use keys and values as they are read; many rows have them as panels of floats. Both add in
+// the same order, so the bits of a row do not depend on how many there are.
 //
 // (Milakov, Gimelshein: Online normalizer calculation for softmax, 2018)
 //
@@ -72,6 +73,70 @@ PLR_TARGET PLR_CALLED inline void finish(const Rows & rows, int row, float * out
     }
 }
 
+// Keys and values of a tile as floats: keys value by value, so that cells are lanes.
+struct Panels : Tile {
+    alignas(64) float keys[kMaxHead * kCells];
+    alignas(64) float values[kCells][kMaxHead];
+
+    PLR_TARGET PLR_CALLED Panels(const Tile & tile, int n_key, int n_value) : Tile(tile) {
+        float_tile::pack(keys, tile.k, n_key);
+        for (int cell = 0; cell < kCells; ++cell) {
+            for (int d = 0; d < n_value; d += kVector) {
+                store(values[cell] + d, floats(tile.v[cell] + d));
+            }
+        }
+    }
+};
+
+// Of the values of *cell*, those from *d* on.
+PLR_TARGET inline Vector value_of(const Tile & tile, int cell, int d) {
+    return floats(tile.v[cell] + d);
+}
+PLR_TARGET inline Vector value_of(const Panels & panels, int cell, int d) {
+    return load(panels.values[cell] + d);
+}
+
+// H rows of products with the keys of kVector cells, of every kVector-th value from kOrder[kLane]
+// on; then of kLanes such lanes. PartialSums adds the lanes of a vector in this order.
+template <int H, int kLane, int kLanes>
+PLR_TARGET PLR_WHOLE void add_lanes(Vector (&to)[H], const float (*q)[kMaxHead], const float * keys,
+                                    int n_key) {
+    if constexpr (kLanes == 1) {
+#pragma GCC unroll 4
+        for (int h = 0; h < H; ++h) {
+            to[h] = all(0.0f);
+        }
+        for (int d = kOrder[kLane]; d < n_key; d += kVector) {
+            const Vector key = load(keys + d * kCells);
+#pragma GCC unroll 4
+            for (int h = 0; h < H; ++h) {
+                to[h] = plus_product(to[h], all(q[h][d]), key);
+            }
+        }
+    } else {
+        Vector others[H];
+        add_lanes<H, kLane, kLanes / 2>(to, q, keys, n_key);
+        add_lanes<H, kLane + kLanes / 2, kLanes / 2>(others, q, keys, n_key);
+#pragma GCC unroll 4
+        for (int h = 0; h < H; ++h) {
+            to[h] = to[h] + others[h];
+        }
+    }
+}
+
+template <int H>
+PLR_TARGET inline void scores(Vector (&to)[H][kParts], const Rows & rows, int first,
+                              const Panels & panels, int n_key) {
+    for (int part = 0; part < kParts; ++part) {
+        Vector sums[H];
+        add_lanes<H, 0, kVector>(sums, rows.q + first, panels.keys + part * kVector, n_key);
+#pragma GCC unroll 4
+        for (int h = 0; h < H; ++h) {
+            to[h][part] = sums[h];
+        }
+    }
+}
+
 template <int H>
 PLR_TARGET inline void scores(Vector (&to)[H][kParts], const Rows & rows, int first,
                               const Tile & tile, int n_key) {
@@ -116,8 +181,8 @@ PLR_TARGET inline void scores(Vector (&to)[H][kParts], const Rows & rows, int fi
 }
 
 // V vectors of the values, from dimension d.
-template <int H, int V>
-PLR_TARGET inline void add_values(Rows & rows, int first, const Tile & tile, int d,
+template <int H, int V, class AnyTile>
+PLR_TARGET inline void add_values(Rows & rows, int first, const AnyTile & tile, int d,
                                   const float (&weight)[H][kCells],
                                   const Vector (&earlier)[H]) {
     Vector out[H][V];
@@ -132,7 +197,7 @@ PLR_TARGET inline void add_values(Rows & rows, int first, const Tile & tile, int
         Vector value[V];
 #pragma GCC unroll 4
         for (int i = 0; i < V; ++i) {
-            value[i] = floats(tile.v[cell] + d + i * kVector);
+            value[i] = value_of(tile, cell, d + i * kVector);
         }
 #pragma GCC unroll 4
         for (int h = 0; h < H; ++h) {
@@ -153,8 +218,8 @@ PLR_TARGET inline void add_values(Rows & rows, int first, const Tile & tile, int
 }
 
 // Rows first to first + H.
-template <int H>
-PLR_TARGET PLR_CALLED inline void attend_heads(Rows & rows, int first, const Tile & tile,
+template <int H, class AnyTile>
+PLR_TARGET PLR_CALLED inline void attend_heads(Rows & rows, int first, const AnyTile & tile,
                                                int n_key, int n_value) {
     Vector score[H][kParts], earlier[H];
     scores<H>(score, rows, first, tile, n_key);
@@ -180,9 +245,18 @@ PLR_TARGET PLR_CALLED inline void attend_heads(Rows & rows, int first, const Til
 inline void attend(Rows & rows, int first, int n_heads, const Tile & tile, int n_key,
                    int n_value) {
     using Heads = void (*)(Rows &, int, const Tile &, int, int);
-    constexpr Heads kHeads[kHeadsOnce] = {attend_heads<1>, attend_heads<2>, attend_heads<3>,
-                                          attend_heads<4>};
-    for (int h = 0; h < n_heads; h += kHeadsOnce) {
+    constexpr Heads kHeads[kHeadsOnce] = {attend_heads<1, Tile>, attend_heads<2, Tile>,
+                                          attend_heads<3, Tile>, attend_heads<4, Tile>};
+    int h = 0;
+    if constexpr (kMany <= kMaxRows) {
+        if (n_heads >= kMany) {
+            const Panels panels(tile, n_key, n_value);
+            for (; h + kHeadsOnce <= n_heads; h += kHeadsOnce) {
+                attend_heads<kHeadsOnce>(rows, first + h, panels, n_key, n_value);
+            }
+        }
+    }
+    for (; h < n_heads; h += kHeadsOnce) {
         const int n = n_heads - h < kHeadsOnce ? n_heads - h : kHeadsOnce;
         kHeads[n - 1](rows, first + h, tile, n_key, n_value);
     }

@@ -1,7 +1,7 @@
-// The evaluation callback that makes nodes of a graph ours.
+// The kernels that we have, and the evaluation callback that makes nodes of a graph ours.
 //
 // libllama shows every node of a graph to its evaluation callback before it computes the
-// graph. The callback makes custom operations of the nodes that our kernels take (table.h), and
+// graph. The callback makes custom operations of the nodes that our kernels take, and
 // the threads of libllama run them in their turn.
 #pragma once
 
@@ -10,9 +10,9 @@
 
 #include "boundary/views.h"
 #include "cells.h"
+#include "ggml-backend.h"
 #include "kernels.h"
 #include "llama.h"
-#include "table.h"
 
 // The batch that this thread decodes, and the cells that the batch fills.
 struct Decoding {
@@ -27,6 +27,73 @@ struct Decoding {
 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
+
+#include "attention.h"
+#include "column_product.h"
+#include "elementwise.h"
+#include "float_product.h"
+#include "text_attention.h"
+#include "woven_product.h"
+
+// What each kernel computes, and which CPUs it needs.
+namespace kernels {
+
+constexpr const char * kAvx512 = "AVX-512 F, BW, DQ, VL and VNNI";
+constexpr const char * kAvx2   = "AVX2, FMA and F16C";
+constexpr const char * kNoMore = "AVX2, FMA and F16C at most";
+
+enum Index {
+    ATTENTION_AVX512, ATTENTION_AVX2, COLUMNS, F32, F16, GELU, NORM, HALVES,
+    WOVEN, N_ROWS = WOVEN + WovenProduct::kKinds  // in the order of its kinds
+};
+
+struct Row {
+    const char * computes;
+    const char * needs;
+    bool (*is_usable)();
+};
+
+constexpr Row kTable[WOVEN] = {  // of one kind the first usable row computes
+    {"attention", kAvx512, has_avx512},
+    {"attention", kAvx2, has_avx2},
+    {"columns", "x86-64", ColumnProduct::is_usable},  // only if deterministic
+    {"f32", kNoMore, float_tile::Tile::is_usable},  // these five only where vectors are made of texts
+    {"f16", kAvx2, short_tile::Tile::is_usable},
+    {"gelu", kAvx2, has_avx2},
+    {"norm", kAvx2, has_avx2},
+    {"halves", kAvx2, has_avx2},
+};
+
+// Those of woven weights follow, which need what the level needs that is chosen.
+inline Row row(int index) {
+    if (index < WOVEN) {
+        return kTable[index];
+    }
+    const woven::Level * level = woven::level();
+    return {ggml_type_name(woven::kKinds[index - WOVEN].type),
+            level != nullptr ? level->needs : "AVX2", WovenProduct::is_usable};
+}
+
+// No other device knows a custom operation.
+inline bool has_only_cpus() {
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        if (ggml_backend_dev_type(ggml_backend_dev_get(i)) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+            return false;
+        }
+    }
+    return true;
+}
+
+inline bool is_usable(int index) {
+    static const bool only_cpus = has_only_cpus();
+    return only_cpus && row(index).is_usable();
+}
+
+inline Index attention_row() {
+    return Attention::unit() == &attention::avx512::kUnit ? ATTENTION_AVX512 : ATTENTION_AVX2;
+}
+
+}  // namespace kernels
 
 class Kernels {
   public:
@@ -46,7 +113,6 @@ class Kernels {
         // Sums have other last digits than libllama's.
         weaves_ = fast && sums != PLR_SUMS_LIBLLAMA && kernels::is_usable(kernels::WOVEN);
         makes_vectors_            = attends_ && params->embeddings;
-        attends_texts_            = makes_vectors_ && multiplies_floats();
         params->cb_eval           = on_node;
         params->cb_eval_user_data = this;
     }
@@ -122,7 +188,7 @@ class Kernels {
         } else if (sums_ == PLR_SUMS_OURS && is_product(node) && columns_.can_take(node)) {
             take(node, kernels::COLUMNS, columns_node_);
         } else if (attends_ && Attention::takes(node)) {
-            take(node, kernels::attention_row(), attends_texts_ ? text_node_ : attention_node_,
+            take(node, kernels::attention_row(), makes_vectors_ ? text_node_ : attention_node_,
                  Attention::state(node));
         } else if (makes_vectors_) {
             see_for_vectors(node, before);
@@ -230,7 +296,6 @@ class Kernels {
     bool                   follows_  = false;
     bool                   weaves_   = false;
     bool                   makes_vectors_ = false;  // bits then need not be libllama's
-    bool                   attends_texts_ = false;
     const ggml_tensor *    stored_   = nullptr;
     ggml_tensor *          leader_   = nullptr;  // the last node, if others can join it
     const ggml_tensor *    tail_     = nullptr;  // the last one that has

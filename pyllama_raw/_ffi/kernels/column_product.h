@@ -11,7 +11,6 @@
 #include "custom_node.h"
 #include "ggml-backend.h"
 #include "ggml.h"
-#include "scratch.h"
 
 class ColumnProduct {
   public:

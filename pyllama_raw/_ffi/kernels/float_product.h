@@ -1,7 +1,7 @@
 // Products of columns of floats with rows of floats or half floats, by AVX2, and what is added
 // to them.
 //
-// Sixteen rows become a panel (float_tile.h, short_tile.h), which stays in the nearest cache
+// Sixteen rows become a panel (float_tile.h), which stays in the nearest cache
 // while many columns are multiplied with it. Nodes behind a product, which add a bias, take a
 // GELU or add the input of a layer, join it: a part of the product does their work while its
 // sums are in the cache, and nobody else.
@@ -14,23 +14,17 @@
 
 #include "attention.h"
 #include "custom_node.h"
+#include "elementwise.h"
 #include "float_tile.h"
 #include "ggml-backend.h"
 #include "ggml.h"
-#include "joined.h"
-#include "scratch.h"
-
-// libllama uses the wider vectors of AVX-512 where there are some.
-inline bool multiplies_floats() {
-    return has_avx2() && !has_avx512();
-}
 
 template <class Tile>
 class FloatProduct {
   public:
     // Whether this kernel computes *node*; makes room for its columns.
     bool takes(const ggml_tensor * node) {
-        if (node->op != GGML_OP_MUL_MAT || !multiplies_floats()) {
+        if (node->op != GGML_OP_MUL_MAT || !Tile::is_usable()) {
             return false;
         }
         const ggml_tensor *rows = node->src[0], *columns = node->src[1];

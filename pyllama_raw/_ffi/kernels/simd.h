@@ -32,6 +32,9 @@
                           "amx-int8")))
 #endif
 
+// A part of its caller, which the compiler may believe too large.
+#define PLR_WHOLE __attribute__((always_inline)) inline
+
 // What kernels may use where the CPU has it: less than all if somebody chose a variant of libllama
 // that has less (plr_cpu_only).
 struct CpuMay {

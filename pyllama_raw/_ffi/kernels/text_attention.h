@@ -100,9 +100,9 @@ class TextAttention {
         const int  n_heads = int(q.ne[2] / k.ne[2]), n_rows = (part.end - part.begin) * n_heads;
         const Room room(n, n_key, n_value);
         for (int cell = 0; cell < n; cell += kPanel) {
-            float_tile::pack(room.keys + cell * n_key,
-                             Attention::at(&k, part.first + cell, key, 0), k.nb[1],
-                             std::min(kPanel, n - cell), true, n_key);
+            const uint16_t * rows[kPanel];
+            float_tile::rows_of(rows, Attention::at(&k, part.first + cell, key, 0), k.nb[1], n - cell);
+            float_tile::pack(room.keys + cell * n_key, rows, n_key);
         }
         for (int d = 0; d < n_value; d += kPanel) {
             unpack(room.values + d * room.n_padded, Attention::at(&v, part.first, key, 0) + 2 * d,

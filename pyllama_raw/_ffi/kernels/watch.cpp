@@ -1,7 +1,5 @@
 // libllama shows every node of a graph to the evaluation callback of the context. A watch calls
 // the callback that was there before, which is that of our kernels, and sees what it changes.
-#include "watch.h"
-
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -10,6 +8,7 @@
 #include "boundary/exceptions.h"
 #include "ggml-backend.h"
 #include "ggml.h"
+#include "kernels.h"
 
 struct plr_watch {
     using Counts = std::atomic<int64_t>[PLR_COMPUTERS];

@@ -28,7 +28,6 @@
 #include "custom_node.h"
 #include "ggml-backend.h"
 #include "ggml.h"
-#include "scratch.h"
 #include "woven_levels.h"
 
 // Memory of huge pages, of which tensors of one model take parts. A stream reads all weights for each

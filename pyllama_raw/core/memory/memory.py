@@ -111,8 +111,8 @@ class Memory:
         self._swaps: dict[Sequence, Swap] = {}  # a few: only preempted ones have any
         self._emptied: list[Running] = []  # to be filled again
         # By fetch_id: sequences that wait for a file, and files that were read.
-        self._fetchers: dict[int, Running] = {}
-        self._loads: dict[int, Loading] = {}
+        self.fetchers: dict[int, Running] = {}
+        self.loads: dict[int, Loading] = {}
         self.ahead = ReadAhead(self.tiers, disk.cache.stores)
 
     # -- a sequence comes ------------------------------------------------------------
@@ -143,10 +143,10 @@ class Memory:
             self._start(running, start)
             return
         # It is on its way, or there: then catch_up() loads it.
-        self._fetchers[file.fetch_id] = running
+        self.fetchers[file.fetch_id] = running
         running.fetch_id = file.fetch_id
         if file.loading is not None:
-            self._loads[file.fetch_id] = file.loading
+            self.loads[file.fetch_id] = file.loading
 
     def prefetch(self, sequence: Sequence) -> None:
         """Have the file read that *sequence*, the next to get a slot, will need."""
@@ -208,7 +208,7 @@ class Memory:
                 # others go on; then catch_up() loads it.
                 fetch = self.tiers.fetch(start)
                 self.slots.add([fetch])
-                self._fetchers[fetch.fetch_id] = running
+                self.fetchers[fetch.fetch_id] = running
                 running.fetch_id = fetch.fetch_id
             case Restore():
                 # A snapshot in host memory: the next step copies it into the slot.
@@ -274,7 +274,7 @@ class Memory:
         # Files that were read are to be loaded, one after the other.
         if self.tiers.fetched:
             self._take_files()
-        if self._loads:
+        if self.loads:
             self._load_file()
         # Slots that could not be filled, or were lost, get the next best.
         emptied, self._emptied = self._emptied, []
@@ -299,11 +299,11 @@ class Memory:
     def _take_files(self) -> None:
         """Take in what came of files that sequences wait for."""
         for fetch_id, loading in self.tiers.take_fetched():
-            running = self._fetchers.get(fetch_id)
+            running = self.fetchers.get(fetch_id)
             if self.ahead.take_report(fetch_id, loading):
                 continue  # its sequence has no slot yet
             if loading is not None and running is not None:
-                self._loads[fetch_id] = loading
+                self.loads[fetch_id] = loading
             elif loading is not None:
                 # Its sequence has left meanwhile.
                 self.tiers.let_go(loading.restore)
@@ -323,14 +323,14 @@ class Memory:
 
     def _load_file(self) -> None:
         """Load what was read first, or a portion of it."""
-        fetch_id, loading = next(iter(self._loads.items()))
-        running, hit = self._fetchers[fetch_id], loading.restore.hit
+        fetch_id, loading = next(iter(self.loads.items()))
+        running, hit = self.fetchers[fetch_id], loading.restore.hit
         start, stop = running.n_computed, hit.n_tokens
         # A long state is loaded in portions, one a step, as long as others go on
         # meanwhile. Only memory that consists of ranges has portions, and a span is
         # loaded as a whole.
         has_portions = self.slots.limits.kind is SnapshotKind.RANGE
-        if has_portions and len(self.slots.running) > len(self._fetchers):
+        if has_portions and len(self.slots.running) > len(self.fetchers):
             end = running.sequence.whole(min(stop, start + self.load_tokens))
             if end <= start:
                 end = border(running.request.spans, start) or stop
@@ -344,15 +344,15 @@ class Memory:
             return
         if stop == hit.n_tokens:
             # What is held is let go by the tiers, when the last portion has worked.
-            del self._loads[fetch_id]
+            del self.loads[fetch_id]
             self._end_fetch(running)
         self._load(running, loading, stop)
 
     def _end_fetch(self, running: Running, *, failed: bool = False) -> None:
         """*running* does not wait for its file any more."""
         assert running.fetch_id is not None
-        del self._fetchers[running.fetch_id]
-        loading = self._loads.pop(running.fetch_id, None)
+        del self.fetchers[running.fetch_id]
+        loading = self.loads.pop(running.fetch_id, None)
         if loading is not None:
             self.tiers.let_go(loading.restore, failed=failed)
         running.fetch_id = None
@@ -521,16 +521,6 @@ class Memory:
 
     # -- questions ---------------------------------------------------------------------
 
-    @property
-    def is_fetching(self) -> bool:
-        """Whether a sequence with a slot waits for a file."""
-        return bool(self._fetchers)
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether the next plan loads more of a file."""
-        return bool(self._loads)
-
     def n_cached(
         self, sequence: Sequence, n_longest: Callable[[Sequence, int], int]
     ) -> int:
@@ -561,9 +551,9 @@ class Memory:
         self.slots.check_integrity()
         self.tiers.check_integrity()
         # A sequence that waits for a file has an empty slot until that is loaded.
-        for fetch_id, running in self._fetchers.items():
+        for fetch_id, running in self.fetchers.items():
             assert running.fetch_id == fetch_id
             assert self.slots.is_here(running)
-            assert running.n_computed == 0 or fetch_id in self._loads
+            assert running.n_computed == 0 or fetch_id in self.loads
         for sequence, swap in self._swaps.items():
             assert 0 < swap.n_tokens < len(sequence.tokens)

@@ -125,12 +125,11 @@ class Packer:
                 works += self._prefills(lot, n_decodes, n_streams, prompts, n_prefill)
         is_sure_to_change = self._suspects.all or replays or len(groups) > 1
         steady = not is_sure_to_change and self._is_steady(works, decodes, prompts)
+        plan = StepPlan((), tuple(works), lot, steady)
         if self.speculation is not None:
             alone = not (is_sure_to_change or prompts or self.prefill_cap)
-            works, steady = self.speculation.extend(
-                works, decodes, steady=steady, alone=alone
-            )
-        return StepPlan((), tuple(works), lot, steady)
+            return self.speculation.extend(plan, decodes, alone=alone)
+        return plan
 
     def repeat(self, *, from_start: bool) -> None:
         """Take the failed step, or all, again: equal steps give equal last digits."""

@@ -78,14 +78,15 @@ class Outputs:
             # None: the request ended meanwhile, and what it held goes with its slot.
             running = all_running.get(work.request_id)
             # Accepted drafts are counted as what was sampled, and the others are not held.
+            n_accepted = 0
             if n_new > 1 and type(work) is Verify:
                 n_held = 1
-                self._count_drafts(running, n_new - 1, output)
+                n_accepted = self._count_drafts(running, n_new - 1, output)
             if type(output) is Sampled:
                 # The most frequent case: one token of a stream, or the first of a prompt.
                 if running is not None:
                     advance(running, n_held)
-                    n_output += self._take_sampled(running, output, now)
+                    n_output += self._take_sampled(running, output, now, n_accepted)
             elif type(output) is Lost:
                 # Its slot could not be filled, so nothing was computed of it.
                 continue
@@ -101,14 +102,13 @@ class Outputs:
 
     def _count_drafts(
         self, running: Running | None, n_drafts: int, output: Output
-    ) -> None:
+    ) -> int:
+        """Count drafts of a work; returns those that were sampled."""
         n_accepted = len(output.tokens) - 1 if type(output) is Sampled else 0
-        counters = self._roster.counters
-        counters.drafted_tokens += n_drafts
-        counters.accepted_tokens += n_accepted
+        self._roster.counters.drafted_tokens += n_drafts
         if running is not None:
             running.sequence.n_drafted += n_drafts
-            running.sequence.n_accepted += n_accepted
+        return n_accepted
 
     def _take_other(self, running: Running, output: Output, now: float) -> int:
         """Take in what did not sample only; returns the number of output tokens."""
@@ -122,8 +122,15 @@ class Outputs:
             return self._take_sampled(running, output, now)
         return 0
 
-    def _take_sampled(self, running: Running, sampled: Sampled, now: float) -> int:
-        """Tell what was sampled of *running*, or end it; returns the number of output tokens."""
+    def _take_sampled(
+        self, running: Running, sampled: Sampled, now: float, n_accepted: int = 0
+    ) -> int:
+        """
+        Tell what was sampled of *running*, or end it; returns the number of output tokens.
+
+        Args:
+            n_accepted: first tokens of it that were drafts.
+        """
         tokens, logprobs, forced = sampled
         sequence = running.sequence
         sequence.forced = forced
@@ -146,6 +153,10 @@ class Outputs:
                     can_cut = self._slots.limits.kind.can_cut
                     n_held = len(running.tokens) - 1 if can_cut else 0
                     self._slots.rewind(running, n_held)
+            # Drafts behind the end are no part of the output.
+            n_accepted = min(n_accepted, n_taken)
+            self._roster.counters.accepted_tokens += n_accepted
+            sequence.n_accepted += n_accepted
         request_id = running.request.request_id
         self._roster.events.append(new(NewTokens, (request_id, tokens, logprobs)))
         # Tokens are told before the end, which is an event of its own.

@@ -157,6 +157,8 @@ class Roster:
         self.events: list[Event] = []  # not told yet
         self.in_flight = False  # a step runs that was planned and not applied
         self.note: Note = _to_nobody
+        # Told of each sequence that ends in a slot; None: nobody wants to see it.
+        self.remember: Callable[[Sequence], None] | None = None
 
     def enter(self, requests: Iterable[Request], now: float) -> None:
         """Queue all *requests*; if that raises anything, nothing has changed."""
@@ -289,6 +291,8 @@ class Roster:
         self._remove(sequence)
         self.memory.drop_swap(sequence)
         if running is not None:
+            if self.remember is not None:
+                self.remember(sequence)
             self.memory.leave(running, in_flight=self.in_flight)
         elif not isinstance(sequence, TextSequence):
             self.waiting.remove(sequence)

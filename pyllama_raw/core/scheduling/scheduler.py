@@ -34,7 +34,7 @@ from pyllama_raw.core.policy_runner import (
     Victim,
     pass_on_interrupts,
 )
-from pyllama_raw.core.request import SOURCES, Event, FinishReason, Request
+from pyllama_raw.core.request import DRAFTS, SOURCES, Event, FinishReason, Request
 from pyllama_raw.core.scheduling.lots import Suspects
 from pyllama_raw.core.scheduling.packer import (
     BudgetMode,
@@ -44,7 +44,7 @@ from pyllama_raw.core.scheduling.packer import (
 )
 from pyllama_raw.core.scheduling.results import Failures, Outputs
 from pyllama_raw.core.scheduling.roster import Note, Roster
-from pyllama_raw.core.scheduling.speculation import Speculation
+from pyllama_raw.core.scheduling.speculation import DraftLimits, Speculation
 from pyllama_raw.core.scheduling.texts import SourceSteps, Texts
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
@@ -54,6 +54,7 @@ from pyllama_raw.core.step import (
     Fetched,
     StepPlan,
     StepResult,
+    Verify,
     Written,
 )
 from pyllama_raw.errors import PyllamaError
@@ -87,6 +88,7 @@ class Scheduler:
         snapshot_interval_tokens: int = 0,
         texts: ContextLimits | None = None,
         speculates: bool = False,
+        draft: DraftLimits | None = None,
         report: Callable[[PolicyFault], None] = pass_on_interrupts,
     ) -> None:
         """
@@ -97,6 +99,7 @@ class Scheduler:
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
             speculates: whether steps may verify drafts.
+            draft: of the context of a draft model; None: there is none.
             texts: limits of the contexts that make vectors: n_slots texts and n_batch
                 tokens a step; None: *limits*.
             report: told of what the policy does wrong; what it raises is passed on.
@@ -131,7 +134,9 @@ class Scheduler:
             self._roster, self._suspects, budget, make_turns, budget_mode
         )
         if speculates and not limits.deterministic:
-            self._packer.speculation = Speculation(self._memory, self._costs)
+            speculation = Speculation(self._memory, self._costs, draft)
+            self._packer.speculation = speculation
+            self._roster.remember = speculation.remember
         self._failures = Failures(self._roster, self._packer, self._suspects)
         self._sources = SourceSteps(self._roster) if limits.n_source else None
         self._started = 0.0  # when the last plan was made
@@ -213,7 +218,9 @@ class Scheduler:
         return self._memory.stats()
 
     def clear_cache(self, salt: str | None = None) -> int:
-        """Forget snapshots, files and idle slots; returns the host bytes freed."""
+        """Forget snapshots, files, idle slots and texts; returns the host bytes freed."""
+        if self._packer.speculation is not None:
+            self._packer.speculation.clear(salt)
         return self._memory.clear(salt)
 
     @property
@@ -291,8 +298,8 @@ class Scheduler:
         plan = plan or self._packer.pack(now)
         self._started = now
         # What loads or is read next to it makes the next plan another one.
-        steady = plan.steady and not (self._memory.is_loading or waits)
-        is_fetching = self._memory.is_fetching
+        steady = plan.steady and not (self._memory.loads or waits)
+        is_fetching = bool(self._memory.fetchers)
         plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
         if texts:
@@ -386,6 +393,11 @@ class Scheduler:
         if result.status is not DecodeStatus.OK:
             self._failures.take(plan, result, now)
             return self.take_events()
+        speculation = self._packer.speculation
+        if plan.lot == DRAFTS:
+            assert speculation is not None
+            speculation.take(plan, result)
+            return self.take_events()
         # It had space, so others may start again.
         self._packer.prefill_cap = None
         if self._policy is not None:
@@ -394,13 +406,14 @@ class Scheduler:
         if self._suspects.all:
             self._suspects.clear(self._roster.alive, self._slots.running)
         computed_s = now - self._started - result.moves_s
-        speculation = self._packer.speculation
         # A step that was begun ahead has taken what its decode took, too.
         step_s = max(computed_s, result.decode_s + result.sample_s)
-        # What steps with drafts take is known by their rows alone.
-        if speculation is not None and speculation.observe(plan, step_s):
-            return self.take_events()
         n_outputs = len(plan.works) - [*map(type, result.outputs)].count(Computed)
+        if speculation is not None:
+            # Each draft has logits, too.
+            had_drafts = bool(plan.works) and type(plan.works[-1]) is Verify
+            n_outputs = n_tokens if had_drafts else n_outputs
+            speculation.observe(step_s, had_drafts=had_drafts)
         self._costs.observe(n_tokens, n_outputs, step_s)
         if n_tokens == len(plan.works) and not plan.moves:
             self._memory.captures.observe_decode(computed_s)

@@ -2,16 +2,21 @@
 Speculation: drafts of what streams will say next, and how many of them are worth a step.
 
 1. A draft is what followed the latest tokens of a sequence where they stood before: see
-   `Lookup`. A constraint that lets one text follow has drafts, too, and they come first.
+   `Lookup`. A constraint that lets one text follow has drafts, too, and they come first. Where
+   there is a draft model, it goes on with sequences of which nothing better is known.
 2. A step with drafts computes their rows beside those of streams. The request's own sampler
    accepts drafts for as long as it samples just them, so no output depends on them.
 3. What is expected is compared with each token that comes, drafted or not. So it costs nothing
-   to learn how often drafts of a request are right, by the length of the match.
+   to learn how often drafts of a request are right: by the length of a match, or by the
+   probability that the draft model gave.
 4. A step has as many drafts as promise most tokens a second: each row by the chance that it is
-   reached, and the step by the time that steps with so many rows took. Without a gain of MIN_GAIN
+   reached, and the step by the time that steps with so many rows take. Without a gain of MIN_GAIN
    it has none.
 5. The step after a steady plan is begun already. It has no drafts, and its plan is not steady.
 6. There are none beside prompts, where memory is short and after failures.
+7. Steps of the draft model take the streams' time, so a plan of it counts with the step that
+   verifies what it says, and two of them never follow each other. Where it would lose it is tried
+   now and then, in TRIAL_SHARE of the time.
 
 Source: Leviathan, Kalman and Matias, Fast Inference from Transformers via Speculative Decoding,
 2023, with a draft that is certain.
@@ -21,138 +26,303 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from pyllama_raw.core.costs import CostHistory
-from pyllama_raw.core.lookup import FIRST_CHANCES, Lookup
+from pyllama_raw.core.costs import CostHistory, decode_seconds
+from pyllama_raw.core.lookup import FIRST_CHANCES, Drafting, Lookup, SharedTexts
 from pyllama_raw.core.memory.memory import Memory
-from pyllama_raw.core.sequence import Running
-from pyllama_raw.core.step import Decode, StepPlan, Verify, Work
+from pyllama_raw.core.request import DRAFTS
+from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.step import (
+    Lost,
+    Propose,
+    Proposed,
+    StepPlan,
+    StepResult,
+    Verify,
+    Work,
+)
 
 MAX_DEPTH = 16  # drafts of a sequence in a step
 MIN_GAIN = 1.05  # times the tokens a second without drafts
 MIN_CHANCE = 0.1  # of a draft to be reached and accepted; a less likely one is left out
+REFRESH = 8  # steps after which what steps take is looked up again
 
-FINE = 8  # up to so many rows each number is known by itself, then every fourth
-OLD = 1024  # observations after which an older one is not trusted
-FIRST_WEIGHT, LAST_WEIGHT = 0.5, 0.1  # of the newest one
-MAX_JUMP = 3.0  # times the mean: more is the machine's moment
+# Of the draft model.
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, MAX_DEPTH)  # that are compared
+TRIAL_DEPTH = 4  # before anything is known
+TRIAL_SHARE = 0.01  # of the time, that trials may take where nothing is gained
+FIRST_TRIALS_S, MAX_TRIALS_S = 0.25, 1.0  # of trials at first, and in a row
+MAX_CATCH_UP = 256  # tokens that it computes in a step, which keeps streams waiting
+LEAST_LEFT = 32  # tokens that an output is expected to have left, or as many as it has
+PAUSE = 8  # steps until it is considered again; after a failure twice as many each time
+MAX_PAUSE = 2**14
 
 
-class StepSeconds:
-    """Seconds of steps without prompts, by their rows."""
+class DraftOffer(NamedTuple):
+    """Drafts of a sequence, and the chance of each to be reached and accepted."""
 
-    def __init__(self, costs: CostHistory) -> None:
-        self._costs = costs
-        self._means: dict[int, tuple[float, float, int]] = {}  # seconds, weight, number
-        self._n_observed = 0
+    running: Running
+    draft: array[int]
+    chances: list[float]
 
-    def observe(self, n_rows: int, seconds: float) -> None:
-        """Learn from a step of *n_rows* that took *seconds*."""
-        self._n_observed += 1
-        size = _size(n_rows)
-        mean = self._fresh(size)
-        weight = FIRST_WEIGHT
-        if mean is not None:
-            weight = max(self._means[size][1] * 0.8, LAST_WEIGHT)
-            seconds = mean + weight * (min(seconds, MAX_JUMP * mean) - mean)
-        self._means[size] = seconds, weight, self._n_observed
 
-    def expected(self, n_rows: int) -> float | None:
-        """Seconds of a step of *n_rows*; None: nobody can say."""
-        size = _size(n_rows)
-        if (mean := self._fresh(size)) is not None:
-            return mean
-        sizes = [other for other in self._means if self._fresh(other) is not None]
-        below = max((other for other in sizes if other < size), default=None)
-        if below is None:
+class DraftChoice(NamedTuple):
+    """Drafts of a step by slot, and the tokens and seconds that it promises."""
+
+    depths: dict[int, int]
+    n_tokens: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """Limits of the context of a draft model."""
+
+    n_ctx_slot: int
+    n_batch: int
+    n_vocab: int  # tokens that both vocabularies have: ids below it
+
+
+class DraftModel:
+    """What the draft model holds, how often it is right, and what its steps take."""
+
+    def __init__(self, limits: DraftLimits, n_slots: int) -> None:
+        self.limits = limits
+        self.costs = CostHistory()
+        self.shared = Drafting()  # of all requests, from which new ones begin
+        self.trials_s = FIRST_TRIALS_S  # that may be lost
+        self.pause = 0  # steps
+        self._n_failures = 0  # in a row
+        # By slot: tokens that it holds, and the request that they are of.
+        self._contents = [array("i") for _ in range(n_slots)]
+        self._owners: list[int | None] = [None] * n_slots
+
+    def drafting(self, sequence: Sequence) -> Drafting:
+        """That of *sequence*, which has seen all of its tokens."""
+        if sequence.drafting is None:
+            sequence.drafting = self.shared.copy()
+        sequence.drafting.follow(sequence.tokens, self.shared)
+        return sequence.drafting
+
+    def can_read(self, running: Running, drafting: Drafting) -> bool:
+        """Whether it knows all tokens of *running*, and has room for more."""
+        tokens = running.tokens
+        newest = max(tokens[drafting.n_read :], default=0)
+        drafting.n_read = len(tokens)
+        drafting.is_readable = drafting.is_readable and newest < self.limits.n_vocab
+        has_room = len(tokens) + MAX_DEPTH < self.limits.n_ctx_slot
+        return drafting.is_readable and has_room and not running.request.spans
+
+    def n_held(self, running: Running) -> int:
+        """
+        First tokens of *running* that its slot holds, less than all.
+
+        Whoever was there before counts as well: accepted, rejected, cancelled and preempted
+        sequences are told apart by their tokens alone.
+        """
+        slot, drafting = running.slot, running.sequence.drafting
+        assert drafting is not None
+        content, tokens = self._contents[slot], running.tokens
+        is_own = self._owners[slot] == running.request.request_id
+        n_same = drafting.n_held if is_own else 0
+        n_most = min(len(content), len(tokens) - 1)
+        # Nearly always all of it, so it is compared at once.
+        if content[n_same:n_most] == tokens[n_same:n_most]:
+            return n_most
+        while content[n_same] == tokens[n_same]:
+            n_same += 1
+        return n_same
+
+    def seconds(self, n_tokens: int, n_rows: int, depth: int) -> float | None:
+        """Of a step that computes *n_tokens* of *n_rows* sequences first; None: unknown."""
+        cost = self.costs.cost
+        if cost is None:
             return None
-        seconds, n_more = self._means[below][0], size - below
-        # Between two sizes that are known it rises evenly.
-        above = min((other for other in sizes if other > size), default=None)
-        if above is not None:
-            row_s = (self._means[above][0] - seconds) / (above - below)
-        # Else a further row takes as long as one of a prompt, or half as long as those below. That
-        # is little, so it is tried, and then it is known.
-        elif self._costs.tokens_per_s is not None:
-            row_s = 1 / self._costs.tokens_per_s
-        else:
-            row_s = seconds / below / 2
-        return seconds + row_s * n_more
+        first_s = cost.seconds(n_tokens, n_rows if depth else 0)
+        return first_s + max(depth - 1, 0) * cost.seconds(n_rows, n_rows)
 
-    def _fresh(self, size: int) -> float | None:
-        seconds, _, number = self._means.get(size, (0.0, 0.0, -OLD))
-        return seconds if self._n_observed - number < OLD else None
+    def plan(self, followers: Items[Running], depth: int) -> StepPlan:
+        """A step for *followers*: drafts, or a part of what it lacks if that is much."""
+        works, n_left = list[Work](), min(self.limits.n_batch, MAX_CATCH_UP)
+        n_held = [self.n_held(running) for running in followers]
+        n_missing = [len(r.tokens) - n for r, n in zip(followers, n_held, strict=True)]
+        # What does not fit a step is computed in several, and drafts come after the last one.
+        depth = depth if sum(n_missing) <= n_left else 0
+        for running, start, n_tokens in zip(followers, n_held, n_missing, strict=True):
+            chunk = running.tokens[start : start + min(n_tokens, n_left)]
+            n_left -= len(chunk)
+            if chunk:
+                request_id = running.request.request_id
+                works.append(Propose(request_id, running.slot, start, chunk, depth))
+        return StepPlan((), tuple(works), DRAFTS)
 
-
-def _size(n_rows: int) -> int:
-    return n_rows if n_rows <= FINE else -(-n_rows // 4) * 4
+    def take(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in what became of *plan*: the slots are told by their tokens from now on."""
+        n_tokens, n_outputs = plan.n_tokens, 0
+        if all(type(output) is Proposed for output in result.outputs):
+            n_outputs = len(plan.works)
+        for seconds in result.draft_s:
+            self.costs.observe(n_tokens, n_outputs, seconds)
+            n_tokens = len(plan.works)  # each draft is computed for the next one
+        for work, output in zip(plan.works, result.outputs, strict=True):
+            content = self._contents[work.slot]
+            self._owners[work.slot] = work.request_id
+            del content[work.pos :]
+            if type(output) is Lost:
+                del content[:]
+                continue
+            content += work.tokens
+            if type(output) is Proposed:
+                content += array("i", output.tokens[:-1])
+        # It failed: the next try is later each time, and no request is concerned.
+        self._n_failures = self._n_failures + 1 if result.error is not None else 0
+        if self._n_failures:
+            self.pause = min(PAUSE << self._n_failures, MAX_PAUSE)
 
 
 class Speculation:
     """Puts drafts into plans; one of an engine."""
 
-    def __init__(self, memory: Memory, costs: CostHistory) -> None:
+    def __init__(
+        self, memory: Memory, costs: CostHistory, draft: DraftLimits | None = None
+    ) -> None:
         self._memory = memory
         self._slots = memory.slots
-        self._seconds = StepSeconds(costs)
+        self._costs = costs
         self._chances = list(FIRST_CHANCES)  # of new requests
+        self._texts = SharedTexts()
         self._is_begun = False  # the next step, by a steady plan
+        # Seconds of steps by their rows, and the steps until they are looked up again.
+        self._seconds: list[float] = []
+        self._n_fresh = 0
+        limits = memory.slots.limits
+        self._model: DraftModel | None = None
+        if draft is not None:
+            self._model = DraftModel(draft, limits.n_slots + limits.n_parked)
+        self._has_proposed = False  # the plan before was one of the draft model
+        self._is_trial = False  # it was one that would lose
+        n_most = min(limits.n_outputs or limits.n_slots, limits.n_batch)
+        self._n_most = min(n_most, limits.n_ubatch or n_most)  # rows of a step
+
+    # -- texts of other requests -------------------------------------------------
+
+    def remember(self, sequence: Sequence) -> None:
+        """Show *sequence*, which ends, to later ones of its namespace, if they share prefixes."""
+        request = sequence.request
+        if not self._memory.reuses or request.spans or sequence.is_shifted:
+            return
+        texts = self._texts.of(request.namespace)
+        # What it had of others was shown by them.
+        if texts is not None:
+            texts.add(sequence.tokens[sequence.n_cached :])
+
+    def clear(self, salt: str | None) -> None:
+        """Forget texts of ended requests of *salt*, None: all."""
+        self._texts.clear(salt)
+
+    # -- a step ------------------------------------------------------------------
 
     def extend(
-        self, works: list[Work], streams: Items[Running], *, steady: bool, alone: bool
-    ) -> tuple[list[Work], bool]:
+        self, plan: StepPlan, streams: Items[Running], *, alone: bool
+    ) -> StepPlan:
         """
-        *works* with drafts, and whether the plan is steady.
+        *plan* with drafts, or one of the draft model in its place.
 
         Args:
             streams: one for each of the first works, which are decodes.
             alone: nothing else is to be computed, and memory is not short.
         """
         # What a constraint forces it forces again, and that is worth more than a step ahead.
-        steady = steady and not any(running.sequence.forces for running in streams)
-        is_begun, self._is_begun = self._is_begun, steady
+        if plan.steady and any(running.sequence.forces for running in streams):
+            plan = plan._replace(steady=False)
+        is_begun, self._is_begun = self._is_begun, plan.steady
+        has_proposed, self._has_proposed = self._has_proposed, False
         if not alone or not self._slots.limits.kind.can_cut:
-            return works, steady
+            return plan
+        seconds = self._step_seconds()
+        if len(seconds) <= len(streams):
+            return plan
         offers = [offer for r in streams if (offer := self._offer(r)) is not None]
-        if not offers:
-            return works, steady
-        depths = self._depths(len(works), offers)
-        if not depths:
-            return works, steady
+        proposal = None
+        if self._model is not None and not has_proposed:
+            proposal = self._proposal(self._model, streams, offers)
+        depths = {} if proposal else self._choose(len(streams), offers).depths
+        if not (depths or proposal):
+            return plan
         # The plan before was steady: this step is begun, and the next one may have drafts.
-        self._is_begun = False
+        self._is_begun, plan = False, plan._replace(steady=False)
         if is_begun:
-            return works, False
+            # A trial comes then, too.
+            if proposal and self._model is not None:
+                self._model.pause = 0
+            return plan
+        if proposal:
+            self._has_proposed = True
+            return proposal
+        return self._with_drafts(plan, offers, depths)
+
+    def observe(self, seconds: float, *, had_drafts: bool) -> None:
+        """Note that a step took *seconds*; its drafts, if it had any, say what rows cost."""
+        self._n_fresh = 0 if had_drafts else self._n_fresh - 1
+        if self._model is not None:
+            trials_s = self._model.trials_s + TRIAL_SHARE * seconds
+            self._model.trials_s = min(trials_s, MAX_TRIALS_S)
+
+    def take(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in drafts that the draft model has made."""
+        model = self._model
+        assert model is not None
+        if self._is_trial:
+            model.trials_s -= sum(result.draft_s)
+        model.take(plan, result)
+        for work, output in zip(plan.works, result.outputs, strict=True):
+            running = self._slots.running.get(work.request_id)
+            if running is None or running.sequence.drafting is None:
+                continue
+            drafting, n_known = running.sequence.drafting, work.pos + len(work.tokens)
+            drafting.n_held = n_known
+            if type(output) is Proposed and n_known == len(running.tokens):
+                # What the request's model does not know, it will not say.
+                tokens, n_vocab = output.tokens, model.limits.n_vocab
+                ends = (n for n, token in enumerate(tokens) if token >= n_vocab)
+                stop = next(ends, len(tokens))
+                drafting.propose(n_known, tokens[:stop], output.chances[:stop])
+
+    def _with_drafts(
+        self, plan: StepPlan, offers: Items[DraftOffer], depths: dict[int, int]
+    ) -> StepPlan:
         # Rejected drafts leave their cells at once, so no more are promised to anybody.
-        n_rows = len(works) + sum(depths.values())
+        n_rows = len(plan.works) + sum(depths.values())
         self._memory.reclaim(n_rows)
         if self._slots.n_free_cells < n_rows:
-            return works, False
-        drafts = {running.slot: draft for running, draft, _ in offers}
-        plain = [work for work in works if work.slot not in depths]
-        return plain + [
+            return plan
+        drafts = {offer.running.slot: offer.draft for offer in offers}
+        plain = [work for work in plan.works if work.slot not in depths]
+        verified = [
             Verify(
                 work.request_id,
                 work.slot,
                 work.pos,
                 work.tokens + drafts[work.slot][: depths[work.slot]],
             )
-            for work in works
+            for work in plan.works
             if work.slot in depths
-        ], False
+        ]
+        return plan._replace(works=(*plain, *verified))
 
-    def observe(self, plan: StepPlan, seconds: float) -> bool:
-        """Learn from *plan*, which took *seconds*; whether it had drafts."""
-        if not plan.works or type(plan.works[-1]) not in (Decode, Verify):
-            return False
-        if not plan.moves:
-            self._seconds.observe(plan.n_tokens, seconds)
-        return type(plan.works[-1]) is Verify
+    def _step_seconds(self) -> list[float]:
+        """Seconds of steps by their rows; empty: nobody can say."""
+        if self._n_fresh <= 0 or not self._seconds:
+            self._seconds = decode_seconds(self._costs, self._n_most)
+            self._n_fresh = REFRESH
+        return self._seconds
 
-    def _offer(
-        self, running: Running
-    ) -> tuple[Running, array[int], list[float]] | None:
-        """Drafts of *running*, and the chance of each to be reached and accepted."""
+    # -- what a sequence may say -------------------------------------------------
+
+    def _offer(self, running: Running) -> DraftOffer | None:
+        """Drafts of *running*; None: there are none."""
         sequence, request, tokens = running.sequence, running.request, running.tokens
         if not request.speculates or running.points:
             return None
@@ -165,21 +335,23 @@ class Speculation:
             return None
         lookup = sequence.lookup
         if lookup is None:
-            lookup = sequence.lookup = Lookup(self._chances.copy())
-        if not lookup.follow(tokens, self._chances):
-            return None
+            texts = self._texts.of(request.namespace) if self._memory.reuses else None
+            lookup = sequence.lookup = Lookup(self._chances.copy(), texts)
+        is_indexed = lookup.follow(tokens, self._chances)
+        drafting = None if self._model is None else self._model.drafting(sequence)
+        draft, chances = array("i"), list[float]()
         if sequence.forced:
             # What is forced comes first, and is as good as certain.
             draft = array("i", sequence.forced[:n_most])
             chances = [1.0] * len(draft)
-        elif lookup.source:
+        elif drafting is not None and drafting.n_ahead:
+            draft, chances = drafting.draft(n_most, MIN_CHANCE)
+        if is_indexed and lookup.source and lookup.chance(0) > max(chances, default=0):
             chances, chance = [], lookup.chance(0)
             while len(chances) < n_most and chance >= MIN_CHANCE:
                 chances.append(chance)
                 chance *= lookup.chance(len(chances))
             draft = lookup.draft(tokens, len(chances))
-        else:
-            return None
         # An end may be sampled, but nothing follows it. Nor are rows of images sampled.
         ends = (
             n
@@ -187,30 +359,115 @@ class Speculation:
             if token < 0 or token in request.stop_token_ids
         )
         del chances[next(ends, len(draft)) :]
-        return (running, draft, chances) if chances else None
+        return DraftOffer(running, draft, chances) if chances else None
 
-    def _depths(
-        self, n_rows: int, offers: Items[tuple[Running, array[int], list[float]]]
-    ) -> dict[int, int]:
-        """Drafts by slot, so that most tokens come in a second; empty: there is no gain."""
-        limits = self._slots.limits
-        seconds = self._seconds.expected(n_rows)
-        n_most = min(limits.n_outputs or limits.n_slots, limits.n_batch)
-        n_most = min(n_most, limits.n_ubatch or n_most)
-        if seconds is None:
-            return {}
+    def _choose(
+        self,
+        n_rows: int,
+        offers: Items[DraftOffer],
+        guesses: Items[tuple[int, float]] = (),
+        before_s: float = 0.0,
+    ) -> DraftChoice:
+        """
+        The drafts by slot that make most tokens a second, if any gain enough.
+
+        Args:
+            guesses: slots and chances of further drafts.
+            before_s: what these take before the step.
+        """
+        seconds = self._seconds
         # The likeliest first. The chances of a sequence fall, so its drafts stay in order.
-        ranked = sorted(
-            ((chance, r.slot) for r, _, chances in offers for chance in chances),
-            key=lambda item: -item[0],
-        )
-        n_tokens, n_best, rate = float(n_rows), 0, MIN_GAIN * n_rows / seconds
-        for n_drafts, (chance, _) in enumerate(ranked[: n_most - n_rows], 1):
+        ranked = [(o.running.slot, chance) for o in offers for chance in o.chances]
+        ranked = sorted((*ranked, *guesses), key=lambda item: -item[1])
+        choice = DraftChoice({}, n_rows, seconds[n_rows])
+        n_tokens, n_best, rate = float(n_rows), 0, MIN_GAIN * n_rows / seconds[n_rows]
+        for n_drafts, (_, chance) in enumerate(ranked[: len(seconds) - n_rows - 1], 1):
             n_tokens += chance
-            step_s = self._seconds.expected(n_rows + n_drafts)
-            if step_s is not None and n_tokens > rate * step_s:
+            step_s = seconds[n_rows + n_drafts] + before_s
+            if n_tokens > rate * step_s:
                 n_best, rate = n_drafts, n_tokens / step_s
-        depths: dict[int, int] = {}
-        for _, slot in ranked[:n_best]:
-            depths[slot] = depths.get(slot, 0) + 1
-        return depths
+                choice = DraftChoice({}, n_tokens, step_s)
+        for slot, _ in ranked[:n_best]:
+            choice.depths[slot] = choice.depths.get(slot, 0) + 1
+        return choice
+
+    # -- what the draft model may say ----------------------------------------------
+
+    def _proposal(
+        self, model: DraftModel, streams: Items[Running], offers: Items[DraftOffer]
+    ) -> StepPlan | None:
+        """A step of the draft model, if it gains; None: there is none now."""
+        model.pause -= 1
+        if model.pause >= 0:
+            return None
+        expected = {offer.running.slot: offer.chances[0] for offer in offers}
+        followers = []
+        for running in streams:
+            drafting, n_output = running.sequence.drafting, running.sequence.n_output
+            # It refuses, it ends, or something better is known of it.
+            if drafting is None or running.request.max_tokens - n_output < 2:
+                continue
+            if drafting.mean <= expected.get(running.slot, 0.0) or drafting.n_ahead:
+                continue
+            if model.can_read(running, drafting):
+                followers.append(running)
+        followers = followers[: self._n_most - len(streams)]
+        if not followers:
+            return None
+        slots = {running.slot for running in followers}
+        beside = [offer for offer in offers if offer.running.slot not in slots]
+        plain = self._choose(len(streams), offers)
+        depth, token_s = self._depth(model, streams, followers, beside)
+        # What it lacks has to pay within what is expected of an output.
+        gain_s = plain.seconds / plain.n_tokens / MIN_GAIN - token_s
+        paying = [r for r in followers if gain_s * _n_expected(r) > _lag_s(model, r)]
+        self._is_trial = not paying
+        if not paying:
+            model.pause = PAUSE
+            if model.trials_s <= 0:
+                return None
+            paying, depth = followers, TRIAL_DEPTH
+        return model.plan(paying, depth)
+
+    def _depth(
+        self,
+        model: DraftModel,
+        streams: Items[Running],
+        followers: Items[Running],
+        beside: Items[DraftOffer],
+    ) -> tuple[int, float]:
+        """Drafts of each of *followers* that are best, and the seconds of a token then."""
+        best, n_followers = (TRIAL_DEPTH, float("inf")), len(followers)
+        for depth in DEPTHS:
+            # A draft or two that were rejected are computed again.
+            before_s = model.seconds(2 * n_followers, n_followers, depth)
+            if before_s is None:
+                break
+            guesses = []
+            for running in followers:
+                drafting = running.sequence.drafting
+                assert drafting is not None
+                mean = drafting.mean
+                guesses += [(running.slot, mean**n) for n in range(1, depth + 1)]
+            choice = self._choose(len(streams), beside, guesses, before_s)
+            # Without drafts of it, its step would be in vain.
+            if choice.depths.keys() & {running.slot for running in followers}:
+                best = min(best, (depth, choice.seconds / choice.n_tokens), key=_second)
+        return best
+
+
+def _second(item: tuple[int, float]) -> float:
+    return item[1]
+
+
+def _n_expected(running: Running) -> int:
+    """Tokens that are expected of an output: as many as there are by now, as it allows more."""
+    n_output = running.sequence.n_output
+    return min(running.request.max_tokens - n_output, max(n_output, LEAST_LEFT))
+
+
+def _lag_s(model: DraftModel, running: Running) -> float:
+    """Seconds that the draft model takes to compute what it lacks of *running*."""
+    n_missing = len(running.tokens) - model.n_held(running) - MAX_DEPTH
+    cost = model.costs.cost
+    return 0.0 if n_missing <= 0 or cost is None else cost.seconds(n_missing)

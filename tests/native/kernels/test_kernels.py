@@ -121,6 +121,32 @@ def test_streams_have_the_logits_of_each_alone(model):
                 n_past[slot] += 1
 
 
+@pytest.mark.usefixtures("_woven")
+@pytest.mark.parametrize("n_streams", [3, 13])
+def test_streams_behind_one_prefix_have_the_logits_of_each_alone(model, n_streams):
+    """
+    Cells that all see are read once for all of them, up to where their own begin.
+    """
+    slots = list(range(n_streams))
+    options = {"n_seq_max": n_streams}
+    with (
+        make_context(model, **options) as together,
+        make_context(model, **options) as apart,
+    ):
+        for context in (together, apart):
+            prefill(context, make_prompt(100))
+            for slot in slots[1:]:
+                context.seq_cp(0, slot, 0, 100)
+        batch = Batch(together.n_batch)
+        batch.add_rows([200 + slot for slot in slots], [100] * n_streams, slots)
+
+        together.decode(batch)
+
+        for slot in slots:
+            alone = last_logits(apart, array("i", [200 + slot]), slot=slot, pos=100)
+            assert same_bits(np.asarray(together.logits(slot)), alone)
+
+
 @pytest.mark.parametrize("fields", [PLAIN, {}])
 @pytest.mark.parametrize("n_threads", [2, 3, 7])
 def test_the_number_of_threads_changes_nothing(model, n_threads, fields):
@@ -199,7 +225,7 @@ def _in_turn(context: Context, n_vocab: int) -> np.ndarray:
 
 def test_attention_reaches_over_many_cells():
     """
-    More than are listed at a time, of which a token sees every third.
+    Thousands, of which a token sees every third.
     """
     with (
         Model.load(tiny_model("llama")) as model,
