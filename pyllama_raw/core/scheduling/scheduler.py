@@ -104,6 +104,7 @@ class Scheduler:
                 tokens a step; None: *limits*.
             report: told of what the policy does wrong; what it raises is passed on.
         """
+        self.limits = limits
         self._max_overtakes = max_overtakes
         self._for_priority = preempt == "priority"
         self._costs = CostHistory()
@@ -145,11 +146,6 @@ class Scheduler:
         self._texts_are_next = False  # texts and sequences take turns, a step each
 
     # -- requests ---------------------------------------------------------------
-
-    @property
-    def limits(self) -> ContextLimits:
-        """The limits of the context, as far as they are known."""
-        return self._slots.limits
 
     @property
     def next_deadline(self) -> float | None:
