@@ -46,6 +46,9 @@ function(join_models target size options)
 endfunction()
 
 function(join_llama)
+    if(NOT TARGET llama)
+        return()
+    endif()
     # A step: the batch, its graph and what goes into it, cells and candidates. The graph and the cells
     # of DeepSeek 4 both have a dsv4_plan_positions. Words stay apart: joined they gain nothing.
     join(llama step "" llama-hparams.cpp llama-context.cpp llama-graph.cpp llama-batch.cpp)

@@ -172,6 +172,7 @@ HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "access_log": {"metavar": "FILE"},
     "media_path": {"metavar": "FOLDER"},
     "models_dir": {"metavar": "FOLDER"},
+    "slot_save_path": {"metavar": "FOLDER"},
     "on_demand": {"action": BooleanOptionalAction},
     "cors_origins": {"action": "append", "metavar": "ORIGIN"},
     "metrics_names": {"action": "append", "choices": ("vllm", "llamacpp")},

@@ -62,7 +62,9 @@ from pyllama_raw.cli.llama_values import (
 )
 
 INTEGER, NUMBER = int, float
-DRAFTS = IdleFlag("nothing is drafted here: drafts change speed only")
+DRAFTS = IdleFlag(
+    "how drafts are made follows from measured times: they change speed only"
+)
 PLACED = IdleFlag("weights lie where they fit (--gpu-layers, --device)")
 THREADS = IdleFlag("threads are placed by the system and by libllama")
 QUIET = IdleFlag("log lines have one form here")
@@ -375,7 +377,7 @@ FLAGS: tuple[Flag, ...] = (
     flag("--spec-draft-backend-sampling / --no-spec-draft-backend-sampling", DRAFTS, "SPEC_DRAFT_BACKEND_SAMPLING"),
     flag("--spec-draft-device -devd --device-draft NAMES", DRAFTS),
     flag("--spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft N", DRAFTS, "N_GPU_LAYERS_DRAFT"),
-    flag("--spec-draft-model -md --model-draft FNAME", DRAFTS, "SPEC_DRAFT_MODEL"),
+    flag("--spec-draft-model -md --model-draft FNAME", Sets("speculation.draft"), "SPEC_DRAFT_MODEL"),
     flag("--spec-type TYPES", DRAFTS, "SPEC_TYPE"),
     flag("--spec-ngram-mod-n-min N", DRAFTS),
     flag("--spec-ngram-mod-n-max N", DRAFTS),

@@ -167,7 +167,7 @@ def _check_idle(engine: AsyncEngine, outcome: Outcome, parts: EngineParts) -> No
         parts.scheduler.clear_cache()
         slots = parts.scheduler._memory.slots
         assert slots.cells.n_used == 0, f"{slots.cells.n_used} cells"
-        assert not parts.executor._open.request_ids, "samplers"
+        assert not parts.executor._open.by_id, "samplers"
         assert not engine._thread.records.all(), "requests"
     except AssertionError as error:
         outcome.broken.append(f"left in the engine: {error}")

@@ -150,10 +150,13 @@ def test_what_changes_speed_only_is_noted():
     A line for each, with the reason.
     """
     notes = parsed(
-        "--threads-http", 4, "-md", "draft.gguf", "--reasoning-budget", -1
+        "--threads-http", 4, "--draft-max", 8, "--reasoning-budget", -1
     ).notes
 
-    assert [note.partition(":")[0] for note in notes] == ["--threads-http", "-md"]
+    assert [note.partition(":")[0] for note in notes] == [
+        "--threads-http",
+        "--draft-max",
+    ]
 
 
 @pytest.mark.parametrize(

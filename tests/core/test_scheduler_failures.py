@@ -1,6 +1,8 @@
 """Steps that fail, are aborted or find no memory."""
 
-from pyllama_raw.core.request import FinishReason, NewTokens
+from dataclasses import replace
+
+from pyllama_raw.core.request import Finished, FinishReason, Moments, NewTokens
 from pyllama_raw.core.step import (
     DecodeStatus,
     Lost,
@@ -14,6 +16,7 @@ from pyllama_raw.core.step import (
 from pyllama_raw.errors import (
     DecodeFailed,
     NoKVSpace,
+    QueueFull,
     SamplingFailed,
 )
 from tests.core.support import (
@@ -178,3 +181,14 @@ def test_an_aborted_chunk_leaves_two_tokens():
     scheduler.apply(plan, aborted, 0.0)
 
     assert shape(scheduler.schedule(0.0)) == [(0, 8, 2, True)]
+
+
+def test_an_end_says_why_in_one_word():
+    """
+    The finish reason, or the code of the error.
+    """
+    moments = Moments(0.0, None, None, 1.0, ())
+    stopped = Finished(0, FinishReason.STOP, None, 1, 0, 0, None, 0, moments)
+    failed = replace(stopped, reason=None, error=QueueFull("max_waiting", 9, 8))
+
+    assert (stopped.why, failed.why) == ("stop", "queue_full")

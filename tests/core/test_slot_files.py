@@ -7,7 +7,7 @@ import pytest
 from pyllama_raw.core.memory.slot_states import SLOT_SAVE, plan_copy, plan_fill
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.request import CacheTier, Span
 from pyllama_raw.core.step import Load, StepResult
 from tests.core.reuse_support import ANSWER, A, B, Engine
 
@@ -71,25 +71,38 @@ def test_a_slot_that_has_nothing_for_others_is_not_copied():
     engine.step()
     running = copied(engine, 0)
     is_filled = fill(engine, Contents(0, None, array("i", B)), ())
+    shown = Engine()
+    shown.run(A)
+    shown.scheduler.memory.slots.all[0].spans = (Span(3, 9, 6),)
 
     assert (empty, running, is_filled) == (None, None, False)
+    assert copied(shown, 0) is None
 
 
 def test_a_copy_takes_the_place_of_what_a_slot_holds():
     """
-    And the cells of slots that nobody has used for longest, but none of a running one.
+    And the cells of slots that nobody has used for longest, but none of a running one. What
+    others may have of it is saved before.
     """
     engine = Engine(n_cells=64)
     engine.run(A)
     contents, payload = copied(engine, 0)
     engine.run(B)
-    is_filled = fill(engine, contents, payload)
+    is_filled = fill(engine, contents._replace(slot=1), payload)
+    [end] = engine.run([*B, ANSWER, *A[:9]])
+    engine.scheduler.memory.slots.all[0].is_usable = False
+    is_filled_again = fill(engine, contents, payload)
     engine.add([7] * 40, max_tokens=9)
     engine.step()
     has_room = fill(engine, contents, payload)
     too_long = fill(engine, contents._replace(tokens=array("i", range(65))), payload)
 
-    assert is_filled
+    assert (is_filled, end.n_cached, end.cache_tier) == (
+        True,
+        len(B) + 1,
+        CacheTier.HOST,
+    )
+    assert is_filled_again
     assert (has_room, too_long) == (False, False)
 
 

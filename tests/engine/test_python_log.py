@@ -44,6 +44,7 @@ class Evicting:
     """A scheduler whose cache has let so many snapshots go."""
 
     n_evictions: ClassVar = {Eviction.SPACE: 0, Eviction.REPLACED: 0}
+    counters = make_scheduler().counters
 
     def stats(self):
         return make_scheduler().stats()

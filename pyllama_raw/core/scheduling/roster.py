@@ -169,7 +169,6 @@ class Roster:
                 assert request_id not in self.alive
                 self.deadlines.add(request, now)
                 sequence = self._sequence(request, order, now)
-                entered.append(sequence)
                 if isinstance(sequence, TextSequence):
                     # Sorted, and equal ones stay in their order.
                     self.texts.append(sequence)
@@ -180,11 +179,11 @@ class Roster:
                     self.alive[request_id] = sequence
                     self.lots[request.lot] += 1
                     self.n_with_spans += bool(request.spans)
+                entered.append(sequence)
         except BaseException:
             # Deadlines stay: those of nobody alive are skipped.
             for sequence in entered:
-                if self.alive.get(sequence.request.request_id) is sequence:
-                    self._remove(sequence)
+                self._remove(sequence)
             self.waiting.discard(entered)
             raise
         self.counters.submitted += len(entered)
