@@ -105,10 +105,13 @@ _NAMES = {  # of each module
     "results": ("Delta", "FinishReason", "Generation", "Result", "Usage"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_CHAPTERS = ("errors", "policy", "results")  # modules for programs
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of __all__; from then on it is a plain global."""
+    """Import a name of __all__, or a module; from then on it is a plain global."""
+    if name in _CHAPTERS:
+        return import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f"{__name__}.{_MODULES[name]}")
@@ -116,4 +119,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_CHAPTERS})

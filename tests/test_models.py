@@ -133,11 +133,15 @@ def test_incomplete_hub_name_is_refused(spec):
 
 def test_hub_without_its_package_says_what_to_install(monkeypatch):
     """
-    Without huggingface_hub the error gives the install command.
+    Without huggingface_hub the error gives the install command, unless nothing may be fetched anyway.
     """
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
     with pytest.raises(ModelNotFound, match="pip install huggingface_hub"):
+        models.resolve_model("hf:owner/repo/file.gguf")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelNotFound, match=r"not fetched before.*--offline"):
         models.resolve_model("hf:owner/repo/file.gguf")
 
 

@@ -62,6 +62,24 @@ def test_every_public_name_is_what_checkers_take_it_for():
     }
 
 
+def test_modules_for_programs_need_no_import_of_their_own():
+    """
+    Those that the package names are attributes of it from the beginning, as they are after an import.
+    """
+    code = """
+import pyllama_raw
+print([name in dir(pyllama_raw) for name in ('errors', 'policy', 'results')])
+print(pyllama_raw.errors.QueueFull is pyllama_raw.QueueFull)
+print(pyllama_raw.policy.__name__, pyllama_raw.results.__name__)
+"""
+
+    assert run_without_extension(code).splitlines() == [
+        "[True, True, True]",
+        "True",
+        "pyllama_raw.policy pyllama_raw.results",
+    ]
+
+
 def test_the_version_is_that_of_the_installation():
     """
     The package and the metadata of its installation carry one version.

@@ -676,9 +676,11 @@ class AsyncEngine(Facts):
         began = self._sessions.current.thread.clock()
         file, number = checked_file("path", path), self._checked_slot(slot)
         name = await self._state_name()
-        read = partial(
-            state_files.read_slot, Path(file), name, number, self.info.vocab.n_tokens
+        n_vocab = self.info.vocab.n_tokens
+        limits = await self._sessions.between_steps(
+            lambda parts: state_files.limits_of(parts.scheduler, n_vocab)
         )
+        read = partial(state_files.read_slot, Path(file), name, number, limits)
         try:
             contents, state, n_bytes = await to_thread.run_sync(read)
         except (OSError, state_files.BadFile) as error:

@@ -40,7 +40,7 @@ from logging import getLogger
 from pathlib import Path
 from queue import Queue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import uuid4
 
 from pyllama_raw.core.memory.slot_states import SLOT_SAVE, plan_copy, plan_fill
@@ -185,11 +185,16 @@ def opened(path: Path, n_bytes: int) -> FileIO:
     Raises:
         BadFile: it has not *n_bytes*.
     """
-    stream = FileIO(os.open(path, os.O_RDONLY | _SAFELY))
+    stream = _reading(path)
     if os.fstat(stream.fileno()).st_size != n_bytes:
         stream.close()
         raise BadFile("a wrong size")
     return stream
+
+
+def _reading(path: Path) -> FileIO:
+    """The file at *path*; a folder leaves no descriptor behind. Raises OSError."""
+    return FileIO(path, opener=lambda name, flags: os.open(name, flags | _SAFELY))
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -282,8 +287,22 @@ def write_slot(path: Path, name: str, contents: Contents, state: State) -> int:
     return len(head) + len(tokens) + len(state)
 
 
+class SlotLimits(NamedTuple):
+    """What a slot may hold at most, so that a file of any size takes no more memory than that."""
+
+    n_vocab: int
+    n_tokens: int
+    bound: Callable[[int], int]  # no state of so many tokens is larger
+
+
+def limits_of(scheduler: Scheduler, n_vocab: int) -> SlotLimits:
+    """The limits of slots. Thread: the engine's."""
+    bound = scheduler.memory.tiers.host.bound
+    return SlotLimits(n_vocab, scheduler.limits.n_ctx_slot, bound)
+
+
 def read_slot(
-    path: Path, name: str, slot: int, n_vocab: int
+    path: Path, name: str, slot: int, limits: SlotLimits
 ) -> tuple[Contents, State, int]:
     """
     The contents of *slot* in the file at *path*, which anybody may have written, and its bytes.
@@ -292,7 +311,7 @@ def read_slot(
         BadFile: it is another one, or damaged.
         OSError: it cannot be read.
     """
-    with FileIO(os.open(path, os.O_RDONLY | _SAFELY)) as stream:
+    with _reading(path) as stream:
         n_bytes = os.fstat(stream.fileno()).st_size
         if stream.read(len(MAGIC)) != MAGIC:
             raise BadFile("another kind")
@@ -306,7 +325,9 @@ def read_slot(
             raise BadFile("another model")
         at = len(MAGIC) + len(line) + 1
         n_state = n_bytes - at - n_tokens * TOKEN_BYTES
-        if n_tokens < 1 or n_state < 1 or not 0 <= n_prompt <= n_tokens:
+        if not 1 <= n_tokens <= limits.n_tokens or not 0 <= n_prompt <= n_tokens:
+            raise BadFile("a wrong number of tokens")
+        if not 1 <= n_state <= limits.bound(n_tokens):
             raise BadFile("a wrong size")
         stream.seek(at)
         tokens, state = new_bytes(n_tokens * TOKEN_BYTES), new_bytes(n_state)
@@ -317,7 +338,7 @@ def read_slot(
     key = make_key(name, label, tokens.tobytes())
     ids = array("i", tokens.tobytes())
     if digest_of(key, state, no_pause).hex() != digest or not all(
-        0 <= token < n_vocab for token in ids
+        0 <= token < limits.n_vocab for token in ids
     ):
         raise BadFile("a damaged state")
     return Contents(slot, label, ids, (), n_prompt), state, n_bytes

@@ -262,7 +262,10 @@ def _asking(spec: str) -> Iterator[Any]:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise ModelNotFound(spec, "run `pip install huggingface_hub` first") from error
+        reason = "run `pip install huggingface_hub` first"
+        if os.environ.get("HF_HUB_OFFLINE"):
+            reason = "it was not fetched before, and nothing is fetched (HF_HUB_OFFLINE, --offline)"
+        raise ModelNotFound(spec, reason) from error
     try:
         yield huggingface_hub
     except ModelNotFound:

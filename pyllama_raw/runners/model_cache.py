@@ -81,7 +81,7 @@ class _Entry:
     progress: float = 0.0
     checked_at: float = 0.0
     error: PyllamaError | None = None
-    scope: CancelScope | None = None  # of its load
+    scope: CancelScope | None = None  # of its load, or of the question what it takes
     successor: CachedModel | None = None  # to be when it has left
     is_removed: bool = False
     sizing: anyio.Lock = field(default_factory=anyio.Lock)
@@ -332,6 +332,7 @@ class ModelCache:
         if entry.resident.state is ModelState.LOADED:
             await self._check_health(entry)
             entry = self._entry(name)
+        self._check_open()  # it may have been closed meanwhile, and nobody would end the wait
         self._check_rest(entry)
         if len(self._waits) >= self.max_waiting:
             raise QueueFull("max_waiting", len(self._waits) + 1, self.max_waiting)
@@ -489,15 +490,24 @@ class ModelCache:
         async with entry.sizing:
             if entry.is_sized or self._entries.get(entry.name) is not entry:
                 return
+            self._check_open()
             self._check_rest(entry)
             failure, memory, runner = None, RunnerMemory({}), entry.runner
+            scope = entry.scope = CancelScope()
             try:
-                if runner is None:
-                    make = entry.model.make
-                    runner = entry.runner = make(partial(setattr, entry, "progress"))
-                memory = await runner.memory()
+                with scope:
+                    if runner is None:
+                        make = entry.model.make
+                        runner = make(partial(setattr, entry, "progress"))
+                        entry.runner = runner
+                    memory = await runner.memory()
             except Exception as error:  # noqa: BLE001 - whatever a runner raises
                 failure = error
+            finally:
+                entry.scope = None
+            # It is closed, or has another list of models: who wants this one looks again.
+            if scope.cancelled_caught:
+                return
             # The list became another one meanwhile: this is the size of a model that is gone.
             if entry.runner is not runner or entry is not self._entries.get(entry.name):
                 return

@@ -490,7 +490,7 @@ class RemoteRunner(ModelRunner):
         method: str,
         path: str,
         content: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
     ) -> AsyncIterator[httpx2.Response]:
         """
         A block with the answer to one request, whatever its status, whose content is not read yet.

@@ -265,7 +265,7 @@ class SpawnedRunner(ModelRunner):
         method: str,
         path: str,
         content: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
     ) -> AsyncIterator[httpx2.Response]:
         """
         A block with an answer of the child as it is, as `RemoteRunner.exchange` gives it; starts none.

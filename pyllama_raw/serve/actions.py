@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
+from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
 from pathlib import Path
 from typing import Any, Literal
 
-from anyio import move_on_after, sleep, to_thread
+from anyio import Lock, move_on_after, sleep, to_thread
 from fastapi import FastAPI
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import Request
@@ -30,6 +32,7 @@ from pyllama_raw.serve.service import Service
 COUNTS_S, LOOK_S = 1.0, 0.02  # for a request that was left to end
 FILE_NAME = re.compile(r"[^\x00-\x20\x7f/\\:*?\"<>|.][^\x00-\x1f\x7f/\\:*?\"<>|]*")
 MAX_NAME_BYTES = 255
+UNWRITABLE = (EACCES, EPERM, EROFS)  # faults of the folder, which no other name mends
 SCALES = TypeAdapter(list[LoraScale])
 NOT_HERE = (  # endpoints of llama-server that are not done here
     *("/v1/audio/transcriptions", "/audio/transcriptions", "/tools", "/cors-proxy"),
@@ -55,6 +58,8 @@ class AdapterBody(Body, Exact):
 
 def routes(app: FastAPI, service: Service) -> None:
     """Add the endpoints."""
+    # A move holds a whole state in memory, and the next one has to see the file that it writes.
+    turn = Lock()
 
     @app.put("/lora-adapters", tags=["adapters"])
     async def load(body: AdapterBody) -> Response:
@@ -93,7 +98,8 @@ def routes(app: FastAPI, service: Service) -> None:
             raise refused("id_slot", f"give one below {engine.info.n_slots}")
         if action in ("save", "restore"):
             content = (await request.receive())["body"]
-            return JSON(await _moved(service, engine, int(slot), action, content))
+            async with turn:
+                return JSON(await _moved(service, engine, int(slot), action, content))
         if action != "erase":
             raise refused("action", "give erase, save or restore")
         n_used = engine.stats().n_cells_used
@@ -143,6 +149,8 @@ async def _moved(
         else:
             file = await engine.restore_slot(slot, path)
     except InvalidRequest as error:
+        if action == "save" and isinstance(error.__cause__, OSError):
+            _check_written(error.__cause__)
         param = {"slot": "id_slot", "path": "filename"}.get(error.name, error.name)
         raise refused(param, f"give {error.allowed}") from error
     verb, moved, took = {
@@ -158,14 +166,32 @@ def _check_folder(folder: Path, engine: AsyncEngine) -> None:
     """Raise Failure if files of slots take as much as files of prefixes may."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        n_bytes = sum(e.stat().st_size for e in os.scandir(folder) if e.is_file())
+        n_bytes = 0
+        for entry in os.scandir(folder):
+            with suppress(
+                FileNotFoundError
+            ):  # another process has deleted it meanwhile
+                n_bytes += entry.stat().st_size if entry.is_file() else 0
     except OSError as error:
-        reason = f"the folder of slots cannot be used ({error.strerror})"
-        raise Failure(500, "internal_error", reason) from error
+        raise _unusable(error) from error
     limit = engine.info.config.cache.max_disk_bytes
     if n_bytes >= limit:
         reason = f"files of slots take {n_bytes} bytes, and may take {limit} (max_disk_bytes)"
         raise Failure(507, "disk_full", f"{reason}: delete some")
+
+
+def _check_written(error: OSError) -> None:
+    """Raise Failure if a file was not written for a reason that is none of the client."""
+    if error.errno in (ENOSPC, EDQUOT):
+        reason = f"the file was not written ({error.strerror}): delete some"
+        raise Failure(507, "disk_full", reason) from error
+    if error.errno in UNWRITABLE:
+        raise _unusable(error) from error
+
+
+def _unusable(error: OSError) -> Failure:
+    reason = f"the folder of slots cannot be used ({error.strerror})"
+    return Failure(500, "internal_error", reason)
 
 
 def _add_commands(app: FastAPI, service: Service) -> None:

@@ -13,6 +13,7 @@ Rules:
    with an error as its last event if it is a stream, and else without an end. The cache loads the model again.
 4. An event is sent whole or not at all.
 5. The service in front counts tokens of a request as the process tells them when it has ended.
+6. The path that was checked here is the one that is asked for there: no part of it is resolved on the way.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import string
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
 import anyio
-from anyio import create_task_group, fail_after, move_on_after, to_thread
+from anyio import create_task_group, fail_after, move_on_after
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic_core import to_json
@@ -54,7 +57,7 @@ from pyllama_raw.runners.runner import RunnerHealth, RunnerMemory
 from pyllama_raw.runners.spawned import SpawnedRunner
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.deployment import AdapterEntry, Deployment
-from pyllama_raw.serve.failures import MESSAGES, Failure, failure_of
+from pyllama_raw.serve.failures import MESSAGES, Failure, failure_of, refused
 from pyllama_raw.serve.keys import SENDER_HEADER, VARIABLE
 from pyllama_raw.serve.service import Exchange, Service
 
@@ -72,6 +75,11 @@ FACTS_S = 2.0  # for what a process says of itself
 LOOK_S = 0.25  # between two looks how far a load is
 RETRY_S = 1.0
 RESPONSES = "/responses"
+MAX_ADDRESS = (
+    2**15
+)  # characters of a path and a query; the library sends no more than 2**16
+# What stands in an address as it is; "#" would end it.
+PLAIN = (string.ascii_letters + string.digits + string.punctuation).replace("#", "")
 # Headers of a connection, and of the way to this service.
 NOT_SENT_ON = {
     *("host", "connection", "keep-alive", "transfer-encoding", "upgrade", "te"),
@@ -105,19 +113,16 @@ class ProcessModel:
         """What it takes, as another process reckons; from then on its options fit the room."""
         async with self._sizing:
             if self._memory is None:
-                path, config = self.path, self.config
-                if self.prepare is not None:
-                    path, config = await to_thread.run_sync(self.prepare, path, config)
-                config = config or EngineConfig()
-                order = {
-                    "path": path,
-                    "config": config.model_dump(mode="json", exclude_unset=True),
-                }
-                answer = await ask({**order, "room": dict(self.room)})
-                self.path, self.config = (
-                    path,
-                    EngineConfig.model_validate(answer["config"]),
+                answer = await ask(
+                    {
+                        "path": self.path,
+                        "config": self.config and as_fields(self.config),
+                        "prepare": name_of(self.prepare),
+                        "room": dict(self.room),
+                    }
                 )
+                self.path = answer["path"]
+                self.config = EngineConfig.model_validate(answer["config"])
                 loaded, n_bytes = (
                     dict(answer["loaded"]),
                     answer["asleep"] + PROCESS_BYTES,
@@ -203,6 +208,16 @@ async def device_bytes() -> dict[str, tuple[int, int]]:
     return {name: (total, free) for name, total, free in answer["devices"]}
 
 
+def as_fields(config: EngineConfig) -> dict[str, Any]:
+    """*config* as JSON has it."""
+    return config.model_dump(mode="json", exclude_unset=True)
+
+
+def name_of(prepare: Prepare | None) -> str | None:
+    """A function of a module, by which another process finds it. None: there is none."""
+    return None if prepare is None else f"{prepare.__module__}:{prepare.__qualname__}"
+
+
 async def ask(order: Mapping[str, Any]) -> Any:
     """The answer of a process to *order*. Raises PyllamaError."""
     try:
@@ -235,10 +250,16 @@ def answer() -> None:
     order, result = json.loads(os.environ.pop(CONTENT)), dict[str, Any]()
     try:
         if "config" in order:
-            config = EngineConfig.model_validate(order["config"])
-            config = fit_memory(order["path"], config, order["room"])
-            parts = estimate_memory(order["path"], config).devices
-            result["config"] = config.model_dump(mode="json", exclude_unset=True)
+            path, config = order["path"], None
+            if order["config"] is not None:
+                config = EngineConfig.model_validate(order["config"])
+            # It looks into the file, which may end a process.
+            if order["prepare"] is not None:
+                module, _, name = order["prepare"].partition(":")
+                path, config = getattr(import_module(module), name)(path, config)
+            config = fit_memory(path, config or EngineConfig(), order["room"])
+            parts = estimate_memory(path, config).devices
+            result |= {"path": path, "config": as_fields(config)}
             result["loaded"] = {part.device: part.total_bytes for part in parts}
             result["asleep"] = sum(part.kv_bytes for part in parts)
         else:
@@ -350,12 +371,8 @@ class SentOn(Response):
         self._process, self._service, scope = process, service, request.scope
         self._exchange: Exchange = request.state.exchange
         self._content, self._number = self._exchange.content, uuid4().hex
-        path = scope.get("raw_path", b"").decode("latin-1") or quote(scope["path"])
-        self._path = path.removeprefix(scope.get("root_path", ""))
-        if query := scope.get("query_string", b""):
-            self._path += f"?{query.decode('latin-1')}"
-        self._method = request.method
-        headers = {n: v for n, v in request.headers.items() if n not in NOT_SENT_ON}
+        self._address, self._method = address_of(scope), request.method
+        headers = headers_of(request)
         headers["x-request-id"] = self._exchange.request_id
         headers["accept-encoding"] = "identity"
         headers[SENDER_HEADER] = sender_of(self._exchange, self._number)
@@ -365,9 +382,15 @@ class SentOn(Response):
         """Return when all is sent; leaving it ends the request there."""
         exchange, has_begun, is_stream = self._exchange, False, False
         exchange.model = self._process.name
+        if len(self._address) > MAX_ADDRESS:
+            reason = (
+                f"the address is too long: at most {MAX_ADDRESS} characters are allowed"
+            )
+            await refused("query", reason).answer(scope["path"])(scope, receive, send)
+            return
         try:
             async with self._process.exchange(
-                self._method, self._path, self._content or None, self._sent_headers
+                self._method, self._address, self._content or None, self._sent_headers
             ) as response:
                 kind = response.headers.get("content-type", "")
                 is_stream, has_begun = kind.startswith("text/event-stream"), True
@@ -428,6 +451,28 @@ class SentOn(Response):
         counts = await self._process.fact(f"/process/exchanges/{self._number}")
         if counts is not None:
             exchange.n_prompt, exchange.n_cached, exchange.n_output = counts
+
+
+def address_of(scope: Scope) -> str:
+    """The path and the query of a request, of which nobody on the way resolves or reads a part anew."""
+    path = scope.get("raw_path") or quote(scope["path"]).encode()
+    # A client of HTTP would take "a/../b" for "b", for which nobody has checked a right.
+    parts = [
+        part.replace(".", "%2e") if part in (".", "..") else part
+        for part in quote(path, safe=PLAIN).split("/")
+    ]
+    address = "/".join(parts).removeprefix(scope.get("root_path", ""))
+    query = scope.get("query_string", b"")
+    return f"{address}?{quote(query, safe=PLAIN)}" if query else address
+
+
+def headers_of(request: Request) -> dict[str, str | bytes]:
+    """The headers of a request that are sent on, byte for byte."""
+    # A client may name headers that are for its connection only.
+    named = request.headers.get("connection", "").lower().split(",")
+    not_sent = NOT_SENT_ON.union(map(str.strip, named))
+    headers = ((n.decode("latin-1"), v) for n, v in request.headers.raw)
+    return {name: value for name, value in headers if name not in not_sent}
 
 
 def sender_of(exchange: Exchange, number: str) -> str:

@@ -1,6 +1,9 @@
 """Files of slots, on real models: another engine goes on from what one has computed."""
 
+import os
+import shutil
 from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
@@ -64,6 +67,8 @@ async def test_an_engine_goes_on_from_the_file_of_another_one(model, unified, tm
 async def test_a_file_of_something_else_is_refused(tmp_path):
     """
     Of another model, of other options, cut off, changed, or no such file at all; the engine goes on.
+
+    A file of any size takes no more memory than a slot, and a folder no descriptor.
     """
     file = tmp_path / "slot"
     with anyio.fail_after(LIMIT_S):
@@ -89,6 +94,8 @@ async def test_a_file_of_something_else_is_refused(tmp_path):
             assert changed != content, name
             (tmp_path / name).write_bytes(changed)
         (tmp_path / "link").symlink_to(file)
+        shutil.copy(file, tmp_path / "sparse")
+        os.truncate(tmp_path / "sparse", 2**42)
         errors = []
 
         async def refuse(engine, name):
@@ -97,8 +104,12 @@ async def test_a_file_of_something_else_is_refused(tmp_path):
             errors.append(refusal.value.name)
 
         async with opened() as engine:
-            for name in (*broken, "link", "nowhere", "."):
+            for name in (*broken, "link", "sparse", "nowhere"):
                 await refuse(engine, name)
+            n_open = n_descriptors()
+            for _ in range(4):
+                await refuse(engine, ".")
+            n_left = n_descriptors() - n_open
             with pytest.raises(InvalidRequest):
                 await engine.restore_slot(2, file)
             cold = await engine.complete(PROMPT, GREEDY)
@@ -107,8 +118,12 @@ async def test_a_file_of_something_else_is_refused(tmp_path):
                 await refuse(engine, "slot")
 
     assert saved.n_tokens == 96
-    assert {*errors} == {"path"}
+    assert ({*errors}, n_left) == ({"path"}, 0)
     assert cold.usage.cached_tokens == 0
+
+
+def n_descriptors() -> int:
+    return len([*Path("/dev/fd").iterdir()])
 
 
 async def test_a_slot_is_not_moved_while_it_is_in_use_or_nowhere(tmp_path):

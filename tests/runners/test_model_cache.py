@@ -684,6 +684,45 @@ async def test_closing_ends_waits_and_lets_run_what_may():
     assert result.text == "hello world"
 
 
+@pytest.mark.parametrize(("question", "n"), [("memory", 2), ("health", 1)])
+async def test_closing_ends_those_who_have_asked_a_runner(question, n):
+    """
+    What it takes nobody waits for any more, and how it is ends in no wait for a turn.
+    """
+    clock = Clock()
+    shelf, errors, may_tell = Shelf("A", clock=clock), [], anyio.Event()
+
+    async def health():
+        await may_tell.wait()
+        return RunnerHealth(live=True, ready=True)
+
+    def make(_):
+        runner = Loading("A")
+        runner.memory = anyio.sleep_forever if question == "memory" else runner.memory
+        runner.health = health
+        return runner
+
+    async def wait():
+        with pytest.raises(ClosedError) as raised:
+            await cache.load("A")
+        errors.append(raised.value)
+
+    with anyio.fail_after(LIMIT_S):
+        async with shelf.cache as cache:
+            cache.replace({"A": CachedModel(make, key=1)})
+            if question == "health":
+                await cache.load("A")
+                clock.now += 60
+            async with anyio.create_task_group() as group:
+                for _ in range(n):
+                    group.start_soon(wait)
+                await idle()
+                cache.refuse()
+                may_tell.set()
+
+    assert len(errors) == n
+
+
 async def test_runners_that_are_there_stay():
     """
     They need no block, no budget, and no load; they are closed with the cache.

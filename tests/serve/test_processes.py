@@ -5,16 +5,22 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import anyio
 import httpx
 import pytest
 
+from pyllama_raw.errors import PyllamaError
+from pyllama_raw.serve import ServeConfig
+from pyllama_raw.serve.processes import ProcessModel
+from scripts.tiny_models.recipe import N_CTX_TRAIN
 from tests.support.limits import LIMIT_S
 from tests.support.tiny import tiny_model
 
@@ -68,7 +74,7 @@ def processes_of(server: int) -> dict[str, int]:
     """The processes of models that *server* has started, by the names of the models."""
     processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):
+        with suppress(OSError, ValueError, LookupError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             variables = (folder / "environ").read_bytes().split(b"\0")
             content = [v for v in variables if v.startswith(b"PYLLAMA_RAW_PROCESS=")]
@@ -194,6 +200,40 @@ def n_running(client) -> int:
     return sum(slot["is_processing"] for slot in slots)
 
 
+def exchange_of(service, method, address, body=b"", headers=()):
+    """Status and JSON of an answer to a request whose address and headers are sent byte for byte."""
+    lines = [b"%b %b HTTP/1.1" % (method, address), b"host: here", *headers]
+    lines += [b"content-length: %d" % len(body), b"connection: close, x-mine"]
+    host, port = urlsplit(service[0]).hostname, urlsplit(service[0]).port
+    with socket.create_connection((host, port), LIMIT_S) as connection:
+        connection.sendall(b"\r\n".join([*lines, b"", body]))
+        answer = connection.makefile("rb").read()
+    head, _, content = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(content)
+
+
+def test_addresses_and_headers_are_sent_on_byte_for_byte(service, client):
+    """
+    Other letters in either, an address that a client would resolve to another one, and one of any length.
+    """
+    client.post("/v1/completions", json=SHORT | {"model": "a"}).raise_for_status()
+    body = json.dumps(SHORT | {"model": "a"}).encode()
+    letters = [b"x-name: \xe9\xff", b"x-mine: 1", b"X-Pyllama-Sender: nobody"]
+    completed = exchange_of(service, b"POST", b"/v1/completions", body, letters)
+    props = exchange_of(service, b"GET", b"/props?model=a&x=%C3%BC&y=a/../b")
+    others = [
+        exchange_of(service, b"GET", b"/v1/models/a:" + path)
+        for path in (b"/../../../props", b"/./x", b"/../../../metrics?x")
+    ]
+    long = exchange_of(service, b"GET", b"/props?model=a&x=" + b"x" * 65_200)
+
+    assert (completed[0], props[0]) == (200, 200)
+    assert [(status, answer["error"]["code"]) for status, answer in others] == [
+        (404, "model_not_found")
+    ] * 3
+    assert (long[0], long[1]["error"]["param"]) == (400, "query")
+
+
 def test_a_process_ends_with_its_service(tmp_path):
     """
     Also if that is killed; a signal lets it end by itself.
@@ -306,7 +346,7 @@ def test_llama_server_as_a_router_has_processes(tmp_path):
     """
     for name in "ab":
         shutil.copy(tiny_model("llama"), tmp_path / f"{name}.gguf")
-    flags = ["--models-dir", str(tmp_path), "--port", "0", "-c", "1024"]
+    flags = ["--models-dir", str(tmp_path), "--port", "0"]
     command = [sys.executable, "-m", "pyllama_raw.cli.llama_server", *flags]
     environment = {**os.environ, "PYLLAMA_RAW_MODEL_PROCESSES": "1"}
     server = subprocess.Popen(
@@ -330,12 +370,28 @@ def test_llama_server_as_a_router_has_processes(tmp_path):
         server.stderr.close()
 
     assert answer.json()["timings"]["predicted_n"] == 4
-    assert props["default_generation_settings"]["n_ctx"] == 1024
+    assert props["default_generation_settings"]["n_ctx"] == N_CTX_TRAIN
     assert [model["name"] for model in listed["models"]] == ["b"]
     assert [model["meta"]["n_ctx"] for model in listed["data"] if "meta" in model] == [
-        1024
+        N_CTX_TRAIN
     ]
     assert ([*before], after) == (["b"], {})
+
+
+def end_itself(path, config):
+    """Look into a file that ends the process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_who_looks_into_a_file_is_another_process():
+    """
+    A file that ends whoever opens it is an error here, also where its options are filled in.
+    """
+    file = str(tiny_model("llama"))
+    model = ProcessModel("a", file, None, (), ServeConfig(), {}, end_itself)
+
+    with pytest.raises(PyllamaError, match="ended with -9"):
+        anyio.run(model.memory)
 
 
 CHAT = {

@@ -1,5 +1,8 @@
 """Files of slots over HTTP, in llama-server's words."""
 
+import os
+from errno import EACCES, EISDIR, ENOSPC, EROFS
+
 import anyio
 import pytest
 
@@ -113,6 +116,50 @@ async def test_what_cannot_be_moved_is_refused_by_name(client, tmp_path):
         *("id_slot", "filename", "filename", "id_slot", "filename"),
     ]
     assert (full.status_code, full.json()["error"]["reason"]) == (507, "disk_full")
+
+
+async def test_moves_come_one_after_the_other(client, tmp_path):
+    """
+    Many at once take the memory and the disk of one: the folder has no more than its limit and a file.
+    """
+    await client.post("/completion", json=BODY)
+    answers = []
+
+    async def save(number):
+        answers.append(await act(client, "save", f"{number}.bin"))
+
+    async with anyio.create_task_group() as group:
+        for number in range(8):
+            group.start_soon(save, number)
+
+    n_bytes = {f.stat().st_size for f in (tmp_path / "slots").iterdir()}
+    [size] = n_bytes
+    n_files = -(-CONFIG.cache.max_disk_bytes // size)
+    statuses = sorted(answer.status_code for answer in answers)
+    assert statuses == [200] * n_files + [507] * (8 - n_files)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(ENOSPC, (507, "disk_full")), (EROFS, (500, "internal_error")),
+     (EACCES, (500, "internal_error")), (EISDIR, (400, "invalid_request"))],
+)  # fmt: skip
+async def test_who_is_at_fault_for_a_file_that_is_not_written(
+    client, tmp_path, monkeypatch, number, expected
+):
+    """
+    The disk, the folder, or the client with a name that is taken by a folder; no half of a file stays.
+    """
+
+    def fail(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    await client.post("/completion", json=BODY)
+    monkeypatch.setattr(os, "fsync", fail)
+    answer = await act(client, "save")
+
+    assert (answer.status_code, answer.json()["error"]["reason"]) == expected
+    assert [*(tmp_path / "slots").iterdir()] == []
 
 
 async def test_without_a_folder_slots_have_no_files():
