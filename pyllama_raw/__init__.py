@@ -87,6 +87,7 @@ _NAMES = {  # of each module
     "options.config": (
         "CacheConfig",
         "ContextConfig",
+        "DraftConfig",
         "EmbeddingConfig",
         "EngineConfig",
         "LeaseConfig",
