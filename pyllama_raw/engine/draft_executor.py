@@ -67,9 +67,11 @@ class DraftExecutor:
         self.decode_ns = self.cpu_ns = 0
         self._use, self._n_seq_max, self._fields = use, n_seq_max, fields
         self._context: Context | None = None
+        self._slots = dict.fromkeys(range(n_seq_max))  # in the order of their use
         context = self._ready()
         self.limits = DraftLimits(
             n_ctx_slot=min(context.n_ctx_seq, use.model.n_ctx_train),
+            n_cells=context.n_ctx,
             n_batch=context.max_tokens,
             n_vocab=n_vocab,
         )
@@ -143,6 +145,7 @@ class DraftExecutor:
     def _run(self, works: list[Propose], context: Context) -> StepResult:
         batch, depth, lost = self._batch, works[0].n_drafts, set[int]()
         batch.clear()
+        self._make_room(works, context)
         for work in works:
             highest = context.seq_pos_max(work.slot)
             n_held = 0 if highest is None else highest + 1
@@ -178,6 +181,22 @@ class DraftExecutor:
         return StepResult(
             outputs=tuple(outputs), draft_s=tuple(seconds), decode_s=sum(seconds)
         )
+
+    def _make_room(self, works: list[Propose], context: Context) -> None:
+        """Empty slots of no work, the one that was used longest ago first, if cells are short."""
+        for work in works:
+            del self._slots[work.slot]
+            self._slots[work.slot] = None
+        highest = {slot: context.seq_pos_max(slot) for slot in self._slots}
+        n_held = {slot: pos + 1 for slot, pos in highest.items() if pos is not None}
+        n_cells = sum(n_held.values())
+        n_cells += sum(len(work.tokens) + work.n_drafts for work in works)
+        used = {work.slot for work in works}
+        for slot in [slot for slot in n_held if slot not in used]:
+            if n_cells <= context.n_ctx:
+                break
+            context.seq_rm(slot)
+            n_cells -= n_held[slot]
 
     def _clear(self) -> None:
         if self._context is not None:

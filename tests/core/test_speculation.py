@@ -310,6 +310,23 @@ def test_texts_are_forgotten_with_the_cache(salt):
     assert {end.n_drafted for end in finished(without.events).values()} == {0}
 
 
+def test_a_request_that_looks_at_what_is_forgotten_looks_away():
+    """
+    At once, not only where its text is another one.
+    """
+    shared = SharedTexts()
+    shared.of("a").add(array("i", range(20)))
+    lookup, tokens = Lookup(list(FIRST_CHANCES), shared.of("a")), array("i", range(8))
+    lookup.follow(tokens, list(FIRST_CHANCES))
+    before = lookup.draft(tokens, 2).tolist()
+
+    shared.clear("a")
+    tokens.append(8)
+    lookup.follow(tokens, list(FIRST_CHANCES))
+    assert before == [8, 9]
+    assert (lookup.source, lookup.text) == (0, None)
+
+
 def test_rows_of_images_are_no_text():
     """
     A request with spans is not shown to others.

@@ -217,6 +217,27 @@ def test_a_sleep_frees_the_draft_model_too(level, smaller):
         assert parting(reference.logprobs, other.token_ids) is None
 
 
+def test_texts_of_idle_slots_make_room(smaller, caplog):
+    """
+    The draft model has the cells of the first one, and forgets what was used longest ago; outputs
+    that share a long prompt do not fit it all, and are drafted as far as they do.
+    """
+    path, prompts = tiny_model("llama"), prompts_of(6, n_tokens=600)
+    context = ContextConfig(n_ctx=2048, n_threads=1)
+    params = SamplingParams(temperature=0.5, seed=1, max_tokens=60, ignore_eos=True)
+    with opened(path, smaller, context=context, n_slots=8) as engine:
+        n_accepted = [
+            engine.complete(prompt, params).usage.accepted_tokens for prompt in prompts
+        ]
+        outputs = engine.complete_n(prompts[0], params.model_copy(update={"n": 8}))
+        stats = engine.stats()
+
+    assert min(n_accepted) > 0
+    assert sum(result.usage.accepted_tokens for result in outputs) > 0
+    assert stats.failed == 0
+    assert "the draft model failed" not in caplog.text
+
+
 @pytest.mark.parametrize("error", [DecodeFailed, NoKVSpace])
 def test_a_draft_model_that_fails_fails_no_request(error, smaller, monkeypatch, caplog):
     """
