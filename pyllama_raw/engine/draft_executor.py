@@ -28,6 +28,7 @@ from pyllama_raw.core.step import (
     StepPlan,
     StepResult,
 )
+from pyllama_raw.engine.info import Operation, capabilities_of, model_info
 from pyllama_raw.engine.layout import context_fields, expected_kind
 from pyllama_raw.engine.mailbox import AbortGate
 from pyllama_raw.engine.shared_models import ModelUse, open_model
@@ -277,6 +278,10 @@ def _unfit(model: Model) -> str:
     """Why *model* makes no drafts; empty: it does."""
     if model.reads_sources:
         return "it reads prompts with an encoder"
+    # Encoders, and models that make no text token by token, have no memory of what they read.
+    refusals = capabilities_of(model_info(model.path, model.header)).refusals
+    if reason := refusals.get(Operation.GENERATE):
+        return reason.partition(":")[0]
     if not expected_kind(model, ContextConfig()).can_cut:
         return "its memory cannot forget tokens, as drafts that are wrong"
     return ""

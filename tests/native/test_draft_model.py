@@ -295,6 +295,8 @@ def test_decodes_that_fail_lose_nothing(code, smaller):
     [
         (lambda: tiny_model("mamba"), "its memory cannot forget tokens"),
         (lambda: tiny_model("t5"), "it reads prompts with an encoder"),
+        (lambda: tiny_model("bert"), "'bert' is an encoder: give a model with the"),
+        (lambda: tiny_model("llada"), "'llada' is a diffusion model: give a model"),
         (
             lambda: DraftConfig(
                 path=tiny_model("llama"),
