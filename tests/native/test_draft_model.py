@@ -342,6 +342,17 @@ def test_its_memory_is_in_the_estimate(model_path):
     assert apart.draft_bytes - same.draft_bytes == plain.weights_bytes
 
 
+@pytest.mark.parametrize("name", ["mamba", "gemma3", "t5", "bert"])
+def test_the_estimate_is_without_one_that_is_not_loaded(name):
+    """
+    Beside a model without speculation none is, whatever the options say.
+    """
+    config = EngineConfig(speculation={"draft": tiny_model("llama")})
+    (device,) = estimate_memory(tiny_model(name), config).devices
+
+    assert device.draft_bytes == 0
+
+
 def test_options_say_what_they_need():
     """
     A draft model switches itself on; a mode without one, or one that is unused, is refused.
