@@ -303,5 +303,8 @@ def decode_seconds(costs: CostHistory, n_most: int) -> list[float]:
                 more_s = (above_s - step_s) * (n_rows - below) / (above - below)
             else:
                 more_s = min(more_s, (n_rows - below) * step_s / below / 2)
+        else:
+            # What was dear meanwhile makes a row no cheaper than nothing.
+            more_s = max(more_s, (n_rows - below) * step_s / below)
         seconds.append(step_s + more_s)
     return seconds

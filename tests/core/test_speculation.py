@@ -380,6 +380,19 @@ def test_seconds_of_larger_steps_are_a_guess_that_is_tried():
     assert len(decode_seconds(cheap, 32)) == 7
 
 
+def test_seconds_of_smaller_steps_are_their_share_at_least():
+    """
+    Also where rows of prompts are dearer than those that were seen: no step takes less than nothing.
+    """
+    dear = history((4, 4, 1.0), (64, 1, 100.0), (256, 1, 400.0))
+    cheap = history((4, 4, 1.0), (64, 1, 1.6), (256, 1, 3.52))
+
+    assert decode_seconds(dear, 4) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
+    assert decode_seconds(cheap, 4) == pytest.approx(
+        [0.96, 0.97, 0.98, 0.99, 1.0], abs=0.005
+    )
+
+
 def test_old_seconds_are_forgotten(monkeypatch):
     """
     What a machine took once it may not take now.
