@@ -195,7 +195,7 @@ class StepBudget:
     1. A step stalls each stream, so it takes `target_s` at most, but for GRAIN tokens, without
        which prompts would not go on and products be poor. With a target of None it takes GOAL_S
        or, where weights take long to read, up to STRETCH times as long, until its fixed time is
-       FIXED_SHARE of it.
+       FIXED_SHARE of it. If they take longer than GOAL_S, it takes STRETCH times as long as they.
     2. A step that no stream waits for may take IDLE_FACTOR times as long: only who comes
        meanwhile waits.
     3. Prompts of a burst are computed in one step if that takes BURST_FACTOR times as long at
@@ -242,10 +242,12 @@ class StepBudget:
         cost = self._costs.cost
         if cost is None:
             return min(FIRST_BUDGET, self._max_tokens)
+        # Where weights take longer to read than a step is to take, half of it are rows at least.
+        base_s = max(self._goal_s, cost.fixed_s if self._stretch > 1 else 0.0)
         # What stalls nobody may take longer, and may be a larger guess.
-        goal_s, growth = IDLE_FACTOR * self._goal_s, IDLE_GROWTH
+        goal_s, growth = IDLE_FACTOR * base_s, IDLE_GROWTH
         if n_streams:
-            most_s = self._stretch * self._goal_s
+            most_s = self._stretch * base_s
             goal_s = (
                 max(self._goal_s, min(cost.fixed_s / FIXED_SHARE, most_s)) / n_turns
             )
@@ -303,5 +305,8 @@ def decode_seconds(costs: CostHistory, n_most: int) -> list[float]:
                 more_s = (above_s - step_s) * (n_rows - below) / (above - below)
             else:
                 more_s = min(more_s, (n_rows - below) * step_s / below / 2)
+        else:
+            # What was dear meanwhile makes a row no cheaper than nothing.
+            more_s = max(more_s, (n_rows - below) * step_s / below)
         seconds.append(step_s + more_s)
     return seconds

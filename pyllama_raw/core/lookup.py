@@ -178,6 +178,9 @@ class Lookup:
         """
         start, n_tokens = self._index.n_indexed, len(tokens)
         stop = min(n_tokens, start + MAX_INDEXED)
+        # Texts of its namespace were forgotten meanwhile.
+        if self.text is not None and self._texts is not None and not self._texts.parts:
+            self.source, self.n_matched, self.text = 0, 0, None
         # A source says what was expected of each new token.
         for index in range(start, stop):
             if not self.source:

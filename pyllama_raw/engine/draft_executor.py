@@ -28,6 +28,7 @@ from pyllama_raw.core.step import (
     StepPlan,
     StepResult,
 )
+from pyllama_raw.engine.info import Operation, capabilities_of, model_info
 from pyllama_raw.engine.layout import context_fields, expected_kind
 from pyllama_raw.engine.mailbox import AbortGate
 from pyllama_raw.engine.shared_models import ModelUse, open_model
@@ -67,9 +68,11 @@ class DraftExecutor:
         self.decode_ns = self.cpu_ns = 0
         self._use, self._n_seq_max, self._fields = use, n_seq_max, fields
         self._context: Context | None = None
+        self._slots = dict.fromkeys(range(n_seq_max))  # in the order of their use
         context = self._ready()
         self.limits = DraftLimits(
             n_ctx_slot=min(context.n_ctx_seq, use.model.n_ctx_train),
+            n_cells=context.n_ctx,
             n_batch=context.max_tokens,
             n_vocab=n_vocab,
         )
@@ -143,6 +146,7 @@ class DraftExecutor:
     def _run(self, works: list[Propose], context: Context) -> StepResult:
         batch, depth, lost = self._batch, works[0].n_drafts, set[int]()
         batch.clear()
+        self._make_room(works, context)
         for work in works:
             highest = context.seq_pos_max(work.slot)
             n_held = 0 if highest is None else highest + 1
@@ -178,6 +182,22 @@ class DraftExecutor:
         return StepResult(
             outputs=tuple(outputs), draft_s=tuple(seconds), decode_s=sum(seconds)
         )
+
+    def _make_room(self, works: list[Propose], context: Context) -> None:
+        """Empty slots of no work, the one that was used longest ago first, if cells are short."""
+        for work in works:
+            del self._slots[work.slot]
+            self._slots[work.slot] = None
+        highest = {slot: context.seq_pos_max(slot) for slot in self._slots}
+        n_held = {slot: pos + 1 for slot, pos in highest.items() if pos is not None}
+        n_cells = sum(n_held.values())
+        n_cells += sum(len(work.tokens) + work.n_drafts for work in works)
+        used = {work.slot for work in works}
+        for slot in [slot for slot in n_held if slot not in used]:
+            if n_cells <= context.n_ctx:
+                break
+            context.seq_rm(slot)
+            n_cells -= n_held[slot]
 
     def _clear(self) -> None:
         if self._context is not None:
@@ -258,6 +278,10 @@ def _unfit(model: Model) -> str:
     """Why *model* makes no drafts; empty: it does."""
     if model.reads_sources:
         return "it reads prompts with an encoder"
+    # Encoders, and models that make no text token by token, have no memory of what they read.
+    refusals = capabilities_of(model_info(model.path, model.header)).refusals
+    if reason := refusals.get(Operation.GENERATE):
+        return reason.partition(":")[0]
     if not expected_kind(model, ContextConfig()).can_cut:
         return "its memory cannot forget tokens, as drafts that are wrong"
     return ""

@@ -23,6 +23,7 @@ from pyllama_raw.engine.layout import (
     context_fields,
     expected_kind,
     layout_of,
+    speculation_of,
     text_fields,
 )
 from pyllama_raw.engine.shared_models import ModelUse
@@ -231,10 +232,11 @@ class Outline:
 
     def _drafts(self, config: EngineConfig, n_ctx: int) -> dict[str, int]:
         """Bytes of the draft model by device, beside a context with *n_ctx* cells."""
-        draft = config.speculation.draft_model
-        if draft is None:
+        draft, layout = config.speculation.draft_model, layout_of(self.model, config)
+        # Nor is it loaded beside a model that makes no use of it.
+        if draft is None or speculation_of(self.model, config, layout.kind) != "draft":
             return {}
-        n_seq_max = layout_of(self.model, config).scratch
+        n_seq_max = layout.scratch
         mapped = draft.load_mode in ("auto", "mmap", "mmap_mlock")
         path = resolve_model(draft.path)
         with Model.load(path, **(draft.loading | NO_WEIGHTS)) as model:

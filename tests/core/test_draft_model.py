@@ -2,6 +2,7 @@
 
 from array import array
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -10,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllama_raw.core.lookup import FIRST_MEAN, FIRST_OF_MODEL, Drafting
-from pyllama_raw.core.request import DRAFTS, Request
+from pyllama_raw.core.request import DRAFTS, Adapted, Private, Request
 from pyllama_raw.core.scheduling import speculation
 from pyllama_raw.core.scheduling.speculation import DraftLimits
 from pyllama_raw.core.step import Propose, Verify
 from pyllama_raw.testing.executor import FakeDrafts
 from tests.core.support import finished, make_request, make_scheduler
-from tests.core.test_speculation import Machine
+from tests.core.test_speculation import Machine, reuse
 
-LIMITS = DraftLimits(n_ctx_slot=512, n_batch=512, n_vocab=1000)
+LIMITS = DraftLimits(n_ctx_slot=512, n_cells=4096, n_batch=512, n_vocab=1000)
 RNG = Random(3)  # noqa: S311
 # Few runs of three come twice, so lookup has nothing to say.
 WORDS = [RNG.randrange(40, 90) for _ in range(2000)]
@@ -237,7 +238,7 @@ def test_what_a_slot_holds_is_told_by_its_tokens():
     """
     The next turn of a chat goes on behind the last one; another text begins anew.
     """
-    machine = DraftingMachine()
+    machine = DraftingMachine(scheduler=drafting_scheduler(cache=reuse()))
     turn = array("i", WORDS[:30])
     (first,) = machine.run(Request(0, turn, 60))
     n_before = len(machine.proposals)
@@ -249,6 +250,66 @@ def test_what_a_slot_holds_is_told_by_its_tokens():
 
     assert 30 + 60 - 2 * speculation.MAX_DEPTH <= again.pos <= 90
     assert anew.pos == 0
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "cache", "salt"),
+    [
+        (("a", "b"), reuse(), "c"),
+        ((None, "b"), reuse(), "c"),
+        ((Private(), Private()), reuse(), "c"),
+        (("a", Adapted("digest", "a")), reuse(), "c"),
+        (("a", "a"), reuse(), "a"),
+        ((None, None), reuse(), None),
+        ((None, None), None, "c"),
+    ],
+)
+def test_what_another_namespace_has_left_is_read_again(namespaces, cache, salt):
+    """
+    Nor is what was forgotten meanwhile, or what a cache that is off would not share: else the
+    drafts of a request told what others have said.
+    """
+    machine = DraftingMachine(scheduler=drafting_scheduler(cache=cache))
+    first, second = (
+        make_request(i, n_prompt=60, max_tokens=60, namespace=namespace)
+        for i, namespace in enumerate(namespaces)
+    )
+    machine.run(first)
+    machine.scheduler.clear_cache(salt)
+    n_before = len(machine.proposals)
+    machine.run(second)
+
+    assert n_before > 0
+    assert machine.proposals[n_before][0].pos == 0
+
+
+def test_a_text_that_is_forgotten_while_it_is_read_is_read_on():
+    """
+    By the request that it is of, which has it anyway.
+    """
+    machine = DraftingMachine(scheduler=drafting_scheduler(cache=reuse()))
+    machine.driver.add((make_request(n_prompt=60, max_tokens=200),), 0.0)
+    while len(machine.proposals) < 3:
+        machine.driver.step()
+    machine.scheduler.clear_cache()
+    machine.run()
+
+    assert all(work.pos > 0 for (work,) in machine.proposals[3:])
+
+
+def test_texts_that_begin_alike_share_none_of_its_cells():
+    """
+    So it drafts for as many as it can hold, and others go on without.
+    """
+    limits = replace(LIMITS, n_cells=200)
+    machine = DraftingMachine(
+        n_slots=3, scheduler=drafting_scheduler(3, limits, cache=reuse())
+    )
+    requests = [make_request(i, n_prompt=100, max_tokens=60) for i in range(3)]
+
+    assert machine.run(*requests) == plain_output(*requests, n_slots=3)
+    drafted = {work.request_id for works in machine.proposals for work in works}
+    assert drafted == {0}
 
 
 def test_a_context_that_is_another_one_begins_anew():
@@ -312,7 +373,7 @@ def test_a_slot_of_the_draft_model_may_be_shorter():
     """
     Behind its last position nothing is drafted.
     """
-    limits = DraftLimits(n_ctx_slot=60, n_batch=512, n_vocab=1000)
+    limits = DraftLimits(n_ctx_slot=60, n_cells=512, n_batch=512, n_vocab=1000)
     machine = DraftingMachine(limits=limits)
     machine.run(make_request(n_prompt=8, max_tokens=200))
 

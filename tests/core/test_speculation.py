@@ -310,6 +310,23 @@ def test_texts_are_forgotten_with_the_cache(salt):
     assert {end.n_drafted for end in finished(without.events).values()} == {0}
 
 
+def test_a_request_that_looks_at_what_is_forgotten_looks_away():
+    """
+    At once, not only where its text is another one.
+    """
+    shared = SharedTexts()
+    shared.of("a").add(array("i", range(20)))
+    lookup, tokens = Lookup(list(FIRST_CHANCES), shared.of("a")), array("i", range(8))
+    lookup.follow(tokens, list(FIRST_CHANCES))
+    before = lookup.draft(tokens, 2).tolist()
+
+    shared.clear("a")
+    tokens.append(8)
+    lookup.follow(tokens, list(FIRST_CHANCES))
+    assert before == [8, 9]
+    assert (lookup.source, lookup.text) == (0, None)
+
+
 def test_rows_of_images_are_no_text():
     """
     A request with spans is not shown to others.
@@ -361,6 +378,19 @@ def test_seconds_of_larger_steps_are_a_guess_that_is_tried():
     assert decode_seconds(dear, 32)[6] == pytest.approx(1.04 * 1.25)
     # Nobody can say of many more rows.
     assert len(decode_seconds(cheap, 32)) == 7
+
+
+def test_seconds_of_smaller_steps_are_their_share_at_least():
+    """
+    Also where rows of prompts are dearer than those that were seen: no step takes less than nothing.
+    """
+    dear = history((4, 4, 1.0), (64, 1, 100.0), (256, 1, 400.0))
+    cheap = history((4, 4, 1.0), (64, 1, 1.6), (256, 1, 3.52))
+
+    assert decode_seconds(dear, 4) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
+    assert decode_seconds(cheap, 4) == pytest.approx(
+        [0.96, 0.97, 0.98, 0.99, 1.0], abs=0.005
+    )
 
 
 def test_old_seconds_are_forgotten(monkeypatch):

@@ -29,11 +29,12 @@ def test_a_target_of_the_user_holds(cost, target_s):
 
 
 @pytest.mark.parametrize(
-    ("fixed_s", "seconds"), [(0.002, 0.1), (0.01, 0.1), (0.015, 0.15), (0.05, 0.2)]
+    ("fixed_s", "seconds"),
+    [(0.002, 0.1), (0.01, 0.1), (0.015, 0.15), (0.05, 0.2), (0.1, 0.2), (0.4, 0.8)],
 )
 def test_by_default_a_step_is_longer_where_much_of_it_is_fixed(fixed_s, seconds):
     """
-    It takes 0.1 s, or up to 0.2 s until its fixed time is a tenth of it.
+    It takes 0.1 s, or up to 0.2 s until its fixed time is a tenth of it, or twice its fixed time.
     """
     cost = StepCost(fixed_s, 0.0001, 0.0, 0, 0.0001)
 
@@ -49,6 +50,16 @@ def test_a_step_that_nobody_waits_for_takes_four_times_as_long():
     n_tokens = budget(SMALL).limit(0, 0, [5000])
 
     assert 0.38 <= SMALL.seconds(n_tokens, 0) <= 0.4
+
+
+@pytest.mark.parametrize(("target_s", "n_tokens"), [(None, 1792), (0.1, GRAIN)])
+def test_weights_that_take_long_to_read_are_read_for_many_rows(target_s, n_tokens):
+    """
+    Also by an idle engine, unless the user's own target is less than that.
+    """
+    large = StepCost(0.6, 0.001, 0.0, 0, 0.001)
+
+    assert budget(large, target_s).limit(0, 0, [5000]) == n_tokens
 
 
 def test_prompts_of_a_burst_are_computed_in_one_step():

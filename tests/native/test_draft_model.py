@@ -217,6 +217,27 @@ def test_a_sleep_frees_the_draft_model_too(level, smaller):
         assert parting(reference.logprobs, other.token_ids) is None
 
 
+def test_texts_of_idle_slots_make_room(smaller, caplog):
+    """
+    The draft model has the cells of the first one, and forgets what was used longest ago; outputs
+    that share a long prompt do not fit it all, and are drafted as far as they do.
+    """
+    path, prompts = tiny_model("llama"), prompts_of(6, n_tokens=600)
+    context = ContextConfig(n_ctx=2048, n_threads=1)
+    params = SamplingParams(temperature=0.5, seed=1, max_tokens=60, ignore_eos=True)
+    with opened(path, smaller, context=context, n_slots=8) as engine:
+        n_accepted = [
+            engine.complete(prompt, params).usage.accepted_tokens for prompt in prompts
+        ]
+        outputs = engine.complete_n(prompts[0], params.model_copy(update={"n": 8}))
+        stats = engine.stats()
+
+    assert min(n_accepted) > 0
+    assert sum(result.usage.accepted_tokens for result in outputs) > 0
+    assert stats.failed == 0
+    assert "the draft model failed" not in caplog.text
+
+
 @pytest.mark.parametrize("error", [DecodeFailed, NoKVSpace])
 def test_a_draft_model_that_fails_fails_no_request(error, smaller, monkeypatch, caplog):
     """
@@ -274,6 +295,8 @@ def test_decodes_that_fail_lose_nothing(code, smaller):
     [
         (lambda: tiny_model("mamba"), "its memory cannot forget tokens"),
         (lambda: tiny_model("t5"), "it reads prompts with an encoder"),
+        (lambda: tiny_model("bert"), "'bert' is an encoder: give a model with the"),
+        (lambda: tiny_model("llada"), "'llada' is a diffusion model: give a model"),
         (
             lambda: DraftConfig(
                 path=tiny_model("llama"),
@@ -317,6 +340,17 @@ def test_its_memory_is_in_the_estimate(model_path):
     assert plain.kv_bytes < same.draft_bytes < plain.total_bytes
     assert same.total_bytes == plain.total_bytes + same.draft_bytes
     assert apart.draft_bytes - same.draft_bytes == plain.weights_bytes
+
+
+@pytest.mark.parametrize("name", ["mamba", "gemma3", "t5", "bert"])
+def test_the_estimate_is_without_one_that_is_not_loaded(name):
+    """
+    Beside a model without speculation none is, whatever the options say.
+    """
+    config = EngineConfig(speculation={"draft": tiny_model("llama")})
+    (device,) = estimate_memory(tiny_model(name), config).devices
+
+    assert device.draft_bytes == 0
 
 
 def test_options_say_what_they_need():

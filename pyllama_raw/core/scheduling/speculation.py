@@ -32,7 +32,7 @@ from typing import NamedTuple
 from pyllama_raw.core.costs import CostHistory, decode_seconds
 from pyllama_raw.core.lookup import FIRST_CHANCES, Drafting, Lookup, SharedTexts
 from pyllama_raw.core.memory.memory import Memory
-from pyllama_raw.core.request import DRAFTS
+from pyllama_raw.core.request import DRAFTS, Namespace, Private, is_of
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.step import (
     Lost,
@@ -81,23 +81,30 @@ class DraftLimits:
     """Limits of the context of a draft model."""
 
     n_ctx_slot: int
+    n_cells: int  # of all slots
     n_batch: int
     n_vocab: int  # tokens that both vocabularies have: ids below it
 
 
 class DraftModel:
-    """What the draft model holds, how often it is right, and what its steps take."""
+    """
+    What the draft model holds, how often it is right, and what its steps take.
 
-    def __init__(self, limits: DraftLimits, n_slots: int) -> None:
+    Args:
+        shares: whether requests of one namespace go on behind what others of it have left.
+    """
+
+    def __init__(self, limits: DraftLimits, n_slots: int, *, shares: bool) -> None:
         self.limits = limits
         self.costs = CostHistory()
         self.shared = Drafting()  # of all requests, from which new ones begin
         self.trials_s = FIRST_TRIALS_S  # that may be lost
         self.pause = 0  # steps
         self._n_failures = 0  # in a row
-        # By slot: tokens that it holds, and the request that they are of.
+        self._shares = shares
+        # By slot: tokens that it holds, and the namespace and the request that they are of.
         self._contents = [array("i") for _ in range(n_slots)]
-        self._owners: list[int | None] = [None] * n_slots
+        self._owners: list[tuple[Namespace, int | None]] = [(Private(), None)] * n_slots
 
     def drafting(self, sequence: Sequence) -> Drafting:
         """That of *sequence*, which has seen all of its tokens."""
@@ -106,8 +113,14 @@ class DraftModel:
         sequence.drafting.follow(sequence.tokens, self.shared)
         return sequence.drafting
 
+    def clear(self, salt: str | None) -> None:
+        """Have no request go on behind what others of *salt* have left, None: of any."""
+        for slot, (namespace, request_id) in enumerate(self._owners):
+            if is_of(namespace, salt):
+                self._owners[slot] = (Private(), request_id)
+
     def can_read(self, running: Running, drafting: Drafting) -> bool:
-        """Whether it knows all tokens of *running*, and has room for more."""
+        """Whether it knows all tokens of *running*, and has room for more in a slot."""
         tokens = running.tokens
         newest = max(tokens[drafting.n_read :], default=0)
         drafting.n_read = len(tokens)
@@ -119,13 +132,17 @@ class DraftModel:
         """
         First tokens of *running* that its slot holds, less than all.
 
-        Whoever was there before counts as well: accepted, rejected, cancelled and preempted
-        sequences are told apart by their tokens alone.
+        Whoever of its namespace was there before counts as well: accepted, rejected, cancelled
+        and preempted sequences are told apart by their tokens alone.
         """
         slot, drafting = running.slot, running.sequence.drafting
         assert drafting is not None
-        content, tokens = self._contents[slot], running.tokens
-        is_own = self._owners[slot] == running.request.request_id
+        content, tokens, request = self._contents[slot], running.tokens, running.request
+        namespace, request_id = self._owners[slot]
+        is_own = request_id == request.request_id
+        # Time and counts of drafts would tell what another namespace has said.
+        if not (is_own or (self._shares and namespace == request.namespace)):
+            return 0
         n_same = drafting.n_held if is_own else 0
         n_most = min(len(content), len(tokens) - 1)
         # Nearly always all of it, so it is compared at once.
@@ -154,8 +171,11 @@ class DraftModel:
             chunk = running.tokens[start : start + min(n_tokens, n_left)]
             n_left -= len(chunk)
             if chunk:
-                request_id = running.request.request_id
-                works.append(Propose(request_id, running.slot, start, chunk, depth))
+                request, slot = running.request, running.slot
+                # What was behind it is another text, also if the plan is not computed.
+                del self._contents[slot][start:]
+                self._owners[slot] = (request.namespace, request.request_id)
+                works.append(Propose(request.request_id, slot, start, chunk, depth))
         return StepPlan((), tuple(works), DRAFTS)
 
     def take(self, plan: StepPlan, result: StepResult) -> None:
@@ -168,8 +188,6 @@ class DraftModel:
             n_tokens = len(plan.works)  # each draft is computed for the next one
         for work, output in zip(plan.works, result.outputs, strict=True):
             content = self._contents[work.slot]
-            self._owners[work.slot] = work.request_id
-            del content[work.pos :]
             if type(output) is Lost:
                 del content[:]
                 continue
@@ -200,7 +218,8 @@ class Speculation:
         limits = memory.slots.limits
         self._model: DraftModel | None = None
         if draft is not None:
-            self._model = DraftModel(draft, limits.n_slots + limits.n_parked)
+            n_slots = limits.n_slots + limits.n_parked
+            self._model = DraftModel(draft, n_slots, shares=memory.reuses)
         self._has_proposed = False  # the plan before was one of the draft model
         self._is_trial = False  # it was one that would lose
         n_most = min(limits.n_outputs or limits.n_slots, limits.n_batch)
@@ -221,6 +240,8 @@ class Speculation:
     def clear(self, salt: str | None) -> None:
         """Forget texts of ended requests of *salt*, None: all."""
         self._texts.clear(salt)
+        if self._model is not None:
+            self._model.clear(salt)
 
     # -- a step ------------------------------------------------------------------
 
@@ -400,18 +421,7 @@ class Speculation:
         model.pause -= 1
         if model.pause >= 0:
             return None
-        expected = {offer.running.slot: offer.chances[0] for offer in offers}
-        followers = []
-        for running in streams:
-            drafting, n_output = running.sequence.drafting, running.sequence.n_output
-            # It refuses, it ends, or something better is known of it.
-            if drafting is None or running.request.max_tokens - n_output < 2:
-                continue
-            if drafting.mean <= expected.get(running.slot, 0.0) or drafting.n_ahead:
-                continue
-            if model.can_read(running, drafting):
-                followers.append(running)
-        followers = followers[: self._n_most - len(streams)]
+        followers = _followers(model, streams, offers)[: self._n_most - len(streams)]
         if not followers:
             return None
         slots = {running.slot for running in followers}
@@ -454,6 +464,31 @@ class Speculation:
             if choice.depths.keys() & {running.slot for running in followers}:
                 best = min(best, (depth, choice.seconds / choice.n_tokens), key=_second)
         return best
+
+
+def _followers(
+    model: DraftModel, streams: Items[Running], offers: Items[DraftOffer]
+) -> list[Running]:
+    """Those of *streams* that the draft model may go on with."""
+    expected = {offer.running.slot: offer.chances[0] for offer in offers}
+    followers, n_left = list[Running](), model.limits.n_cells
+    for running in streams:
+        drafting, n_output = running.sequence.drafting, running.sequence.n_output
+        # It refuses, or it has none of the cells: here, texts that begin alike share none.
+        n_cells = len(running.tokens) + MAX_DEPTH
+        if (
+            drafting is None
+            or n_cells > n_left
+            or not model.can_read(running, drafting)
+        ):
+            continue
+        n_left -= n_cells
+        # It ends, or something better is known of it.
+        is_last = running.request.max_tokens - n_output < 2
+        is_known = drafting.mean <= expected.get(running.slot, 0.0) or drafting.n_ahead
+        if not (is_last or is_known):
+            followers.append(running)
+    return followers
 
 
 def _second(item: tuple[int, float]) -> float:
