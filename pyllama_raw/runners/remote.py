@@ -505,7 +505,11 @@ class RemoteRunner(ModelRunner):
         import httpx2
 
         self._check_open()
-        own = self._headers | {**(headers or {})}
+        texts = {**self._headers, **(headers or {})}
+        own = [
+            (n.encode(), v if isinstance(v, bytes) else v.encode("ascii"))
+            for n, v in texts.items()
+        ]
         # A path from the root is not below the API.
         url = f"{self._url.removesuffix('/v1')}{path}" if path[:1] == "/" else path
         try:
