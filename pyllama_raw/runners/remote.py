@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import (
     AsyncGenerator,
+    AsyncIterable,
     AsyncIterator,
     Callable,
     Iterable,
@@ -489,7 +490,7 @@ class RemoteRunner(ModelRunner):
         self,
         method: str,
         path: str,
-        content: bytes | None = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
         headers: Mapping[str, str | bytes] | None = None,
     ) -> AsyncIterator[httpx2.Response]:
         """
