@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import (
     AsyncGenerator,
+    AsyncIterable,
     AsyncIterator,
     Callable,
     Iterable,
@@ -489,7 +490,7 @@ class RemoteRunner(ModelRunner):
         self,
         method: str,
         path: str,
-        content: bytes | None = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
         headers: Mapping[str, str | bytes] | None = None,
     ) -> AsyncIterator[httpx2.Response]:
         """
@@ -505,7 +506,11 @@ class RemoteRunner(ModelRunner):
         import httpx2
 
         self._check_open()
-        own = self._headers | {**(headers or {})}
+        texts = {**self._headers, **(headers or {})}
+        own = [
+            (n.encode(), v if isinstance(v, bytes) else v.encode("ascii"))
+            for n, v in texts.items()
+        ]
         # A path from the root is not below the API.
         url = f"{self._url.removesuffix('/v1')}{path}" if path[:1] == "/" else path
         try:

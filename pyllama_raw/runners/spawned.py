@@ -17,6 +17,7 @@ import logging
 import shlex
 from collections.abc import (
     AsyncGenerator,
+    AsyncIterable,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -264,7 +265,7 @@ class SpawnedRunner(ModelRunner):
         self,
         method: str,
         path: str,
-        content: bytes | None = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
         headers: Mapping[str, str | bytes] | None = None,
     ) -> AsyncIterator[httpx2.Response]:
         """

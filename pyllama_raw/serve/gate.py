@@ -133,7 +133,12 @@ class Gate:
             service.n_open += 1
             try:
                 async with service.bodies.used(exchange.n_read):
-                    await self._handle(scope, again, receive, answer)
+                    try:
+                        await self._handle(scope, again, receive, answer)
+                    finally:
+                        exchange.content = (
+                            b""  # an idle connection has its last exchange
+                        )
             finally:
                 service.n_open -= 1
         except Failure as failure:

@@ -24,7 +24,7 @@ import re
 import string
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -370,17 +370,23 @@ class SentOn(Response):
         super().__init__()
         self._process, self._service, scope = process, service, request.scope
         self._exchange: Exchange = request.state.exchange
-        self._content, self._number = self._exchange.content, uuid4().hex
+        self._number = uuid4().hex
         self._address, self._method = address_of(scope), request.method
         headers = headers_of(request)
         headers["x-request-id"] = self._exchange.request_id
         headers["accept-encoding"] = "identity"
         headers[SENDER_HEADER] = sender_of(self._exchange, self._number)
+        # A stream may be long, and is to keep no body that was sent.
+        self._body: list[bytes] = []
+        if content := self._exchange.content:
+            headers["content-length"] = str(len(content))
+            self._body, self._exchange.content = [content], b""
         self._sent_headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Return when all is sent; leaving it ends the request there."""
         exchange, has_begun, is_stream = self._exchange, False, False
+        body = self._parts() if self._body else None
         exchange.model = self._process.name
         if len(self._address) > MAX_ADDRESS:
             reason = (
@@ -390,7 +396,7 @@ class SentOn(Response):
             return
         try:
             async with self._process.exchange(
-                self._method, self._address, self._content or None, self._sent_headers
+                self._method, self._address, body, self._sent_headers
             ) as response:
                 kind = response.headers.get("content-type", "")
                 is_stream, has_begun = kind.startswith("text/event-stream"), True
@@ -418,6 +424,10 @@ class SentOn(Response):
         finally:
             with anyio.CancelScope(shield=True):
                 await self._count()
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        """The body, which then nobody has any more."""
+        yield self._body.pop()
 
     async def _begin(self, response: Any, send: Send) -> None:
         # The process names the fields that change nothing, which were looked for here, too.

@@ -12,10 +12,12 @@ import pytest
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.runners import ModelCache
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.keys import ADMIN, VARIABLE, Bucket, Keys
-from pyllama_raw.serve.service import retry_s
+from pyllama_raw.serve.service import Service, retry_s
 from tests.serve.support import LIMIT_S, chatting
 from tests.support.loops import anyio_backend  # noqa: F401
 
@@ -66,6 +68,27 @@ def keys_file(tmp_path):
     file = tmp_path / "keys"
     file.write_text(f"# ours\nalice sk-1\nsk-2  # of nobody\n{ADMIN} sk-admin\n")
     return str(file)
+
+
+async def test_a_body_for_a_process_stays_no_longer_than_its_request():
+    """
+    An idle connection has its last exchange, and would keep the body with it.
+    """
+    exchanges, contents = [], []
+
+    async def application(scope, receive, send):
+        exchanges.append(scope["state"]["exchange"])
+        contents.append(exchanges[-1].content)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    service = Service(ModelCache({}), ServeConfig(), has_processes=True)
+    with anyio.fail_after(LIMIT_S):
+        async with client_of(Gate(application, service)) as client:
+            await client.post("/v1/completions", content=b"{}" * 9)
+    after = [exchange.content for exchange in exchanges]
+
+    assert (contents, after) == ([b"{}" * 9], [b""])
 
 
 @pytest.mark.parametrize(
