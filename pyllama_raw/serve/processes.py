@@ -479,8 +479,8 @@ def address_of(scope: Scope) -> str:
 def headers_of(request: Request) -> dict[str, str | bytes]:
     """The headers of a request that are sent on, byte for byte."""
     # A client may name headers that are for its connection only.
-    named = request.headers.get("connection", "").lower().split(",")
-    not_sent = NOT_SENT_ON.union(map(str.strip, named))
+    names = request.headers.get("connection", "").lower().split(",")
+    not_sent = NOT_SENT_ON.union(map(str.strip, names))
     headers = ((n.decode("latin-1"), v) for n, v in request.headers.raw)
     return {name: value for name, value in headers if name not in not_sent}
 
