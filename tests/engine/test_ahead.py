@@ -42,6 +42,8 @@ def play(
 ) -> tuple[dict, StepTimes]:
     """
     Requests that come and go at random steps; tokens by request_id, and the times.
+
+    Those that are cancelled have as many tokens as steps there were, so they are left out.
     """
     config = EngineConfig(
         context=ContextConfig(n_ctx=256, n_threads=1),
@@ -54,7 +56,7 @@ def play(
     parts = build(tiny_model(name), config)
     capture_all(parts)
     rng, visits = Random(seed), Random(seed)  # noqa: S311
-    tokens, n_added = {}, 0
+    tokens, n_added, cancelled = {}, 0, set()
 
     def take(events: list[Event], _: bool) -> None:
         for event in events:
@@ -76,11 +78,13 @@ def play(
                 driver.add([Request(n_added, prompt, n_tokens, sampling=SAMPLED)], 0.0)
                 n_added += 1
             if visits.random() < 0.05:
-                driver.cancel(rng.randrange(n_added))
+                cancelled.add(number := visits.randrange(n_added))
+                driver.cancel(number)
             driver.step()
             driver.scheduler.check_integrity()
         check_held(parts)
-        return tokens, parts.executor.times
+        whole = {n: t for n, t in tokens.items() if n not in cancelled}
+        return whole, parts.executor.times
     finally:
         parts.release()
 
