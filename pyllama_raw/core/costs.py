@@ -35,12 +35,12 @@ DOUBT = 0.1  # of the seconds of a step, by which one is off as a rule
 RIDGE = 1e-6  # pulls towards no cost; the cost of a row is pulled least of all
 MIN_OBSERVED = 16  # rows of a step that says how fast prompts are
 SMOOTHING = 0.25  # weight of the newest one
+MAX_AGE = 1024  # steps after which what those of one size took is not trusted
 LEAST_S = 1e-9  # a fit never says that a step takes nothing
 
 FIRST_BUDGET = 64  # before anything was measured
 GOAL_S = 0.1  # of a step that streams wait for, unless the target is another
-STRETCH = 2  # times the goal, that such a step may take for its fixed time
-FIXED_SHARE = 0.1  # of a step, that its fixed time is to be at most
+LEAST_FACTOR = 2  # times its fixed time, that such a step takes at least
 IDLE_FACTOR = 4  # times the goal, of a step that stalls no stream
 BURST_FACTOR = 16  # the same, of one that ends all prompts
 GROWTH = 4  # times the rows of the largest step that was seen
@@ -142,6 +142,48 @@ class CostHistory:
             if not knee or remainder < error * MIN_GAIN:
                 self.cost, error = cost, remainder
 
+    def decode_seconds(self, n_most: int) -> list[float]:
+        """
+        Seconds of steps with 0 to *n_most* rows, all of which have logits; empty: nobody can say.
+
+        Steps of a size that was seen take what they took, and between two such sizes it rises evenly.
+        Beyond the largest one the formula says what a row costs, or half of those before it if that is
+        less: so it is tried, and then it is known. Nobody can say of half as many rows more, or
+        sizes between would be passed over.
+        """
+        cost = self.cost
+        # Rows, the median of their latest seconds, and those of the formula.
+        sizes: list[tuple[int, float, float]] = []
+        for key, steps in self._bins.items():
+            if key[1] or self._n_steps - self._latest[key] >= MAX_AGE:
+                continue
+            assert cost is not None
+            for n_rows in {step[1] for step in steps}:
+                of_size = sorted([step_s for _, n, _, step_s in steps if n == n_rows])
+                step_s = of_size[(len(of_size) - 1) // 2]
+                sizes.append((n_rows, step_s, cost.seconds(n_rows, n_rows)))
+        if not sizes or cost is None:
+            return []
+        sizes.sort()
+        largest = sizes[-1][0]
+        seconds, index = [], 0
+        for n_rows in range(min(n_most, largest + max(largest // 2, 1)) + 1):
+            while index + 1 < len(sizes) and sizes[index + 1][0] <= n_rows:
+                index += 1
+            below, step_s, formula_s = sizes[index]
+            more_s = cost.seconds(n_rows, n_rows) - formula_s
+            if n_rows > below:
+                if index + 1 < len(sizes):
+                    above, above_s, _ = sizes[index + 1]
+                    more_s = (above_s - step_s) * (n_rows - below) / (above - below)
+                else:
+                    more_s = min(more_s, (n_rows - below) * step_s / below / 2)
+            else:
+                # What was dear meanwhile makes a row no cheaper than nothing.
+                more_s = max(more_s, (n_rows - below) * step_s / below)
+            seconds.append(step_s + more_s)
+        return seconds
+
 
 def _least_squares(
     points: Items[tuple[int, int, float, float]], knee: int
@@ -194,10 +236,9 @@ class StepBudget:
 
     1. A step stalls each stream, so it takes `target_s` at most, but for GRAIN tokens, without
        which prompts would not go on and products be poor. With a target of None it takes GOAL_S
-       or, where weights take long to read, up to STRETCH times as long, until its fixed time is
-       FIXED_SHARE of it. If they take longer than GOAL_S, it takes STRETCH times as long as they.
-    2. A step that no stream waits for may take IDLE_FACTOR times as long: only who comes
-       meanwhile waits.
+       or, where weights take that long to read, LEAST_FACTOR times as long as they.
+    2. A step that no stream waits for may take IDLE_FACTOR times the target, or times what weights
+       take: only who comes meanwhile waits.
     3. Prompts of a burst are computed in one step if that takes BURST_FACTOR times as long at
        most. Their streams then begin together, so none is stalled by the prompt of another one,
        and each later step has a token of all. This is no burst if one prompt takes most of the
@@ -213,7 +254,7 @@ class StepBudget:
     ) -> None:
         self._fixed = fixed
         self._goal_s = GOAL_S if target_s is None else target_s
-        self._stretch = STRETCH if target_s is None else 1
+        self._holds = target_s is not None  # whatever the weights take
         self._max_tokens = max_tokens
         self._costs = costs
 
@@ -242,16 +283,14 @@ class StepBudget:
         cost = self._costs.cost
         if cost is None:
             return min(FIRST_BUDGET, self._max_tokens)
-        # Where weights take longer to read than a step is to take, half of it are rows at least.
-        base_s = max(self._goal_s, cost.fixed_s if self._stretch > 1 else 0.0)
-        # What stalls nobody may take longer, and may be a larger guess.
-        goal_s, growth = IDLE_FACTOR * base_s, IDLE_GROWTH
+        fixed_s = 0.0 if self._holds else cost.fixed_s
         if n_streams:
-            most_s = self._stretch * base_s
-            goal_s = (
-                max(self._goal_s, min(cost.fixed_s / FIXED_SHARE, most_s)) / n_turns
-            )
+            # A step has rows at all, however long the weights take.
+            goal_s = max(self._goal_s, LEAST_FACTOR * fixed_s) / n_turns
             growth = GROWTH
+        else:
+            # What stalls nobody may take longer, and may be a larger guess.
+            goal_s, growth = IDLE_FACTOR * max(self._goal_s, fixed_s), IDLE_GROWTH
         n_rows = cost.n_rows(goal_s - spent_s, n_decodes)
         # Steps grow step by step, because a formula of small ones is a guess of large ones.
         n_most = max(growth * self._costs.largest, FIRST_BUDGET)
@@ -264,49 +303,3 @@ class StepBudget:
         # A hundredth of a row is the rounding of the fit.
         n_tokens = int(min(n_rows, n_most) + 0.01) // GRAIN * GRAIN
         return max(n_tokens, min(GRAIN, self._max_tokens))
-
-
-MAX_AGE = 1024  # steps after which what one of a size took is not trusted
-
-
-def decode_seconds(costs: CostHistory, n_most: int) -> list[float]:
-    """
-    Seconds of steps with 0 to *n_most* rows, all of which have logits; empty: nobody can say.
-
-    Steps of a size that was seen take what they took, and between two such sizes it rises evenly.
-    Beyond the largest one the formula says what a row costs, or half of those before it if that is
-    less: so it is tried, and then it is known. Nobody can say of half as many rows more, or
-    sizes between would be passed over.
-    """
-    cost = costs.cost
-    # Rows, the median of their latest seconds, and those of the formula.
-    sizes: list[tuple[int, float, float]] = []
-    for key, steps in costs._bins.items():
-        if key[1] or costs._n_steps - costs._latest[key] >= MAX_AGE:
-            continue
-        assert cost is not None
-        for n_rows in {step[1] for step in steps}:
-            of_size = sorted([step_s for _, n, _, step_s in steps if n == n_rows])
-            step_s = of_size[(len(of_size) - 1) // 2]
-            sizes.append((n_rows, step_s, cost.seconds(n_rows, n_rows)))
-    if not sizes or cost is None:
-        return []
-    sizes.sort()
-    largest = sizes[-1][0]
-    seconds, index = [], 0
-    for n_rows in range(min(n_most, largest + max(largest // 2, 1)) + 1):
-        while index + 1 < len(sizes) and sizes[index + 1][0] <= n_rows:
-            index += 1
-        below, step_s, formula_s = sizes[index]
-        more_s = cost.seconds(n_rows, n_rows) - formula_s
-        if n_rows > below:
-            if index + 1 < len(sizes):
-                above, above_s, _ = sizes[index + 1]
-                more_s = (above_s - step_s) * (n_rows - below) / (above - below)
-            else:
-                more_s = min(more_s, (n_rows - below) * step_s / below / 2)
-        else:
-            # What was dear meanwhile makes a row no cheaper than nothing.
-            more_s = max(more_s, (n_rows - below) * step_s / below)
-        seconds.append(step_s + more_s)
-    return seconds

@@ -186,8 +186,8 @@ class SchedulerConfig(Frozen):
     """Tokens in one step. None: as many as target_step_s allows."""
     target_step_s: Annotated[Finite, Field(gt=0)] | None = None
     """
-    Seconds that a step may take while streams run. None: 0.1, or up to 0.2 where more than a tenth
-    of a step is what each step takes, however small.
+    Seconds that a step may take while streams run. None: 0.1, or twice what each step takes, however
+    small it is, if that is more.
     """
     prefill_order: Literal["shortest", "turns"] = "shortest"
     """

@@ -4,7 +4,7 @@ import pytest
 
 from pyllama_raw import SamplingParams
 from pyllama_raw.api.metrics import EngineMetrics
-from pyllama_raw.core.scheduling import speculation
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.serve.answer import timings
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 
@@ -16,7 +16,7 @@ PARAMS = SamplingParams(max_tokens=60, logprobs=1)
 def free_rows(monkeypatch):
     """Rows of drafts cost nothing."""
     monkeypatch.setattr(
-        speculation, "decode_seconds", lambda _, n_most: [1.0] * (n_most + 1)
+        CostHistory, "decode_seconds", lambda _, n_most: [1.0] * (n_most + 1)
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pyllama_raw.core import costs as costs_rules
 from pyllama_raw.core import lookup as rules
-from pyllama_raw.core.costs import CostHistory, decode_seconds
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.lookup import (
     BORDER,
     FIRST_CHANCES,
@@ -357,10 +357,10 @@ def test_seconds_of_a_size_that_was_seen_are_those_that_it_took():
     """
     The median of its latest steps, so a busy moment counts nothing.
     """
-    assert decode_seconds(CostHistory(), 4) == []
+    assert CostHistory().decode_seconds(4) == []
 
     costs = history((1, 1, 1.0), (1, 1, 1.2), (1, 1, 9.0), (4, 4, 2.0), (2, 2, 1.5))
-    seconds = decode_seconds(costs, 4)
+    seconds = costs.decode_seconds(4)
     assert [seconds[1], seconds[2], seconds[4]] == [1.2, 1.5, 2.0]
     # Between two sizes it rises evenly.
     assert seconds[3] == pytest.approx(1.75)
@@ -374,10 +374,10 @@ def test_seconds_of_larger_steps_are_a_guess_that_is_tried():
     cheap = history((4, 4, 1.04), (64, 1, 1.64), (256, 1, 3.56))
     dear = history((4, 4, 1.04), (64, 1, 100.0), (256, 1, 400.0))
 
-    assert decode_seconds(cheap, 32)[6] == pytest.approx(1.06, abs=0.01)
-    assert decode_seconds(dear, 32)[6] == pytest.approx(1.04 * 1.25)
+    assert cheap.decode_seconds(32)[6] == pytest.approx(1.06, abs=0.01)
+    assert dear.decode_seconds(32)[6] == pytest.approx(1.04 * 1.25)
     # Nobody can say of many more rows.
-    assert len(decode_seconds(cheap, 32)) == 7
+    assert len(cheap.decode_seconds(32)) == 7
 
 
 def test_seconds_of_smaller_steps_are_their_share_at_least():
@@ -387,8 +387,8 @@ def test_seconds_of_smaller_steps_are_their_share_at_least():
     dear = history((4, 4, 1.0), (64, 1, 100.0), (256, 1, 400.0))
     cheap = history((4, 4, 1.0), (64, 1, 1.6), (256, 1, 3.52))
 
-    assert decode_seconds(dear, 4) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
-    assert decode_seconds(cheap, 4) == pytest.approx(
+    assert dear.decode_seconds(4) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
+    assert cheap.decode_seconds(4) == pytest.approx(
         [0.96, 0.97, 0.98, 0.99, 1.0], abs=0.005
     )
 
@@ -399,12 +399,12 @@ def test_old_seconds_are_forgotten(monkeypatch):
     """
     monkeypatch.setattr(costs_rules, "MAX_AGE", 3)
     costs = history((2, 2, 8.0), (1, 1, 1.0))
-    before = decode_seconds(costs, 4)[2]
+    before = costs.decode_seconds(4)[2]
     for _ in range(2):
         costs.observe(1, 1, 1.0)
 
     assert before == 8.0
-    assert decode_seconds(costs, 4)[2] == pytest.approx(1.5)
+    assert costs.decode_seconds(4)[2] == pytest.approx(1.5)
 
 
 class Machine:

@@ -30,11 +30,11 @@ def test_a_target_of_the_user_holds(cost, target_s):
 
 @pytest.mark.parametrize(
     ("fixed_s", "seconds"),
-    [(0.002, 0.1), (0.01, 0.1), (0.015, 0.15), (0.05, 0.2), (0.1, 0.2), (0.4, 0.8)],
+    [(0.002, 0.1), (0.015, 0.1), (0.05, 0.1), (0.06, 0.12), (0.1, 0.2), (0.4, 0.8)],
 )
-def test_by_default_a_step_is_longer_where_much_of_it_is_fixed(fixed_s, seconds):
+def test_by_default_half_of_a_step_at_most_is_its_fixed_time(fixed_s, seconds):
     """
-    It takes 0.1 s, or up to 0.2 s until its fixed time is a tenth of it, or twice its fixed time.
+    It takes 0.1 s, or twice its fixed time if that is more.
     """
     cost = StepCost(fixed_s, 0.0001, 0.0, 0, 0.0001)
 

@@ -14,6 +14,7 @@ from pyllama_raw import (
     SpeculationConfig,
     estimate_memory,
 )
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.scheduling import speculation
 from pyllama_raw.core.scheduling.speculation import DraftModel
 from pyllama_raw.engine.draft_executor import DraftExecutor
@@ -34,7 +35,7 @@ CHI_999 = 45.3  # of 20 degrees of freedom: one in a thousand is larger
 def free_drafts(monkeypatch):
     """Drafts cost nothing, so there are some in every step that may have them."""
     monkeypatch.setattr(
-        speculation, "decode_seconds", lambda _, n_most: [1.0] * (n_most + 1)
+        CostHistory, "decode_seconds", lambda _, n_most: [1.0] * (n_most + 1)
     )
     monkeypatch.setattr(DraftModel, "seconds", lambda *_: 1e-3)
 

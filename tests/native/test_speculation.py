@@ -19,7 +19,7 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.core.scheduling import speculation
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.scheduling.speculation import DraftOffer, Speculation
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.sampling import Constraints
@@ -84,7 +84,7 @@ class Oracle:
 def oracle(monkeypatch):
     oracle = Oracle()
     monkeypatch.setattr(
-        speculation, "decode_seconds", lambda _, n_most: [1.0] * (n_most + 1)
+        CostHistory, "decode_seconds", lambda _, n_most: [1.0] * (n_most + 1)
     )
 
     monkeypatch.setattr(Speculation, "_offer", lambda _, running: oracle.offer(running))

@@ -29,7 +29,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pyllama_raw.core.costs import CostHistory, decode_seconds
+from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.lookup import FIRST_CHANCES, Drafting, Lookup, SharedTexts
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.request import DRAFTS, Namespace, Private, is_of
@@ -336,7 +336,7 @@ class Speculation:
     def _step_seconds(self) -> list[float]:
         """Seconds of steps by their rows; empty: nobody can say."""
         if self._n_fresh <= 0 or not self._seconds:
-            self._seconds = decode_seconds(self._costs, self._n_most)
+            self._seconds = self._costs.decode_seconds(self._n_most)
             self._n_fresh = REFRESH
         return self._seconds
 
