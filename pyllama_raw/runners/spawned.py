@@ -105,6 +105,14 @@ class Program(Protocol):
         """Variables that it needs beside those of this process."""
 
 
+def check_interpreter(name: str) -> None:
+    """Raise ConfigError if there is no Python that a program called *name* could run in."""
+    try:
+        interpreter()
+    except NoInterpreter as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class OwnServer:
     """
@@ -131,10 +139,7 @@ class OwnServer:
 
     def check(self) -> None:
         """Raise ConfigError if there is no Python to start; the server says all else."""
-        try:
-            interpreter()
-        except NoInterpreter as error:
-            raise ConfigError(f"{self.name}: {error}") from error
+        check_interpreter(self.name)
 
     async def command(self) -> list[str]:
         """By the Python of this process, or the one that is named."""

@@ -50,11 +50,11 @@ from pyllama_raw.errors import (
     PyllamaError,
     first_of,
 )
-from pyllama_raw.options.machine import NoInterpreter, interpreter
+from pyllama_raw.options.machine import interpreter
 from pyllama_raw.runners.errors import RunnerFault, as_json, from_json
 from pyllama_raw.runners.remote import PYLLAMA, Dialect
 from pyllama_raw.runners.runner import RunnerHealth, RunnerMemory
-from pyllama_raw.runners.spawned import SpawnedRunner
+from pyllama_raw.runners.spawned import SpawnedRunner, check_interpreter
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.deployment import AdapterEntry, Deployment
 from pyllama_raw.serve.failures import MESSAGES, Failure, failure_of, refused
@@ -172,10 +172,7 @@ class ProcessProgram:
 
     def check(self) -> None:
         """Raise ConfigError if there is no Python to start."""
-        try:
-            interpreter()
-        except NoInterpreter as error:
-            raise ConfigError(f"{self.name}: {error}") from error
+        check_interpreter(self.name)
 
     async def command(self) -> list[str]:
         """By the Python of this process."""
@@ -230,7 +227,7 @@ async def ask(order: Mapping[str, Any]) -> Any:
         ran = await anyio.run_process(
             command, stdout=PIPE, stderr=PIPE, env=environment, check=False
         )
-    except (NoInterpreter, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"a process that asks the devices: {error}") from error
     lines = ran.stdout.decode(errors="replace").splitlines()
     answers = [line.removeprefix(ANSWER) for line in lines if line.startswith(ANSWER)]
