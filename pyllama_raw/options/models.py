@@ -86,7 +86,7 @@ def resolve_model(spec: str | Path | None, *, progress: bool = True) -> Path:
             "no such file: give a path, hf:OWNER/REPO/FILE, or nothing for the default",
         )
     # libllama opens a divided model by its first file, and finds the others by their names.
-    first = Path(next(iter(split_names(str(path))), path))
+    first = Path(model_files(str(path))[0])
     return first if first.exists() else path
 
 
@@ -186,6 +186,11 @@ class _HubName(NamedTuple):
     quant: str
 
 
+def model_files(path: str) -> list[str]:
+    """All files of the model that *path* is one of, the first part first, as far as names say."""
+    return split_names(path) or [path]
+
+
 def _hub_name(spec: str) -> _HubName:
     """Raises ModelNotFound for what is no name."""
     match = _HUB_NAME.fullmatch(spec)
@@ -207,7 +212,7 @@ def _from_hugging_face(spec: str) -> Path:
             file = name.file or _usual_file(
                 spec, name.quant, hub.list_repo_files(name.repo, **name.options)
             )
-            parts = split_names(file) or [file]
+            parts = model_files(file)
             paths = [hub.hf_hub_download(name.repo, p, **name.options) for p in parts]
             return Path(paths[0])
     except ModelNotFound:
@@ -225,7 +230,7 @@ def _usual_file(spec: str, wish: str, names: Iterable[str]) -> str:
         for file in files
         if file.endswith(".gguf")
         and "mmproj" not in file
-        and file in (split_names(file)[:1] or [file])
+        and file == model_files(file)[0]
     ]
     if not wish and len(models) == 1:
         return models[0]
@@ -291,10 +296,7 @@ def fetched_models() -> list[FetchedModel]:
     base = _hub_folder()
     models = {}
     for file in sorted(base.glob("models--*/snapshots/*/**/*.gguf")):
-        if (
-            "mmproj" in file.name
-            or str(file) not in (split_names(str(file)) or [str(file)])[:1]
-        ):
+        if "mmproj" in file.name or str(file) != model_files(str(file))[0]:
             continue
         repo = file.relative_to(base).parts[0].removeprefix("models--")
         stem = file.name.removesuffix(".gguf").partition("-00001-of-")[0]
@@ -318,7 +320,7 @@ def fetched_file(spec: str) -> Path | None:
         file = name.file or _usual_file(spec, name.quant, files)
     except ModelNotFound:
         return None
-    parts = split_names(file) or [file]
+    parts = model_files(file)
     return folder / parts[0] if set(parts) <= set(files) else None
 
 

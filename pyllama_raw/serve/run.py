@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from anyio import to_thread
 from fastapi import FastAPI
 
 from pyllama_raw import AsyncEngine, EngineConfig, devices
+from pyllama_raw.options.models import model_files
 from pyllama_raw.runners import CachedModel, LocalRunner, ModelCache, ModelRunner
 from pyllama_raw.serve.app import make_app
 from pyllama_raw.serve.config import ListenConfig, ModelsConfig
@@ -63,8 +63,6 @@ Say = Callable[[str], None]
 
 HOST = "CPU"
 MARGIN_BYTES = 2**30  # of a device that stay free, or a 16th of a small one
-PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<n>\d{5})\.gguf")  # a file of a model
-MAX_PARTS = 1000  # of a model, whose files are looked at
 TICK_S = 0.05
 TICKS = 10  # of uvicorn, in a second
 LOOK_S = 0.5  # between two looks for the parent
@@ -393,13 +391,7 @@ def _files_of(
     path: str | None, config: EngineConfig | None, adapters: tuple[AdapterEntry, ...]
 ) -> Iterator[str | None]:
     """All files that a model is made of, as far as their names say."""
-    # A model in parts has the number of them in the name of each.
-    if parts := PART.fullmatch(path or ""):
-        stem, n_parts = parts["stem"], int(parts["n"])
-        for number in range(1, min(n_parts, MAX_PARTS) + 1):
-            yield f"{stem}-{number:05}-of-{n_parts:05}.gguf"
-    else:
-        yield path
+    yield from [None] if path is None else model_files(path)
     if config is not None and config.media.mmproj is not None:
         yield str(config.media.mmproj)
     yield from (adapter.path for adapter in adapters)
