@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
@@ -149,11 +150,10 @@ async def test_who_is_cancelled_leaves_at_once(workers):
     assert done == ["begun"]
 
 
-async def test_clients_take_turns(workers):
-    """
-    What one sends does not wait for all that another one sent before; each one's comes in order.
-    """
-    start, go_on, order = threading.Event(), threading.Event(), []
+@asynccontextmanager
+async def busy(workers):
+    """A group whose work for the thread of adapters waits until the block ends."""
+    start, go_on = threading.Event(), threading.Event()
 
     def work():
         start.set()
@@ -163,11 +163,21 @@ async def test_clients_take_turns(workers):
         async with anyio.create_task_group() as group:
             group.start_soon(workers.run, "adapters", work)
             await workers.run("text", partial(start.wait, HANG_S))
-            for client, name in [("a", "a1"), ("a", "a2"), ("a", "a3"), (None, "b1")]:
-                note = partial(order.append, name)
-                group.start_soon(workers.run, "adapters", note, client)
-                await anyio.lowlevel.checkpoint()
+            yield group
             go_on.set()
+
+
+async def test_clients_take_turns(workers):
+    """
+    What one sends does not wait for all that another one sent before; each one's comes in order.
+    """
+    order = []
+
+    async with busy(workers) as group:
+        for client, name in [("a", "a1"), ("a", "a2"), ("a", "a3"), (None, "b1")]:
+            note = partial(order.append, name)
+            group.start_soon(workers.run, "adapters", note, client)
+            await anyio.lowlevel.checkpoint()
 
     assert order == ["a1", "b1", "a2", "a3"]
 
@@ -176,23 +186,14 @@ async def test_work_without_a_client_is_that_of_its_sender(workers):
     """
     Counts of tokens of one connection do not wait for all of another one.
     """
-    start, go_on, order = threading.Event(), threading.Event(), []
+    order = []
 
-    def work():
-        start.set()
-        assert go_on.wait(HANG_S)
-
-    with anyio.fail_after(HANG_S):
-        async with anyio.create_task_group() as group:
-            group.start_soon(workers.run, "adapters", work)
-            await workers.run("text", partial(start.wait, HANG_S))
-            for sender, name in [("a", "a1"), ("a", "a2"), ("b", "b1")]:
-                before = SENDER.set(sender)
-                note = partial(order.append, name)
-                group.start_soon(workers.run, "adapters", note)
-                SENDER.reset(before)
-                await anyio.lowlevel.checkpoint()
-            go_on.set()
+    async with busy(workers) as group:
+        for sender, name in [("a", "a1"), ("a", "a2"), ("b", "b1")]:
+            before = SENDER.set(sender)
+            group.start_soon(workers.run, "adapters", partial(order.append, name))
+            SENDER.reset(before)
+            await anyio.lowlevel.checkpoint()
 
     assert order == ["a1", "b1", "a2"]
 
