@@ -17,7 +17,6 @@ from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Load, Piece, Save, StepPlan
 
 SLOT_SAVE = 0  # the id of a copy in `StepResult.saved`; those of tiers begin at 1
-NO_LIMIT = 2**63  # bytes of a copy
 
 
 def plan_copy(memory: Memory, slot: int) -> tuple[Contents, StepPlan] | None:
@@ -31,7 +30,8 @@ def plan_copy(memory: Memory, slot: int) -> tuple[Contents, StepPlan] | None:
         return None
     if place.spans:
         return None
-    save = Save(SLOT_SAVE, CacheTier.HOST, slot, 0, place.n_held, NO_LIMIT)
+    most_bytes = memory.tiers.host.bound(place.n_held)
+    save = Save(SLOT_SAVE, CacheTier.HOST, slot, 0, place.n_held, most_bytes)
     return contents_of(place), StepPlan((*memory.take_moves(), save))
 
 
