@@ -434,7 +434,7 @@ class EngineConfig(Frozen):
     Compute a micro-batch and a token of each slot before the engine is open, so the first
     request waits for nothing that a device does once.
     """
-    deterministic: bool | Literal["fast"] = False
+    deterministic: Literal[False, True, "fast"] = False
     """
     Outputs do not depend on other requests (docs/exactness.md). True costs speed, and gives the
     tokens of llama-server with most types of weights; fast gives tokens of its own, where kernels
