@@ -76,6 +76,15 @@ def test_what_json_cannot_say_is_refused(name):
         plain_messages([message(extra=REFUSED[name])])
 
 
+@pytest.mark.parametrize("fields", [{}, {"contents": "Hi"}, {"text": "Hi"}])
+def test_what_a_user_says_has_its_name(fields):
+    """
+    A misspelt one would be an empty message, and the model would answer to nothing.
+    """
+    with pytest.raises(InvalidRequest, match='a message with a "content"'):
+        plain_messages([message(), {"role": "user"} | fields])
+
+
 @pytest.mark.parametrize("content", [3, b"a", {"text": "a"}, object()])
 def test_content_is_text_or_parts(content):
     """

@@ -321,7 +321,11 @@ class _Loop:
     ) -> T:
         """Return or raise as *function* does; WrongUse in the thread of an engine."""
         check_may_wait()
-        if not (self.is_running and self.is_ours):
+        if not self.is_ours:
+            raise ClosedError(
+                "the engine belongs to the parent process: open one after the fork"
+            )
+        if not self.is_running:
             raise ClosedError("the engine is closed")
         try:
             future: Future[T] = self._portal.start_task_soon(

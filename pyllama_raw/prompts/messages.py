@@ -216,6 +216,9 @@ def plain_messages(messages: Sequence[Message]) -> list[Any]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             allowed = 'messages with a "role" and a "content"'
             raise InvalidRequest("prompt", message, allowed)
+        # A user says something: a name that is misspelt, as "contents", would be an empty message.
+        if message["role"] == "user" and "content" not in message:
+            raise InvalidRequest("content", message, 'a message with a "content"')
         content = message.get("content")
         if is_sequence(content):
             for part in content:
