@@ -132,7 +132,10 @@ class Documented(type(BaseModel)):  # type: ignore[misc]
 
 
 def _default(kind: type[BaseModel], name: str) -> str:
-    value = kind.model_fields[name].get_default(call_default_factory=True)
+    field = kind.model_fields[name]
+    if field.is_required():
+        return "..., which has no default"
+    value = field.get_default(call_default_factory=True)
     return f"{type(value).__name__}()" if isinstance(value, BaseModel) else repr(value)
 
 
