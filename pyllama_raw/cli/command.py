@@ -96,8 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"error: {told(error, parsed.parser.flags())}\n")
         return WRONG_USE
-    except (PyllamaError, OSError) as error:
+    except PyllamaError as error:
         sys.stderr.write(f"error: {error}\n")
+        return FAILED
+    except OSError as error:
+        is_of_file = error.filename is not None and error.strerror is not None
+        reason = f"{error.filename}: {error.strerror}" if is_of_file else error
+        sys.stderr.write(f"error: {reason}\n")
         return FAILED
     return status
 
