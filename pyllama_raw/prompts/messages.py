@@ -272,11 +272,11 @@ class _Copier:
             }
         if is_sequence(value):
             return [self.copy(item, depth + 1) for item in value]
-        raise InvalidRequest(
-            self._name,
-            f"a value of type {type(value).__name__}",
-            "text, numbers, True, False, None, lists and mappings",
-        )
+        allowed = "text, numbers, True, False, None, lists and mappings"
+        if self._name == "tools" and callable(value):
+            allowed = "what pyllama_raw.tools.schema_of() makes of a function"
+        kind = f"a value of type {type(value).__name__}"
+        raise InvalidRequest(self._name, kind, allowed)
 
     def _key(self, key: object, depth: int) -> str:
         if not isinstance(key, str):
