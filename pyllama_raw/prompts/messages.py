@@ -241,11 +241,13 @@ def _check_part(part: object) -> None:
     names = [name for name in (part.get("type"), *part) if isinstance(name, str)]
     for kind, kinds in MEDIA.items():
         if any(name.removeprefix("input_").startswith(kind) for name in names):
-            raise InvalidRequest(
-                "content",
-                f"a part with {kind}",
-                f"text: this model takes no {kinds}, or not so",
+            allowed = (
+                f"text: this model takes no {kinds} without a projector (MediaConfig.mmproj), and "
+                "none in other words than those of docs/images.md"
             )
+            if kind == "video":
+                allowed = "text: no model takes videos here"
+            raise InvalidRequest("content", f"a part with {kind}", allowed)
 
 
 @dataclass(slots=True)

@@ -235,4 +235,5 @@ def read(file: str | Path) -> dict[str, Any]:
         reason = f"it nests too deeply, at most {MAX_DEPTH} levels are sure to be read"
         raise ConfigError(f"config {str(file)!r}: {reason}: flatten it") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"config {str(file)!r}: {error}") from error
+        reason = getattr(error, "strerror", None) or str(error)  # without the path
+        raise ConfigError(f"config {str(file)!r}: {reason}") from error
