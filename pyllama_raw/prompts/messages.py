@@ -246,7 +246,7 @@ def _check_part(part: object) -> None:
                 "none in other words than those of docs/images.md"
             )
             if kind == "video":
-                allowed = "text: no model takes videos here"
+                allowed = "text: this model takes no videos, and no other does here"
             raise InvalidRequest("content", f"a part with {kind}", allowed)
 
 
