@@ -60,7 +60,7 @@ def register(policy: P) -> P:
     Make *policy* known by its name; a later class of that name takes its place.
 
     Raises:
-        ConfigError: it is no policy, or its name or API version does not fit.
+        ConfigError: it is no policy, its name or API version does not fit, or a hook is misspelt.
     """
     name = _checked(policy).name
     if name in SHIPPED:
