@@ -217,5 +217,8 @@ def told(error: ConfigError, flags: dict[str, str]) -> str:
     for place, value, words in error.mistakes:
         parts = re.findall(r"\w+", place)
         name = next((part for part in reversed(parts) if part in flags), place)
-        lines.append(f"{with_flags(name)} {value}: give {with_flags(words)}")
+        # No flag is an unknown option: it stands in a file, and so does the one that is meant.
+        is_of_file = words.startswith("a known option")
+        allowed = words if is_of_file else with_flags(words)
+        lines.append(f"{with_flags(name)} {value}: give {allowed}")
     return "; ".join(dict.fromkeys(lines)) or str(error)

@@ -124,7 +124,10 @@ class Deployment(ListenConfig):
             if place := {n: entry.pop(n) for n in PLACE if n in entry}:
                 places[name] = place
             _check_parts(name, entry)
-            settings[name] = shared.updated(entry).updated(flags or {})
+            try:
+                settings[name] = shared.updated(entry).updated(flags or {})
+            except ConfigError as error:
+                raise _of_model(name, error) from None
         configs = {
             name: model_settings.updated(
                 _own_logs(name, model_settings, settings)
@@ -180,6 +183,12 @@ def _joined(files: dict[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
     """The entry of a model of a folder, with what its table says, which wins."""
     media = {**files.get("media", {}), **entry.get("media", {})}
     return {**files, **entry, **({"media": media} if media else {})}
+
+
+def _of_model(name: str, error: ConfigError) -> ConfigError:
+    """*error* with the table of the model *name* in its places."""
+    mistakes = tuple((f"models.{name}.{at}", *others) for at, *others in error.mistakes)
+    return ConfigError(f"models.{name}: {error}", mistakes)  # type: ignore[arg-type]
 
 
 def _table(name: str, value: object) -> Mapping[str, Any]:
