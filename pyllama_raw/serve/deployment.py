@@ -187,8 +187,11 @@ def _joined(files: dict[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_model(name: str, error: ConfigError) -> ConfigError:
     """*error* with the table of the model *name* in its places."""
-    mistakes = tuple((f"models.{name}.{at}", *others) for at, *others in error.mistakes)
-    return ConfigError(f"models.{name}: {error}", mistakes)  # type: ignore[arg-type]
+    mistakes = tuple(
+        (f"models.{name}.{option}", value, words)
+        for option, value, words in error.mistakes
+    )
+    return ConfigError(f"models.{name}: {error}", mistakes)
 
 
 def _table(name: str, value: object) -> Mapping[str, Any]:
