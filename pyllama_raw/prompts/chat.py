@@ -325,6 +325,9 @@ class ChatTemplates:
     ) -> Rendered:
         # Checked copies: nobody changes them, and the other process can have them.
         plain = plain_messages(messages)
+        # An answer that is begun with nothing is one that has not begun.
+        if len(plain) > 1 and _is_empty(plain[-1]):
+            plain.pop()
         kwargs = plain_value("template_kwargs", settings.template_kwargs or {})
         for name in kwargs:
             if name in RESERVED or not name.isidentifier():
@@ -370,6 +373,19 @@ class ChatTemplates:
 
 def _is_system(message: Mapping[str, Any]) -> bool:
     return message["role"] in ("system", "developer")
+
+
+def _is_empty(message: Mapping[str, Any]) -> bool:
+    """Whether *message* is the assistant's, and has no text, thought or call."""
+    content = message.get("content") or ()
+    if not isinstance(content, str):
+        content = "".join(str(part.get("text") or part) for part in content)
+    others = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+    return (
+        message["role"] == "assistant"
+        and not content.strip()
+        and not any(message.get(name) for name in others)
+    )
 
 
 def _begun(messages: list[Any]) -> str | None:
