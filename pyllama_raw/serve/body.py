@@ -91,6 +91,10 @@ class Exact(BaseModel):
         return values
 
 
+def _name(name: str | None) -> str | None:
+    return name or None  # clients without a model send an empty one
+
+
 class Body(BaseModel):
     """A body for one of the models."""
 
@@ -109,8 +113,8 @@ class Body(BaseModel):
     # What the model must be able to do. None: anything.
     need: ClassVar[Operation | None] = None
 
-    model: str | None = None
-    """A name of `/v1/models`; left out: the first model that can do what is asked."""
+    model: Annotated[str | None, AfterValidator(_name)] = None
+    """A name of `/v1/models`; left out or empty: the first model that can do what is asked."""
     keep_alive: float | str | None = None
     """
     Seconds that the model stays loaded without use afterwards, where models are loaded on demand;
@@ -291,7 +295,11 @@ class TextBody(ServedBody):
 
     rules: ClassVar[fields.Rules] = fields.TEXT
     need: ClassVar[Operation | None] = Operation.GENERATE
-    takes: ClassVar[Mapping[str, FieldInfo]] = SamplingParams.model_fields
+    takes: ClassVar[Mapping[str, FieldInfo]] = {
+        name: field
+        for name, field in SamplingParams.model_fields.items()
+        if name not in fields.TEXT  # it is told in other words here
+    }
 
     stream: bool | None = None
     """Whether the answer comes in events."""

@@ -14,7 +14,8 @@ Rules:
    these the one that has been silent longest, then of the idle ones. If all are being answered,
    the new one is told so.
 5. What comes behind a request waits until few answers are ahead of it.
-6. In the place of llama-server names of headers begin with large letters, as there, because some
+6. A client of HTTP/1.0 gets an answer without chunks, which ends with the connection.
+7. In the place of llama-server names of headers begin with large letters, as there, because some
    clients compare them letter by letter.
 """
 
@@ -293,6 +294,8 @@ class Connection(HttpToolsProtocol):
         if not self._is_refused:
             self._since = None
             super().on_headers_complete()
+            if self.scope["http_version"] == "1.0":
+                self.cycle.__class__ = UnframedCycle
             if self.pipeline:  # goes on to read, or nobody sees that the client leaves
                 self.flow.resume_reading()
             else:
@@ -309,6 +312,23 @@ class Connection(HttpToolsProtocol):
         self._is_quiet, self._in_message = False, False
         if not self._is_refused:
             super().on_message_complete()
+
+
+class UnframedCycle(RequestResponseCycle):
+    """A request of HTTP/1.0, which knows no chunks: an answer of no known length ends with the connection."""
+
+    _has_length = True
+
+    async def send(self, message: Any) -> None:
+        """Send a message of ASGI."""
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self._has_length = b"content-length" in names
+            if not self._has_length:
+                self.chunked_encoding = False
+        elif not self._has_length:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class TitledTransport:

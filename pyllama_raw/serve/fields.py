@@ -180,6 +180,9 @@ TEXT: Rules = ANY | {
     **_refused(NOT_DONE, "return_prompt_text", "return_hidden_states", "details"),
     **_refused(NOT_DONE, "return_routed_experts", "return_meta_info"),
     **_refused(NOT_DONE, "return_full_text", "decoder_input_details"),
+    **_refused(
+        "give echo and logprobs to /v1/completions, or ask /v1/score", "prompt_logprobs"
+    ),
     # what other dialects ask for in other words
     **_refused(NOT_DONE, "include", "reasoning"),
     "truncation": Neutral(("disabled",)),

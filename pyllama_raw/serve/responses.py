@@ -35,7 +35,6 @@ from pyllama_raw.serve.answer import (
     Blocks,
     TextAnswer,
     TextRequest,
-    blocks_of,
     named_event,
     timings,
 )
@@ -50,6 +49,8 @@ from pyllama_raw.serve.conversation import (
     chat_variables,
     finish_chat,
     function_tool,
+    id_of,
+    plain_result,
     text_of,
     tool_options,
     unknown,
@@ -299,8 +300,9 @@ def _add(chat: ChatTurns, item: Any, place: str, *, is_new: bool) -> None:
             arguments = {"input": item.get("input")}
             chat.call(item.get("call_id"), item.get("name"), arguments, place)
         case "function_call_output" | "custom_tool_call_output":
-            parts = _parts(item.get("output") or "", f"{place}.output", chat)
-            chat.say("tool", parts, place, tool_call_id=item.get("call_id"))
+            output = plain_result(item.get("output")) or ""
+            parts = _parts(output, f"{place}.output", chat)
+            chat.say("tool", parts, place, tool_call_id=id_of(item.get("call_id")))
         case kind:
             raise unknown(kind, place)
 
@@ -330,6 +332,9 @@ def _parts(
     for i, part in enumerate(content):
         # In the history a short text stands for a part that cannot be used.
         at = f"{place}[{i}]"
+        if isinstance(part, str):
+            yield PlacedPart.of_text(part, at)
+            continue
         kind = part.get("type") if isinstance(part, dict) else None
         try:
             yield PlacedPart(_part(part, kind, at), at)
@@ -356,7 +361,7 @@ class ResponsesCodec:
     """Writes one answer."""
 
     def __init__(self, request: TextRequest, body: ResponsesBody) -> None:
-        self._blocks = Blocks()
+        self.blocks = Blocks()
         self._response = _response(request, body)
         self._key = uuid4().hex  # of the ids of items
         self._n_events = 0
@@ -371,7 +376,7 @@ class ResponsesCodec:
         """New blocks, and the text that is new in them."""
         frames = b""
         for part in delta.parts:
-            closed, block, is_new, text = self._blocks.take(part)
+            closed, block, is_new, text = self.blocks.take(part)
             if closed is not None:
                 frames += self._close(closed)
             if is_new:
@@ -384,7 +389,7 @@ class ResponsesCodec:
 
     def ended(self, prompt: int, result: Result) -> bytes:  # noqa: ARG002
         """The end of the last block."""
-        blocks = self._blocks.all
+        blocks = self.blocks.all
         return self._close(blocks[-1], result) if blocks else b""
 
     def failed(self, failure: Failure) -> bytes:
@@ -396,7 +401,7 @@ class ResponsesCodec:
     def done(self, results: Sequence[Sequence[Result]]) -> bytes:
         """All of the response."""
         result = results[0][0]
-        response = self._finished(result, self._blocks.all)
+        response = self._finished(result, self.blocks.all)
         times = timings(result, result.usage.completion_tokens)
         kind = f"response.{response['status']}"
         return self._event(kind, response=response, timings=times)
@@ -404,7 +409,7 @@ class ResponsesCodec:
     def whole(self, results: Sequence[Sequence[Result]]) -> dict[str, Any]:
         """The response at once."""
         result = results[0][0]
-        return self._finished(result, blocks_of(result))
+        return self._finished(result, self.blocks.all)
 
     def _finished(self, result: Result, blocks: Sequence[Block]) -> dict[str, Any]:
         """The response with its items, and why it ended."""

@@ -221,6 +221,28 @@ async def test_an_upgrade_is_answered_as_any_request():
     assert (status, headers["connection"], rest) == (200, "close", b"")
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_of_http_1_0_gets_no_chunks(stream):
+    """
+    It does not know them: an answer of no known length ends with its connection.
+    """
+    body = chat(max_tokens=2, stream=stream)
+    head = b"POST /v1/chat/completions HTTP/1.0\r\ncontent-type: application/json\r\n"
+    async with listening() as url:
+        async with wire(url) as client:
+            await client.send(
+                b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+            )
+            status, headers = await client.head()
+            rest = await client.rest()
+
+    assert (status, headers["connection"]) == (200, "close")
+    assert "transfer-encoding" not in headers
+    begin, end = (b"data: {", b"data: [DONE]\n\n") if stream else (b"{", b"}")
+    assert rest.startswith(begin)
+    assert rest.endswith(end)
+
+
 async def test_no_http_is_refused():
     """
     With an error as any other.

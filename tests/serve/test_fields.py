@@ -165,6 +165,7 @@ NEUTRAL = [
     *[{"n_probs": 0}, {"n_predict": 3}, {"num_return_sequences": 1}, {"system": ""}],
     *[{"repeat_last_n": -1}, {"dry_penalty_last_n": -1}, {"sampling_params": {}}],
     *[{"include": []}, {"truncation": "disabled"}, {"text": {}}, {"n_cmpl": 1.0}],
+    *[{"model": ""}, {"prompt_logprobs": None}],
 ]
 
 
@@ -185,6 +186,7 @@ async def test_a_value_that_changes_nothing_is_taken(fields):
     ("fields", "param"),
     [
         ({"modalities": ["audio"]}, "modalities"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"length_penalty": 0}, "length_penalty"),
         ({"length_penalty": True}, "length_penalty"),

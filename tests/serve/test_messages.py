@@ -103,6 +103,21 @@ async def test_the_reason_of_an_end(fields, reason, sequence):
     assert (whole.stop_reason, whole.stop_sequence) == (reason, sequence)
 
 
+async def test_blocks_stand_where_the_model_wrote_them():
+    """
+    Also in a whole answer.
+    """
+    asked = {"messages": [USER], "tools": TOOLS, "max_tokens": 500}
+    reply = f"{CALL}Then.{CALL}"
+    async with reply_engine(reply) as engine, messaging(engine) as client:
+        whole = await client.messages.create(model="a", **asked)
+        events = await message_events(client, **asked)
+
+    kinds = [kind for kind, *_ in blocks_of(whole)]
+    assert kinds == ["tool_use", "text", "tool_use"]
+    assert blocks_of(whole) == joined_message(events)
+
+
 async def test_a_call_that_was_cut_has_what_came():
     """
     And is no call that can be run.
@@ -236,6 +251,45 @@ async def test_a_key_is_needed_in_the_words_of_the_dialect(tmp_path):
 
     assert caught.value.type == "authentication_error"
     assert answer.type == "message"
+
+
+async def test_an_answer_has_its_id_where_clients_look_for_it():
+    """
+    In the header of the dialect, and in errors beside them.
+    """
+    ids = {"x-request-id": "of a client".replace(" ", "-")}
+    asked = {"messages": [USER], "max_tokens": 500, "extra_headers": ids}
+    async with reply_engine(REPLY) as engine, messaging(engine) as client:
+        answer = await client.messages.create(model="a", **asked)
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            await client.messages.create(model="none", **asked)
+
+    assert answer._request_id == caught.value.request_id == "of-a-client"
+    assert caught.value.body["request_id"] == "of-a-client"
+
+
+async def test_documents_and_results_of_searches_have_their_heads():
+    """
+    A title, what is said of it, and where it is from stand above the text.
+    """
+    texts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    content = [
+        {
+            "type": "document",
+            "title": "T",
+            "context": "C",
+            "source": {"type": "text", "media_type": "text/plain", "data": "D"},
+        },
+        {"type": "document", "source": {"type": "content", "content": texts}},
+        {"type": "search_result", "title": "T", "source": "http://s", "content": texts},
+    ]
+    body = MessagesBody(messages=[{"role": "user", "content": content}])
+
+    request, _ = await request_of(read, body)
+
+    [message] = request.prompts[0]
+    parts = [part["text"] for part in message["content"]]
+    assert parts == ["T\nC\nD", "a\nb", "T\nhttp://s\na\nb"]
 
 
 @pytest.mark.native

@@ -91,6 +91,26 @@ async def test_a_response_that_was_cut_is_incomplete():
     assert items_of(whole) == items_of(events[-1].response)
 
 
+async def test_items_stand_where_the_model_wrote_them():
+    """
+    Also in a whole answer; a call behind which the text was cut is whole.
+    """
+    reply = f"{CALL}Then this and that."
+    asked = {"input": "Rain?", "tools": [FUNCTION], "max_output_tokens": len(CALL)}
+    async with reply_engine(reply) as engine, talking(engine) as client:
+        whole = await client.responses.create(model="a", **asked)
+        events = await response_events(client, **asked)
+
+    last = events[-1].response
+    assert items_of(whole) == items_of(last)
+    assert [(item.type, item.status) for item in whole.output] == [
+        ("function_call", "completed"),
+        ("message", "incomplete"),
+    ]
+    statuses = [item.status for item in whole.output]
+    assert statuses == [item.status for item in last.output]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

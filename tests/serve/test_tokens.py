@@ -31,6 +31,9 @@ async def test_tokens_go_there_and_back(anyio_backend_name):
                     asked = {"content": "a text", "add_special": True}
                     content = await post("/tokenize", **asked)
                     pieces = await post("/tokenize", content="aé", with_pieces=True)
+                    mixed = await post(
+                        "/tokenize", content=["a text", *wanted, "a"], add_special=True
+                    )
                     chat = await post("/tokenize", messages=CHAT)
                     n_chat = await engine.count(CHAT)
                     prompt = await post("/tokenize", prompt="a text")
@@ -42,6 +45,8 @@ async def test_tokens_go_there_and_back(anyio_backend_name):
 
     assert content == prompt
     assert plain["tokens"] == wanted[1:]
+    assert mixed["tokens"][: 2 * len(wanted)] == [*wanted, *wanted]
+    assert mixed["count"] > 2 * len(wanted)
     assert [each["piece"] for each in pieces["tokens"]] == ["a", [0xC3], [0xA9]]
     assert chat["count"] == n_chat
     assert (content["tokens"], content["count"]) == (wanted, len(wanted))

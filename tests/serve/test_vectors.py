@@ -126,6 +126,21 @@ async def test_routers_of_vllm_and_sglang_read_a_list_of_ranks(anyio_backend_nam
     assert told == [best | {"score": pytest.approx(wanted.score)}]
 
 
+async def test_ranked_texts_are_told_as_text_embeddings_inference_does(
+    anyio_backend_name,
+):
+    """
+    Each in a field `text`, where SGLang has a `document`.
+    """
+    asked = {"model": "r", "query": "a question", "texts": TEXTS, "return_text": True}
+    async with three_models(anyio_backend_name) as (url, _):
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
+            told = (await client.post("/rerank", json=asked)).json()
+
+    assert [set(rank) for rank in told] == [{"index", "score", "text"}] * len(TEXTS)
+    assert all(rank["text"] == TEXTS[rank["index"]] for rank in told)
+
+
 async def test_a_text_that_is_too_long_is_told_as_a_prompt_that_is(anyio_backend_name):
     """
     400, with the field, its place and both numbers.
