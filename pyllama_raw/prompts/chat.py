@@ -377,13 +377,13 @@ def _is_system(message: Mapping[str, Any]) -> bool:
 
 def _is_empty(message: Mapping[str, Any]) -> bool:
     """Whether *message* is the assistant's, and has no text, thought or call."""
-    content = message.get("content") or ()
-    if not isinstance(content, str):
-        content = "".join(str(part.get("text") or part) for part in content)
+    content = message.get("content") or ""
+    parts = [content] if isinstance(content, str) else content
+    texts = (p.get("text") if isinstance(p, dict) and "text" in p else p for p in parts)
     others = ("tool_calls", "reasoning_content", "reasoning", "thinking")
     return (
         message["role"] == "assistant"
-        and not content.strip()
+        and not any(str(text or "").strip() for text in texts)
         and not any(message.get(name) for name in others)
     )
 

@@ -113,19 +113,22 @@ def _readable(message: Any) -> Any:
     return message
 
 
-def plain_result(content: Any) -> Any:
+def plain_result(content: Any, *, is_typed: bool = False) -> Any:
     """
     The result of a tool as text or as parts of a message.
 
     Agents send results as the tools give them, and again with each request. So what is neither is
     JSON of its own, also a list of objects that have a type and are no parts.
+
+    Args:
+        is_typed: the dialect has a type for each part, so whatever has one is a part of some version.
     """
     if content is None or isinstance(content, str):
         return content
     is_alone = _is_part(content) and _is_known(content)
     parts = [content] if is_alone else content
     is_whole = isinstance(parts, list) and all(map(_is_part, parts))
-    if is_whole and (not parts or any(map(_is_known, parts))):
+    if is_whole and (is_typed or not parts or any(map(_is_known, parts))):
         return _with_texts(parts)
     return json.dumps(content, ensure_ascii=False)
 

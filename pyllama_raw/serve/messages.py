@@ -186,7 +186,8 @@ def _read(
     functions = []
     for tool in body.tools or ():
         if "input_schema" in tool:
-            functions.append(function_tool(tool, tool["input_schema"]))
+            strict = {"strict": True} if tool.get("strict") else {}
+            functions.append(function_tool(tool, tool["input_schema"], **strict))
         else:
             chat.stand_in(tool.get("name"), tool)
     choice = body.tool_choice or {}
@@ -245,7 +246,7 @@ def _say(
 
 
 def _result(chat: ChatTurns, block: Any, place: str) -> None:
-    content = plain_result(block.get("content")) or ""
+    content = plain_result(block.get("content"), is_typed=True) or ""
     parts = list(_parts(_listed(content), f"{place}.content", chat))
     # Templates have no other way to say that a tool failed.
     if block.get("is_error"):
@@ -268,7 +269,8 @@ def _write(chat: ChatTurns, blocks: BlockList, place: str) -> None:
                 chat.write(text, place)
             case {"type": "thinking", "thinking": str(text)}:
                 chat.think(text, place)
-            case {"type": "redacted_thinking"}:  # it has nothing to tell the model
+            # What is hidden or left out has nothing to tell the model.
+            case {"type": "redacted_thinking" | "thinking"}:
                 pass
             case {"type": "tool_use"}:
                 name, arguments = fields.get("name"), fields.get("input")

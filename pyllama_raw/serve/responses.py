@@ -300,7 +300,7 @@ def _add(chat: ChatTurns, item: Any, place: str, *, is_new: bool) -> None:
             arguments = {"input": item.get("input")}
             chat.call(item.get("call_id"), item.get("name"), arguments, place)
         case "function_call_output" | "custom_tool_call_output":
-            output = plain_result(item.get("output")) or ""
+            output = plain_result(item.get("output"), is_typed=True) or ""
             parts = _parts(output, f"{place}.output", chat)
             chat.say("tool", parts, place, tool_call_id=id_of(item.get("call_id")))
         case kind:

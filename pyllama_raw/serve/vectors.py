@@ -148,6 +148,7 @@ def routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/rerank", tags=["vectors"])
     @app.post("/rerank", include_in_schema=False)
+    @app.post("/v2/rerank", include_in_schema=False)
     @app.post("/reranking", include_in_schema=False)
     @app.post("/v1/reranking", include_in_schema=False)
     async def rerank(body: RerankBody, request: Request) -> Response:

@@ -493,27 +493,25 @@ async def test_a_short_text_stands_for_a_call_of_a_chat_without_a_name(
     assert messages[1]["tool_calls"] == [call_of()]
 
 
+OBJECTS = [{"type": "file", "name": "a"}, {"type": "dir", "name": "b"}]
+
+
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
-        ([{"type": "file", "name": "a"}, {"type": "dir", "name": "b"}], None),
-        ([{"type": "person", "age": 3}], None),
-        (["a", "b"], None),
-        ({"type": "error", "message": "none"}, None),
-        (5, None),
+        (["a", "b"], '["a", "b"]'),
+        ([{"rows": 1}], '[{"rows": 1}]'),
+        ({"type": "error", "message": "no"}, '{"type": "error", "message": "no"}'),
+        (5, "5"),
         ({"type": "text", "text": "a"}, "a"),
         ([{"type": "text", "text": "a"}], "a"),
     ],
 )
 async def test_the_result_of_a_tool_is_json_if_it_has_no_parts(result, expected):
     """
-    Objects that only have a type are what the tool says, and nothing of them is lost.
+    In each dialect, and nothing of it is lost.
     """
-    text = expected or json.dumps(result)
-    chat = [
-        *calling(call_of())[:2],
-        {"role": "tool", "tool_call_id": "1", "content": result},
-    ]
+    chat = [*calling(call_of())[:2], tool_said(result)]
     use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
     told = {"type": "tool_result", "tool_use_id": "1", "content": result}
     messages = [USER, assistant([use]), {"role": "user", "content": [told]}]
@@ -527,8 +525,23 @@ async def test_the_result_of_a_tool_is_json_if_it_has_no_parts(result, expected)
     ]
 
     for messages in prompts:
-        content = messages[2]["content"]
-        assert content in (text, [{"type": "text", "text": text}])
+        texts = (expected, [{"type": "text", "text": expected}])
+        assert messages[2]["content"] in texts
+
+
+async def test_objects_of_a_result_that_have_a_type_are_no_parts_of_a_chat():
+    """
+    A list of files is what the tool says.
+    """
+    chat = [*calling(call_of())[:2], tool_said(OBJECTS)]
+
+    [messages] = await prompts_of("/v1/chat/completions", {"messages": chat})
+
+    assert messages[2]["content"] == json.dumps(OBJECTS)
+
+
+def tool_said(content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "1", "content": content}
 
 
 async def test_texts_of_a_chat_have_the_names_of_other_dialects():

@@ -164,6 +164,19 @@ async def test_choices_of_tools_are_those_of_the_engine(choice, options):
     }
 
 
+async def test_a_tool_may_be_strict():
+    """
+    As functions of the other dialects.
+    """
+    tools = [TOOLS[0] | {"strict": True}, TOOLS[0] | {"strict": False}]
+    body = MessagesBody(messages=[USER], tools=tools)
+
+    request, _ = await request_of(read, body)
+
+    told = [tool["function"].get("strict") for tool in request.options["tools"]]
+    assert told == [True, None]
+
+
 async def test_blocks_become_the_messages_of_a_template():
     """
     Results come before what the user says with them, and those of errors say so.

@@ -35,6 +35,10 @@ async def test_tokens_go_there_and_back(anyio_backend_name):
                         "/tokenize", content=["a text", *wanted, "a"], add_special=True
                     )
                     chat = await post("/tokenize", messages=CHAT)
+                    parts = [{"type": "input_text", "text": "a text"}]
+                    of_parts = await post(
+                        "/tokenize", messages=[{"role": "user", "content": parts}]
+                    )
                     n_chat = await engine.count(CHAT)
                     prompt = await post("/tokenize", prompt="a text")
                     text = await post("/detokenize", tokens=wanted)
@@ -48,7 +52,7 @@ async def test_tokens_go_there_and_back(anyio_backend_name):
     assert mixed["tokens"][: 2 * len(wanted)] == [*wanted, *wanted]
     assert mixed["count"] > 2 * len(wanted)
     assert [each["piece"] for each in pieces["tokens"]] == ["a", [0xC3], [0xA9]]
-    assert chat["count"] == n_chat
+    assert chat["count"] == of_parts["count"] == n_chat
     assert (content["tokens"], content["count"]) == (wanted, len(wanted))
     assert content["max_model_len"] == engine.n_ctx_slot
     assert "a text" in text["content"]
