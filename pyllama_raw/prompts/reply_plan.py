@@ -188,6 +188,7 @@ class Replies:
             tail = tail_of(tokens, controls)
             prefix = self._encoder.detokenize(tail, special=True)
         variables = options.get("template_kwargs") or {}
+        off = variables.get("enable_thinking") is False
         return ReplyPlan(
             bound=bound,
             tools=[tool for tool in tools if isinstance(_name_of(tool), str)],
@@ -195,8 +196,22 @@ class Replies:
             is_parallel=is_parallel,
             is_parsed=is_parsed,
             prefix=prefix,
-            may_think=variables.get("enable_thinking") is not False,
+            may_think=not off and self._can_think(bound, source),
         )
+
+    def _can_think(self, bound: BoundSpec, source: ReplySpec | str | None) -> bool:
+        """
+        Whether the model thinks at all, as far as its template and its vocabulary show.
+
+        Models of one syntax of calls think or do not. One that does not would have to choose between
+        thoughts and a form of the answer, and might never come to an end of the thoughts.
+        """
+        reasoning = bound.spec.reasoning
+        if reasoning is None or not isinstance(source, str):
+            return True
+        names = [text.strip() for text in (*reasoning.start, *reasoning.end)]
+        special = self._parts.vocab.special_texts
+        return any(name in source or name in special for name in names)
 
     def _compiled(self, params: SamplingParams, plan: ReplyPlan) -> Constrained:
         """The constraint of a whole reply, which compiles; the engine remembers the latest."""

@@ -80,6 +80,7 @@ def routes(app: FastAPI, service: Service) -> None:
         else:
             chat = ChatBody.model_construct(**body.model_dump(include=OF_CHATS))
             request = await read_chat(chat, service)
+            engine = request.model.engine
             tokens = await engine.tokenize(request.prompts[0], **request.of_chat)
         answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
         has_pieces = body.with_pieces or body.return_token_strs

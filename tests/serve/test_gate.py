@@ -96,7 +96,7 @@ async def test_a_body_for_a_process_stays_no_longer_than_its_request():
     [
         {},
         {"authorization": "Bearer sk-3"},
-        {"authorization": "sk-1"},
+        {"authorization": "Basic sk-1"},
         {"authorization": b"Bearer \xff"},
         {"x-api-key": "alice sk-1"},
     ],
