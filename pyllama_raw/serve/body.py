@@ -136,7 +136,9 @@ class Body(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         cls.kinds_of, cls.with_default = {}, set()
-        for name, field in {**cls.takes, **cls.model_fields}.items():
+        # A rule of the dialect wins over what all bodies take.
+        takes = {name: f for name, f in cls.takes.items() if name not in cls.rules}
+        for name, field in {**takes, **cls.model_fields}.items():
             alias = field.validation_alias
             names = (name,) if alias is None else getattr(alias, "choices", (alias,))
             kinds = frozenset(_kinds_of(field.annotation))
@@ -295,11 +297,7 @@ class TextBody(ServedBody):
 
     rules: ClassVar[fields.Rules] = fields.TEXT
     need: ClassVar[Operation | None] = Operation.GENERATE
-    takes: ClassVar[Mapping[str, FieldInfo]] = {
-        name: field
-        for name, field in SamplingParams.model_fields.items()
-        if name not in fields.TEXT  # it is told in other words here
-    }
+    takes: ClassVar[Mapping[str, FieldInfo]] = SamplingParams.model_fields
 
     stream: bool | None = None
     """Whether the answer comes in events."""

@@ -215,16 +215,20 @@ CHATS: Rules = TEXT | {
     **_idle("response_fields"),
     "suffix": Neutral(("",), "ask for a completion"),
 }
+UNTOLD = "no log-probabilities are told here: ask for a chat completion"
+NO_LOGPROBS: Rules = {
+    "logprobs": Neutral((False,), UNTOLD),
+    "top_logprobs": Neutral((0,), UNTOLD),
+}
 RESPONSES: Rules = CHATS | {
     **_idle("access_programs", "context_management", "max_tool_calls", "truncation"),
     **_idle("background_options"),
-    "top_logprobs": Neutral(
-        (0,), "no log-probabilities are told here: ask for a chat completion"
-    ),
+    **NO_LOGPROBS,
     "image": Neutral((), "the answers are texts"),
     "personality": Neutral((), NOT_DONE),
 }
 MESSAGES: Rules = CHATS | {
+    **NO_LOGPROBS,
     **_idle("betas", "billing_policy", "cache_control", "compaction", "container"),
     **_idle("context_management", "diagnostics", "fallback_credit_token", "fallbacks"),
     **_idle("inference_geo", "speed", "user_profile_id", "workspace_id"),

@@ -145,6 +145,8 @@ async def read(body: MessagesBody, service: Service) -> TextRequest:
     model = service.find(body.model, Operation.GENERATE)
     if body.n not in (None, 1):
         raise refused("n", "an answer has one output", "unsupported")
+    if body.n_probs:
+        raise refused("n_probs", fields.UNTOLD, "unsupported")
     reading = partial(_read, body, model, service)
     return await finish_chat(*await service.read_body(reading), service)
 

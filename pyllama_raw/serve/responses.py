@@ -8,11 +8,13 @@ Rules:
 2. Thoughts that are hidden from us have nothing to tell the model.
 3. Clients send items that are not known here with each request, because an earlier server made
    them, so a short text stands in for one. A part of what the user says now is refused.
+   A reference to an item of ours is refused, too: its client believes that it is kept.
 4. Functions may come in an item `additional_tools`; they join the `tools` of the body.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from time import time
@@ -65,6 +67,7 @@ LOGPROBS = "message.output_text.logprobs"
 AT_END = ("message", "additional_tools")  # items that may follow what the user says now
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text"}
 TEXTS |= {"refusal": "refusal", "summary_text": "text", "reasoning_text": "text"}
+OWN_ID = re.compile(r"(msg|rs|fc)_[0-9a-f]{36}")
 IDS = {Content: "msg", Reasoning: "rs", CallDelta: "fc"}
 EVENTS = {  # of the text of a block
     Content: "response.output_text",
@@ -164,6 +167,8 @@ async def read(body: ResponsesBody, service: Service) -> TextRequest:
     model = service.find(body.model, Operation.GENERATE)
     if body.n not in (None, 1):
         raise refused("n", "an answer has one output", "unsupported")
+    if body.n_probs:
+        raise refused("n_probs", fields.UNTOLD, "unsupported")
     reading = partial(_read, body, model, service)
     return await finish_chat(*await service.read_body(reading), service)
 
@@ -246,6 +251,11 @@ def _conversation_of(instructions: str | None, items: str | ItemList) -> ChatTur
     n_failed = 0
     for i, item in enumerate(items):
         place = f"input[{i}]"
+        # Its client takes for granted that this server has what it said itself.
+        item_id: Any = item.get("id")
+        if item.get("type") == "item_reference" and OWN_ID.fullmatch(str(item_id)):
+            reason = "nothing is kept here: send the item itself, as with store: false"
+            raise refused(place, reason, "unsupported")
         try:
             _add(chat, item, place, is_new=i in new)
         except Failure as failure:

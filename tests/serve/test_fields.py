@@ -224,6 +224,25 @@ async def test_a_value_that_is_not_done_is_refused_by_its_name(fields, param):
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("name", ["logprobs", "top_logprobs", "n_probs"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/responses", {"input": "a"}), ("/v1/messages", CHAT)],
+)
+async def test_log_probabilities_that_no_answer_tells_are_refused(path, body, name):
+    """
+    Where a dialect has no place for them; their neutral values are taken.
+    """
+    neutral = False if name == "logprobs" else 0
+    async with asking() as (_, client):
+        answer = await client.post(path, json=body | {name: 2, "max_tokens": 1})
+        plain = await client.post(path, json=body | {name: neutral, "max_tokens": 1})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert plain.status_code == 200
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("path", "body"),
     [
