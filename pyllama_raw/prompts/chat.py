@@ -190,6 +190,7 @@ def _is_marker(text: str, template: str) -> bool:
     return text.strip() in template or _MARKER_FORM.fullmatch(text) is not None
 
 
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of a message
 RESERVED = {"bos_token", "eos_token", "messages", "tools"}
 TemplateRunner = TemplateProcesses | TemplateHere
 NO_TEMPLATE = (
@@ -325,9 +326,6 @@ class ChatTemplates:
     ) -> Rendered:
         # Checked copies: nobody changes them, and the other process can have them.
         plain = plain_messages(messages)
-        # An answer that is begun with nothing is one that has not begun.
-        if len(plain) > 1 and _is_empty(plain[-1]):
-            plain.pop()
         kwargs = plain_value("template_kwargs", settings.template_kwargs or {})
         for name in kwargs:
             if name in RESERVED or not name.isidentifier():
@@ -375,29 +373,25 @@ def _is_system(message: Mapping[str, Any]) -> bool:
     return message["role"] in ("system", "developer")
 
 
-def _is_empty(message: Mapping[str, Any]) -> bool:
-    """Whether *message* is the assistant's, and has no text, thought or call."""
-    content = message.get("content") or ""
-    parts = [content] if isinstance(content, str) else content
-    texts = (p.get("text") if isinstance(p, dict) and "text" in p else p for p in parts)
-    others = ("tool_calls", "reasoning_content", "reasoning", "thinking")
-    return (
-        message["role"] == "assistant"
-        and not any(str(text or "").strip() for text in texts)
-        and not any(message.get(name) for name in others)
-    )
-
-
 def _begun(messages: list[Any]) -> str | None:
-    """The text that the answer goes on with, or None."""
+    """
+    The text that the answer goes on with, or None.
+
+    An answer that begins with nothing has not begun: its message is taken off.
+    """
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or last.get("tool_calls"):
         return None
-    content = last.get("content")
+    texts = content = last.get("content")
     if isinstance(content, list):  # of parts: they are printed one after the other
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        texts = [p.get("text", p) if isinstance(p, dict) else p for p in content]
         content = texts[-1] if texts else None
-    return content if isinstance(content, str) and content.strip() else None
+    if isinstance(content, str) and content.strip():
+        return content
+    is_blank = not texts or not "".join(map(str, filter(None, texts))).strip()
+    if is_blank and len(messages) > 1 and not any(map(last.get, THOUGHTS)):
+        messages.pop()
+    return None
 
 
 def _cut_after(rendered: Rendered, start: str) -> Rendered:

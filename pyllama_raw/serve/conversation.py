@@ -106,8 +106,8 @@ def _readable(message: Any) -> Any:
     if not is_whole:
         return {**message, "content": json.dumps(content, ensure_ascii=False)}
     thoughts = "".join(map(_thought, parts))
-    others = [part for part in parts if part["type"] not in THOUGHTS]
-    message = {**message, "content": _with_texts(others)}
+    content = [part for part in parts if part["type"] not in THOUGHTS]
+    message = {**message, "content": _with_texts(content)}
     if thoughts and not any(message.get(name) for name in REASONING):
         message["reasoning_content"] = thoughts
     return message
@@ -140,8 +140,9 @@ def _as_texts(parts: Iterable[Any]) -> list[Any]:
 
 def _with_texts(parts: Iterable[Any]) -> list[Any]:
     """*parts* of the history, where a text may be nothing."""
-    named = _as_texts(parts)
-    return [part | {"text": ""} if _lacks_text(part) else part for part in named]
+    return [
+        part | {"text": ""} if _lacks_text(part) else part for part in _as_texts(parts)
+    ]
 
 
 def _is_text(part: object) -> bool:
@@ -526,11 +527,11 @@ def _as_printed(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     parameters = inner.get("parameters") or inner.get("input_schema")
     if inner is not tool and inner.get("parameters") is not None:
         return tool
-    others = ("type", "parameters", "input_schema", "cache_control")
+    apart = ("type", "parameters", "input_schema", "cache_control")
     fields = {
         name: value
         for name, value in inner.items()
-        if name not in others and value is not None
+        if name not in apart and value is not None
     }
     fields["parameters"] = parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": fields}

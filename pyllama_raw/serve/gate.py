@@ -66,7 +66,7 @@ class Gate:
         # Without keys each connection has a turn of its own.
         sender = SENDER.set(":".join(map(str, scope.get("client") or ())) or None)
         numbered = NUMBERED.set(service.is_llama)
-        named = REQUEST_ID.set(request_id)
+        id_token = REQUEST_ID.set(request_id)
         service.traffic.in_flight += 1
         try:
             await self._pass(scope, headers, receive, answer)
@@ -80,7 +80,7 @@ class Gate:
             CURRENT.reset(current)
             SENDER.reset(sender)
             NUMBERED.reset(numbered)
-            REQUEST_ID.reset(named)
+            REQUEST_ID.reset(id_token)
             service.traffic.in_flight -= 1
             # Another model may have the room, if nobody else uses this one.
             if exchange.claim is not None:

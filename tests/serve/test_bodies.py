@@ -362,10 +362,10 @@ async def test_a_body_that_is_packed_is_refused_by_its_header(anyio_backend_name
         async with serving(make_app({"a": engine}), anyio_backend_name) as url:
             async with wire(url) as client:
                 await client.post(body, content_encoding="gzip")
-                status, _, told = await client.answer()
+                status, _, answer = await client.answer()
 
-    assert (status, told["error"]["param"]) == (415, "body")
-    assert "content-encoding" in told["error"]["message"]
+    assert (status, answer["error"]["param"]) == (415, "body")
+    assert "content-encoding" in answer["error"]["message"]
 
 
 async def test_half_a_pair_of_characters_comes_back_as_a_mark(anyio_backend_name):

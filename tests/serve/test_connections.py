@@ -262,13 +262,13 @@ async def test_a_client_of_http_1_0_gets_no_chunks(stream):
                 b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
             )
             status, headers = await client.head()
-            rest = await client.rest()
+            answer = await client.rest()
 
     assert (status, headers["connection"]) == (200, "close")
     assert "transfer-encoding" not in headers
     begin, end = (b"data: {", b"data: [DONE]\n\n") if stream else (b"{", b"}")
-    assert rest.startswith(begin)
-    assert rest.endswith(end)
+    assert answer.startswith(begin)
+    assert answer.endswith(end)
 
 
 async def test_no_http_is_refused():

@@ -513,8 +513,8 @@ async def test_the_result_of_a_tool_is_json_if_it_has_no_parts(result, expected)
     """
     chat = [*calling(call_of())[:2], tool_said(result)]
     use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
-    told = {"type": "tool_result", "tool_use_id": "1", "content": result}
-    messages = [USER, assistant([use]), {"role": "user", "content": [told]}]
+    block = {"type": "tool_result", "tool_use_id": "1", "content": result}
+    messages = [USER, assistant([use]), {"role": "user", "content": [block]}]
     called = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "1", "output": result}
 
@@ -548,14 +548,14 @@ async def test_texts_of_a_chat_have_the_names_of_other_dialects():
     """
     Thoughts among them are no content.
     """
-    said = [{"type": "input_text", "text": "a"}, "b"]
+    content = [{"type": "input_text", "text": "a"}, "b"]
     thoughts = [{"type": "text", "text": "H"}, {"type": "text", "text": "m."}]
     written = [
         {"type": "thinking", "thinking": thoughts},
         {"type": "redacted_thinking", "data": "x"},
         {"type": "output_text", "text": "c", "annotations": []},
     ]
-    chat = [{"role": "user", "content": said}, assistant(written), USER]
+    chat = [{"role": "user", "content": content}, assistant(written), USER]
 
     [messages] = await prompts_of("/v1/chat/completions", {"messages": chat})
 
@@ -577,9 +577,11 @@ async def test_an_answer_that_is_begun_with_nothing_has_not_begun(content):
         async with httpx.AsyncClient(
             transport=transport, base_url="http://a"
         ) as client:
-            told = [await client.post("/apply-template", json=body) for body in bodies]
+            answers = [
+                await client.post("/apply-template", json=body) for body in bodies
+            ]
 
-    assert told[0].json() == told[1].json() == {"prompt": "<user>Hi<assistant>"}
+    assert answers[0].json() == answers[1].json() == {"prompt": "<user>Hi<assistant>"}
 
 
 async def test_functions_among_items_join_the_tools():

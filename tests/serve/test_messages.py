@@ -105,17 +105,17 @@ async def test_the_reason_of_an_end(fields, reason, sequence):
 
 async def test_blocks_stand_where_the_model_wrote_them():
     """
-    Also in a whole answer.
+    Also in a answer answer.
     """
-    asked = {"messages": [USER], "tools": TOOLS, "max_tokens": 500}
+    body = {"messages": [USER], "tools": TOOLS, "max_tokens": 500}
     reply = f"{CALL}Then.{CALL}"
     async with reply_engine(reply) as engine, messaging(engine) as client:
-        whole = await client.messages.create(model="a", **asked)
-        events = await message_events(client, **asked)
+        answer = await client.messages.create(model="a", **body)
+        events = await message_events(client, **body)
 
-    kinds = [kind for kind, *_ in blocks_of(whole)]
+    kinds = [kind for kind, *_ in blocks_of(answer)]
     assert kinds == ["tool_use", "text", "tool_use"]
-    assert blocks_of(whole) == joined_message(events)
+    assert blocks_of(answer) == joined_message(events)
 
 
 async def test_a_call_that_was_cut_has_what_came():
@@ -173,8 +173,8 @@ async def test_a_tool_may_be_strict():
 
     request, _ = await request_of(read, body)
 
-    told = [tool["function"].get("strict") for tool in request.options["tools"]]
-    assert told == [True, None]
+    flags = [tool["function"].get("strict") for tool in request.options["tools"]]
+    assert flags == [True, None]
 
 
 async def test_blocks_become_the_messages_of_a_template():
@@ -271,11 +271,11 @@ async def test_an_answer_has_its_id_where_clients_look_for_it():
     In the header of the dialect, and in errors beside them.
     """
     ids = {"x-request-id": "of a client".replace(" ", "-")}
-    asked = {"messages": [USER], "max_tokens": 500, "extra_headers": ids}
+    body = {"messages": [USER], "max_tokens": 500, "extra_headers": ids}
     async with reply_engine(REPLY) as engine, messaging(engine) as client:
-        answer = await client.messages.create(model="a", **asked)
+        answer = await client.messages.create(model="a", **body)
         with pytest.raises(anthropic.NotFoundError) as caught:
-            await client.messages.create(model="none", **asked)
+            await client.messages.create(model="none", **body)
 
     assert answer._request_id == caught.value.request_id == "of-a-client"
     assert caught.value.body["request_id"] == "of-a-client"

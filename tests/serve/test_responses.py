@@ -95,22 +95,22 @@ async def test_a_response_that_was_cut_is_incomplete():
 
 async def test_items_stand_where_the_model_wrote_them():
     """
-    Also in a whole answer; a call behind which the text was cut is whole.
+    Also in a answer answer; a call behind which the text was cut is answer.
     """
     reply = f"{CALL}Then this and that."
     n_tokens = len(tokens_of(CALL)) + 4
-    asked = {"input": "Rain?", "tools": [FUNCTION], "max_output_tokens": n_tokens}
+    body = {"input": "Rain?", "tools": [FUNCTION], "max_output_tokens": n_tokens}
     async with reply_engine(reply) as engine, talking(engine) as client:
-        whole = await client.responses.create(model="a", **asked)
-        events = await response_events(client, **asked)
+        answer = await client.responses.create(model="a", **body)
+        events = await response_events(client, **body)
 
     last = events[-1].response
-    assert items_of(whole) == items_of(last)
-    assert [(item.type, item.status) for item in whole.output] == [
+    assert items_of(answer) == items_of(last)
+    assert [(item.type, item.status) for item in answer.output] == [
         ("function_call", "completed"),
         ("message", "incomplete"),
     ]
-    statuses = [item.status for item in whole.output]
+    statuses = [item.status for item in answer.output]
     assert statuses == [item.status for item in last.output]
 
 

@@ -134,13 +134,13 @@ async def test_ranked_texts_are_told_as_text_embeddings_inference_does(
     """
     Each in a field `text`, where SGLang has a `document`.
     """
-    asked = {"model": "r", "query": "a question", "texts": TEXTS, "return_text": True}
+    body = {"model": "r", "query": "a question", "texts": TEXTS, "return_text": True}
     async with three_models(anyio_backend_name) as (url, _):
         async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
-            told = (await client.post("/rerank", json=asked)).json()
+            ranks = (await client.post("/rerank", json=body)).json()
 
-    assert [set(rank) for rank in told] == [{"index", "score", "text"}] * len(TEXTS)
-    assert all(rank["text"] == TEXTS[rank["index"]] for rank in told)
+    assert [set(rank) for rank in ranks] == [{"index", "score", "text"}] * len(TEXTS)
+    assert all(rank["text"] == TEXTS[rank["index"]] for rank in ranks)
 
 
 async def test_a_text_that_is_too_long_is_told_as_a_prompt_that_is(anyio_backend_name):
