@@ -91,10 +91,6 @@ class Exact(BaseModel):
         return values
 
 
-def _name(name: str | None) -> str | None:
-    return name or None  # clients without a model send an empty one
-
-
 class Body(BaseModel):
     """A body for one of the models."""
 
@@ -113,7 +109,7 @@ class Body(BaseModel):
     # What the model must be able to do. None: anything.
     need: ClassVar[Operation | None] = None
 
-    model: Annotated[str | None, AfterValidator(_name)] = None
+    model: str | None = None
     """A name of `/v1/models`; left out or empty: the first model that can do what is asked."""
     keep_alive: float | str | None = None
     """
@@ -189,11 +185,17 @@ class Body(BaseModel):
                 case None if value is not None:
                     hint = suggestion(name, cls.kinds_of)
                     raise refused(name, fields.UNKNOWN + hint, "unknown_parameter")
-        options = own.get("stream_options")
-        if isinstance(options, dict):
-            idle = (name for name in fields.STREAM_OPTIONS if name in options)
-            ignored += [f"stream_options.{name}" for name in idle]
+        if own.get("model") == "":  # clients without a model send an empty name
+            del own["model"]
+        if own.get("stream_options"):
+            ignored += _idle_options(own["stream_options"])
         return own
+
+
+def _idle_options(options: object) -> list[str]:
+    """The names of *options* of a stream that change nothing."""
+    names = options if isinstance(options, dict) else ()
+    return [f"stream_options.{n}" for n in fields.STREAM_OPTIONS if n in names]
 
 
 def read_plain(value: object, kinds: frozenset[type]) -> object:

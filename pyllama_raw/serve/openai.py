@@ -165,7 +165,8 @@ def _read_chat(
 
     chat = ChatTurns(body.messages)
     for message in body.messages:
-        _mend_calls(message, chat)
+        if "tool_calls" in message or "tool_call_id" in message:
+            _mend_calls(message, chat)
     tools = tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
 
     # Whether and how hard the model thinks is said in three ways.
