@@ -185,17 +185,11 @@ class Body(BaseModel):
                 case None if value is not None:
                     hint = suggestion(name, cls.kinds_of)
                     raise refused(name, fields.UNKNOWN + hint, "unknown_parameter")
-        if own.get("model") == "":  # clients without a model send an empty name
-            del own["model"]
-        if own.get("stream_options"):
-            ignored += _idle_options(own["stream_options"])
+        options = own.get("stream_options")
+        if isinstance(options, dict):
+            idle = (name for name in fields.STREAM_OPTIONS if name in options)
+            ignored += [f"stream_options.{name}" for name in idle]
         return own
-
-
-def _idle_options(options: object) -> list[str]:
-    """The names of *options* of a stream that change nothing."""
-    names = options if isinstance(options, dict) else ()
-    return [f"stream_options.{n}" for n in fields.STREAM_OPTIONS if n in names]
 
 
 def read_plain(value: object, kinds: frozenset[type]) -> object:
