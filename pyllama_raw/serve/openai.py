@@ -247,9 +247,7 @@ def _mend_calls(message: Any, chat: ChatTurns) -> None:
     if texts and isinstance(content := message.get("content"), list):
         content += [{"type": "text", "text": text} for text in texts]
     elif texts:
-        message["content"] = "\n".join([message.get("content") or "", *texts]).lstrip(
-            "\n"
-        )
+        message["content"] = "\n".join(filter(None, (message.get("content"), *texts)))
 
 
 def _function_of(call: Any) -> dict[str, Any] | None:

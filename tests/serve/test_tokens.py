@@ -64,7 +64,7 @@ async def test_tokens_go_there_and_back(anyio_backend_name):
 
 async def test_facts_of_a_service(anyio_backend_name):
     """
-    Its metrics have the name of the model, and its slots are all there.
+    Its metrics have the name of the model, and its slots are all there; a slash changes no list.
     """
     with anyio.fail_after(LIMIT_S):
         async with AsyncEngine.open(tiny_model("llama")) as engine:
@@ -73,6 +73,8 @@ async def test_facts_of_a_service(anyio_backend_name):
                     metrics = (await client.get("/metrics")).text
                     slots = (await client.get("/slots")).json()
                     props = (await client.get("/props")).json()
+                    models = (await client.get("/v1/models")).json()
+                    slash = (await client.get("/v1/models/")).json()
                     statuses = {
                         path: (await client.get(path)).status_code
                         for path in ("/livez", "/readyz", "/health", "/lora-adapters")
@@ -81,3 +83,4 @@ async def test_facts_of_a_service(anyio_backend_name):
     assert 'vllm:num_requests_running{model_name="a"} 0.0' in metrics
     assert len(slots) == props["total_slots"] == engine.stats().n_slots
     assert set(statuses.values()) == {200}
+    assert models == slash
