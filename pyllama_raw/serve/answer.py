@@ -468,8 +468,9 @@ class EventStream:
 class Codec(Protocol):
     """Output *index* of a delta or result is that of `n`, *prompt* that of the list of prompts."""
 
-    blocks: Blocks | None
-    """The blocks of the one output, in their order; None: its answer has none."""
+    @property
+    def blocks(self) -> Blocks | None:
+        """The blocks of the one output, in their order; None: its answer has none."""
 
     def begin(self, n_prompt: int) -> bytes:
         """Frames before the first delta; the prompt has *n_prompt* tokens."""

@@ -167,15 +167,17 @@ def plain_ids(messages: list[Message]) -> list[Message] | None:
 def object_arguments(messages: list[Message]) -> list[Message] | None:
     """Arguments that are no object, as those of a call that was cut, are the input of one."""
 
-    def whole(call: Any) -> Any:
-        function = call.get("function") if isinstance(call, dict) else None
-        arguments = function.get("arguments") if isinstance(function, dict) else None
-        if arguments is None or isinstance(_as_mapping(arguments), dict):
-            return call
-        return call | {"function": function | {"arguments": {"input": arguments}}}
+    def mended(call: Any) -> Any:
+        match call:
+            case {"function": {"arguments": arguments, **function}}:
+                if arguments is None or isinstance(_as_mapping(arguments), dict):
+                    return call
+                function["arguments"] = {"input": arguments}
+                return call | {"function": function}
+        return call
 
     changed = [
-        message | {"tool_calls": [*map(whole, message["tool_calls"])]}
+        message | {"tool_calls": [*map(mended, message["tool_calls"])]}
         if isinstance(message.get("tool_calls"), list)
         else message
         for message in messages
