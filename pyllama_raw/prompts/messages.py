@@ -305,12 +305,12 @@ class _Copier:
 
 def check_roles(messages: list[Any], template: str) -> None:
     """Raise InvalidRequest if a role is not standard, and *template* does not name it."""
-    roles = [m["role"] for m in messages if m["role"] not in STANDARD]
+    roles = {i: m["role"] for i, m in enumerate(messages) if m["role"] not in STANDARD}
     words = quoted_words(template) if roles else ()
-    for role in roles:
+    for i, role in roles.items():
         if role not in words:
             allowed = f"{', '.join(STANDARD)}, or a role that the chat template names"
-            raise InvalidRequest("role", role, allowed)
+            raise InvalidRequest(f"messages[{i}].role", role, allowed)
 
 
 def quoted_words(template: str) -> set[str]:
