@@ -282,6 +282,7 @@ async def model_cache(
         max_wait_s=config.turn_wait_s,
         max_overtakes=config.max_model_overtakes,
         max_waiting=config.max_model_waiting,
+        max_waiting_bytes=config.max_model_waiting_bytes,
     )
 
 

@@ -32,7 +32,7 @@ from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.api.metrics import EngineMetrics
-from pyllama_raw.errors import ClosedError, ConfigError
+from pyllama_raw.errors import ClosedError, ConfigError, QueueFull
 from pyllama_raw.results import Operation, Pooling, Watcher
 from pyllama_raw.runners import (
     CachedModel,
@@ -314,10 +314,19 @@ class Service:
         try:
             with move_on_after(limit_s):
                 exchange.claim = await self.models.claim(
-                    model, client=exchange.client, keep_alive_s=keep_alive_s
+                    model,
+                    client=exchange.client,
+                    keep_alive_s=keep_alive_s,
+                    n_bytes=exchange.n_read,
                 )
         except ClosedError as error:  # which advises programs
             raise Failure(503, "server_is_draining", DRAINING) from error
+        except QueueFull as error:  # in the words of a cache, which a service has as options
+            knob = f"max_model_{error.knob.removeprefix('max_')}"
+            message = f"requests that wait for models take all the room for them ({knob})"
+            headers = {"retry-after": str(retry_s(self.engines.values()))}
+            code, message = "server_is_overloaded", f"{message}: try again, or elsewhere"
+            raise Failure(503, code, message, headers=headers) from error
         if exchange.claim is None:
             message = (
                 f"model {model} was not loaded within {limit_s:g} s: try again later"
