@@ -205,6 +205,10 @@ class ModelCache:
         """Names of the adapters that are loaded with a model. Raises ModelNotFound."""
         return self._entry(name).model.adapters
 
+    def source_of(self, name: str) -> str:
+        """The list that has a model. Raises ModelNotFound."""
+        return self._entry(name).model.source
+
     @property
     def budget(self) -> dict[str, int]:
         """Bytes that all models may take together, by device."""
@@ -279,7 +283,7 @@ class ModelCache:
         for name, model in models.items():
             if name not in self._entries:
                 self.add(name, model)
-        self._tell(ModelEvent("*"))
+        self.tell(ModelEvent("*"))
         self._turn()
 
     def runner(self, name: str) -> CachedRunner:
@@ -564,7 +568,7 @@ class ModelCache:
         failure = _unavailable(entry, error, entry.resident.retry_at - now)
         failure.__cause__ = error
         self._end(claims, failure)
-        self._tell(ModelEvent(entry.name, entry.resident.state, entry.error))
+        self.tell(ModelEvent(entry.name, entry.resident.state, entry.error))
         return failure
 
     def _end(self, claims: tuple[Claim, ...], error: PyllamaError) -> None:
@@ -592,7 +596,8 @@ class ModelCache:
             for claim in self._residency.dismiss(entry.name):
                 self._waits[claim].over.set()
 
-    def _tell(self, event: ModelEvent) -> None:
+    def tell(self, event: ModelEvent) -> None:
+        """Tell all readers of a change."""
         for reader in self._readers:
             with suppress(anyio.WouldBlock):
                 reader.send_nowait(event)
@@ -609,7 +614,7 @@ class ModelCache:
             entry = self._entries[name]
             assert self._group is not None
             if move is Move.LOAD:
-                self._tell(ModelEvent(name, ModelState.LOADING))
+                self.tell(ModelEvent(name, ModelState.LOADING))
                 self._group.start_soon(self._load, entry)
             else:
                 self._group.start_soon(self._part, entry, move)
@@ -631,7 +636,7 @@ class ModelCache:
         except ModelTooLarge as error:  # of which no load has told, as there was none
             entry = self._entry(name)
             entry.error = error
-            self._tell(ModelEvent(name, entry.resident.state, error))
+            self.tell(ModelEvent(name, entry.resident.state, error))
         except PyllamaError:
             pass
 
@@ -657,13 +662,13 @@ class ModelCache:
             self._failed(entry, error)
         elif is_cancelled:
             self._residency.gave_up(name)
-            self._tell(ModelEvent(name, resident.state))
+            self.tell(ModelEvent(name, resident.state))
         else:
             now = self._clock()
             entry.checked_at, entry.error = now, None
             self._residency.loaded(name, now, now - began)
             logger.info("%s is loaded after %.2f s", name, now - began)
-            self._tell(ModelEvent(name, ModelState.LOADED))
+            self.tell(ModelEvent(name, ModelState.LOADED))
             if not is_asleep and self._group is not None:
                 self._group.start_soon(self._follow, entry)
         if resident.state is ModelState.UNLOADED:
@@ -695,12 +700,12 @@ class ModelCache:
                 self._residency.stayed(name)
             else:
                 self._residency.gone(name, asleep=True)
-                self._tell(ModelEvent(name, ModelState.SLEEPING))
+                self.tell(ModelEvent(name, ModelState.SLEEPING))
         else:
             await self._close(entry)
             self._residency.gone(name)
             logger.info("%s is unloaded", name)
-            self._tell(ModelEvent(name, ModelState.UNLOADED, entry.error))
+            self.tell(ModelEvent(name, ModelState.UNLOADED, entry.error))
             try:
                 self._evicted(name)
             except Exception:

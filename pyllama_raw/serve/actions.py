@@ -37,7 +37,7 @@ UNWRITABLE = (EACCES, EPERM, EROFS)  # faults of the folder, which no other name
 SCALES = TypeAdapter(list[LoraScale])
 NOT_HERE = (  # endpoints of llama-server that are not done here
     *("/v1/audio/transcriptions", "/audio/transcriptions", "/tools", "/cors-proxy"),
-    *("/models", "/v1/chat/completions/control", "/v1/streams/lookup", "/v1/stream"),
+    *("/v1/chat/completions/control", "/v1/streams/lookup", "/v1/stream"),
 )
 
 

@@ -45,6 +45,7 @@ from pyllama_raw.serve.connections import (
     usable,
 )
 from pyllama_raw.serve.deployment import AdapterEntry, Deployment, ModelPlace
+from pyllama_raw.serve.downloads import Downloads
 from pyllama_raw.serve.listening import (
     LoadingApp,
     NoModels,
@@ -138,7 +139,11 @@ async def deploy(
             options = {"autoload": deployment.loading.autoload, "refresh": read}
             options["has_processes"] = deployment.loading.model_processes
             app = make_app(models, deployment.service, has_media=has_media, **options)
-            return answering(app)
+            service = answering(app)
+            if service.is_llama and read is not None:
+                downloads = await stack.enter_async_context(Downloads(service))
+                service.downloads = downloads
+            return service
 
         def answering(app: FastAPI) -> Service:
             service: Service = app.state.service
@@ -372,6 +377,7 @@ def _cached(
             of_all.model_processes,
         ),
         adapters=frozenset(adapter.name for adapter in adapters),
+        source=deployment.sources.get(name, "preset"),
     )
 
 

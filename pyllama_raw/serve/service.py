@@ -130,6 +130,19 @@ class ServingProcess(Protocol):
         """Families of its engine."""
 
 
+class Fetching(Protocol):
+    """Models that are being fetched, as downloads.py has them."""
+
+    def progress(self) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+        """Bytes of the files of each, by name."""
+
+    async def cancel(self, name: str) -> bool:
+        """End one; False: there is none of that name."""
+
+    def close(self) -> None:
+        """Have all end."""
+
+
 class Elsewhere(Exception):
     """A request is that of a model in a process of its own, which is to answer it."""
 
@@ -178,6 +191,7 @@ class Service:
         # Clients of llama-server tell a router by the status of its models.
         self.is_router = models.is_dynamic and (refresh is not None or len(models) > 1)
         self.drains = False  # drain() was called
+        self.downloads: Fetching | None = None
         self._reading, self._n_reads = Lock(), 0  # of the list of models
         self._reread_at = -inf  # from when on it may be read
         self.is_llama = config.in_place_of is not None
@@ -243,6 +257,8 @@ class Service:
         """Take no new requests from now on."""
         self.drains = True
         self.bodies.drain()
+        if self.downloads is not None:
+            self.downloads.close()
 
     def check_room(self) -> None:
         """Raise Failure if the service is about to end, or handles as many requests as it may."""
@@ -321,11 +337,13 @@ class Service:
                 )
         except ClosedError as error:  # which advises programs
             raise Failure(503, "server_is_draining", DRAINING) from error
-        except QueueFull as error:  # in the words of a cache, which a service has as options
+        except QueueFull as error:
+            # The service has its limits as options of other names.
             knob = f"max_model_{error.knob.removeprefix('max_')}"
-            message = f"requests that wait for models take all the room for them ({knob})"
+            reason = f"requests that wait for models take all the room ({knob})"
+            message = f"{reason}: try again, or elsewhere"
             headers = {"retry-after": str(retry_s(self.engines.values()))}
-            code, message = "server_is_overloaded", f"{message}: try again, or elsewhere"
+            code = "server_is_overloaded"
             raise Failure(503, code, message, headers=headers) from error
         if exchange.claim is None:
             message = (

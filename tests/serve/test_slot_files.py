@@ -183,7 +183,9 @@ async def test_a_key_has_files_of_its_own(tmp_path):
             async with client_of(make_app({"a": engine}, config), headers) as client:
                 await client.post("/completion", json=BODY)
                 alone = [await tried(client, "key-a", "save")]
-                alone += [await tried(client, key, "restore") for key in ("key-b", "key-m")]
+                alone += [
+                    await tried(client, key, "restore") for key in ("key-b", "key-m")
+                ]
                 saves = [await tried(client, key, "save") for key in ("key-b", "key-m")]
                 names = {path.name for path in folder.rglob("*.bin")}
                 n_files = len([*folder.rglob("*.bin")])
