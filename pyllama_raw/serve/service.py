@@ -126,8 +126,11 @@ class ServingProcess(Protocol):
     async def fact(self, path: str) -> Any:
         """The answer to GET *path*. None: there is none for now."""
 
-    async def metrics(self) -> list[Metric]:
-        """Families of its engine."""
+    async def metrics(self) -> list[Metric] | None:
+        """Families of its engine. None: there are none for now."""
+
+    async def state(self) -> str:
+        """A word for how it is."""
 
 
 class Fetching(Protocol):
