@@ -118,6 +118,7 @@ Whole = Annotated[int, Strict(), BeforeValidator(_plain_int)]
 Flag = Annotated[bool, Strict()]
 Name = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_SALT)]
 Priority = Annotated[Whole, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+SlotIndex = Annotated[Whole, Field(ge=0, le=MAX_POSITION)]
 Seconds = Annotated[
     float, Strict(), Field(gt=0, le=MAX_DEADLINE_S, allow_inf_nan=False)
 ]
@@ -197,6 +198,11 @@ class RequestOptions(TextOptions, ChatOptions, total=False):
     """Only requests with an equal salt share cached prefixes."""
     cache_points: Points
     """Positions of the prompt that are worth a snapshot."""
+    slot: SlotIndex | None
+    """
+    The slot that the request is to have if no other one runs in it, so that `save_slot()` finds it there. What
+    others have left in it is given up. None, or one that the engine has not: the slot that is missed least.
+    """
     speculation: Flag
     """Whether drafts of the output may be verified, if the engine has any; True by default."""
     client: Name | None
