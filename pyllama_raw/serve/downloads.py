@@ -46,6 +46,7 @@ PLAN_S = 60.0  # for the hub to tell what there is to fetch
 STOP_S = 3.0  # for a process to take away what is half fetched
 LOOK_S = 0.25
 MARGIN_BYTES = 2**30  # of the disk that stay free
+QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 OFFLINE = "HF_HUB_OFFLINE"
 
 
@@ -141,7 +142,7 @@ class Downloads:
             headers = {"retry-after": "60"}
             raise Failure(503, "server_is_overloaded", message, headers=headers)
         command = [interpreter(), "-c", PROGRAM]
-        child = Child(f"the download of {name}", command, {FETCH: f"hf:{name}"})
+        child = Child(f"the download of {name}", command, {FETCH: f"hf:{name}"} | QUIET)
         download = self._all[name] = Download(name, child)
         try:
             await self._plan(download)
