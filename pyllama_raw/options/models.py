@@ -356,8 +356,8 @@ def hub_files(spec: str) -> tuple[_HubName, list[HubFile]]:
     """The files that the model *spec* needs, with the projector of its repository. Raises ModelNotFound."""
     name = _hub_name(spec)
     with _asking(spec) as hub:
-        asked = hub.HfApi().model_info(name.repo, files_metadata=True, **name.options)
-        infos = {info.rfilename: info for info in asked.siblings}
+        repo = hub.HfApi().model_info(name.repo, files_metadata=True, **name.options)
+        infos = {info.rfilename: info for info in repo.siblings}
         file = name.file or _usual_file(spec, name.quant, infos)
         names = model_files(file)
         if projector := _projector_among(map(Path, infos)):
@@ -409,11 +409,11 @@ def remove_fetched(name: str) -> bool:
     """
     models = [*_fetched()]
     files = [file for own, file in models if own == name]
-    others = {file.parent for own, file in models if own != name}
+    shared = {file.parent for own, file in models if own != name}
     blobs, base = set[Path](), _hub_folder()
     for file in files:
         paths = [Path(part) for part in model_files(str(file))]
-        if file.parent not in others:
+        if file.parent not in shared:
             paths += [
                 path for path in file.parent.glob("mmproj*.gguf") if path.exists()
             ]

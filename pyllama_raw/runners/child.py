@@ -200,10 +200,10 @@ class Child:
 
     def _hear(self, hears: Hears, written: bytes) -> None:
         """Tell the lines that end in *written*."""
-        *lines, rest = (self._line + written).split(b"\n")
+        *lines, half = (self._line + written).split(b"\n")
         for line in lines:
             hears(line[:MAX_LINE].decode(errors="replace").strip())
-        self._line = rest[:MAX_LINE]
+        self._line = half[:MAX_LINE]
 
     def _wait(self, ends: int) -> None:
         """Wait for its end, kill what it leaves behind, and close *ends*."""

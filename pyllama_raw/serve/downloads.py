@@ -77,9 +77,9 @@ class Download:
     def look(self) -> bool:
         """Take in what the process has told; whether that is news."""
         lines = self.child.said.splitlines()
-        told = [line.removeprefix(TOLD) for line in lines if line.startswith(TOLD)]
+        reports = [line.removeprefix(TOLD) for line in lines if line.startswith(TOLD)]
         facts: dict[str, Any] = {}
-        for text in told[-1:]:
+        for text in reports[-1:]:
             try:
                 facts = json.loads(text)
             except ValueError:  # it is not all written yet

@@ -126,7 +126,7 @@ def test_a_request_has_the_slot_that_it_names_if_no_other_one_runs_in_it():
     """
     engine = Engine()
     engine.run(A, slot=1)
-    held = [place.n_held for place in engine.scheduler.memory.slots.all]
+    counts = [place.n_held for place in engine.scheduler.memory.slots.all]
     [copied_end] = engine.run([*A, *B[:10]], slot=0)
     first, second = (engine.add(tokens, 9, slot=1) for tokens in (A, B))
     engine.step()
@@ -135,7 +135,7 @@ def test_a_request_has_the_slot_that_it_names_if_no_other_one_runs_in_it():
         for running in engine.scheduler.memory.slots.running.values()
     }
 
-    assert held == [0, len(A) + 1]
+    assert counts == [0, len(A) + 1]
     assert copied_end.n_cached == len(A)
     assert slots[first] == 1
     assert slots[second] != 1

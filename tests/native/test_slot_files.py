@@ -169,18 +169,18 @@ def test_what_a_killed_save_has_left_is_removed(tmp_path):
     """
     By the next save; not what somebody writes, nor what is young, nor a file of another name.
     """
-    old, young, held, other = (tmp_path / f".{c * 32}.part" for c in "abcg")
+    old, young, locked, other = (tmp_path / f".{c * 32}.part" for c in "abcg")
     link = tmp_path / f".{'d' * 32}.part"
     link.symlink_to(other)
-    for path in (old, young, held, other):
+    for path in (old, young, locked, other):
         path.touch()
         if path != young:
             os.utime(path, (0, 0))
     os.utime(link, (0, 0), follow_symlinks=False)
-    with held.open() as stream:
+    with locked.open() as stream:
         flock(stream, LOCK_EX)
         sweep_parts(tmp_path)
-        is_left = [path.is_symlink() or path.exists() for path in (old, held, young)]
+        is_left = [path.is_symlink() or path.exists() for path in (old, locked, young)]
     sweep_parts(tmp_path / "none")
 
     assert is_left == [False, True, True]

@@ -678,14 +678,14 @@ async def test_requests_that_wait_have_bytes_that_are_bounded():
                 with pytest.raises(QueueFull) as caught:
                     await claim("C", 4)
                 goes_on.set()
-            for made in claims:
-                cache.release(made)
+            for claimed in claims:
+                cache.release(claimed)
             await claim("C", 11)
             cache.release(claims[-1])
 
     error = caught.value
     assert (error.knob, error.value, error.limit) == ("max_waiting_bytes", 15, 10)
-    assert [made.model for made in claims] == ["A", "A", "B", "C"]
+    assert [claimed.model for claimed in claims] == ["A", "A", "B", "C"]
 
 
 async def test_closing_ends_waits_and_lets_run_what_may():

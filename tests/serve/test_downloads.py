@@ -111,7 +111,7 @@ async def test_a_model_is_fetched_listed_and_removed(hub):
     os.mkfifo(hub / "gate")
     async with router() as (client, _):
         async with events_of(client, "download_finished") as events:
-            begun = await client.post("/models", json={"model": NAME})
+            first = await client.post("/models", json={"model": NAME})
             coming = await listed(client)
             again = await client.post("/models", json={"model": NAME})
             with (hub / "gate").open("w"):
@@ -122,7 +122,7 @@ async def test_a_model_is_fetched_listed_and_removed(hub):
             removed = await client.delete("/models", params={"model": NAME})
         after = await listed(client)
 
-    assert (begun.status_code, begun.json()) == (200, {"success": True})
+    assert (first.status_code, first.json()) == (200, {"success": True})
     assert coming == {"own": "unloaded", NAME: "downloading"}
     assert [again.status_code, twice.status_code] == [400, 400]
     assert "already exists" in again.json()["error"]["message"]

@@ -110,7 +110,7 @@ def place(
         idle: slots without a sequence, the one that is missed least first.
         wish: the slot that the caller chose, which is had if it is idle.
     """
-    if wish in idle:
+    if wish is not None and wish in idle:
         # What the slot has itself needs no copy, unless there is more elsewhere.
         own = max((s.n_now for s in sources if s.slot == wish), default=0)
         start = fill(question, [s for s in sources if s.slot != wish], offers)
