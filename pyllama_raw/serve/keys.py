@@ -69,7 +69,8 @@ class Keys:
             try:
                 self._add(path.read_text().splitlines(), str(path))
             except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"the keys in {path}: {error}") from error
+                reason = getattr(error, "strerror", None) or str(error)
+                raise ConfigError(f"the keys in {path}: {reason}") from error
         if (value := os.environ.get(VARIABLE)) is not None:
             self._add(value.split(","), VARIABLE)
 

@@ -458,4 +458,4 @@ async def test_mistakes_of_unions_say_all_that_fits():
     """
     (failure,), _ = await statuses("/v1/responses", [{"input": 5}])
 
-    assert failure["error"]["message"] == "input: give a valid string, or a valid list"
+    assert failure["error"]["message"] == "input: give text, or a list"
