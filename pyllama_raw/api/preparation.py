@@ -413,6 +413,7 @@ class Preparation:
             max_wait_s=options.get("max_wait_s"),
             namespace=namespace,
             cache_points=cast(tuple[int, ...], options.get("cache_points", ())),
+            slot=options.get("slot"),
             speculates=options.get("speculation", True),
             client=options.get("client"),
             policy_data=options.get("policy_data"),

@@ -86,6 +86,8 @@ class Deployment(ListenConfig):
     """When models are loaded, and what gives way."""
     places: dict[str, ModelPlace] = Field(default_factory=dict)
     """Places of models, by name, as far as they say something of it."""
+    sources: dict[str, str] = Field(default_factory=dict)
+    """The lists that have models, by name, as llama-server's router calls them."""
 
     @property
     def is_on_demand(self) -> bool:

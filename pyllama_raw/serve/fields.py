@@ -131,9 +131,7 @@ TEXT: Rules = ANY | {
     # hints, and facts of an answer that is the same without them
     **_idle("verbosity", "reasoning_effort", "parallel_tool_calls", "prediction"),
     **_idle("verbose", "reasoning_format", "guided_decoding_backend", "watermarking"),
-    **_idle(
-        "backend_sampling", "cache_prompt", "id_slot", "n_cache_reuse", "n_discard"
-    ),
+    **_idle("backend_sampling", "cache_prompt", "n_cache_reuse", "n_discard"),
     **_idle("n_indent", "n_keep", "return_progress", "sse_ping_interval"),
     **_idle("t_max_predict_ms", "t_max_prompt_ms", "timings_per_token"),
     **_idle("speculative.type", "speculative.n_max", "speculative.n_min"),

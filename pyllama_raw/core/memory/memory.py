@@ -121,14 +121,16 @@ class Memory:
         """Give *sequence* an idle slot, and the best start that there is of it."""
         question, sources, offers = self._survey(sequence)
         free = [idle.slot for idle in self.slots.idle]
-        slot, start = place(question, sources, offers, free)
+        slot, start = place(question, sources, offers, free, sequence.request.slot)
+        # A start from elsewhere empties the slot, and may have the one that is wished for, too.
+        empty = slot if slot == sequence.request.slot else free[0]
         if (swap := self._swap_of(sequence, start)) is not None:
-            slot, start = free[0], swap
+            slot, start = empty, swap
         file: EarlyFile | None = None
         if self.ahead.file is not None:
             file = self.ahead.take(sequence, start, self.slots.n_not_running)
         if file is not None:
-            slot, start = free[0], file.restore
+            slot, start = empty, file.restore
         # Hold it first, because what is saved of the slot might evict it.
         elif isinstance(start, Restore):
             self.tiers.hold(start)
