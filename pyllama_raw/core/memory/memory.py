@@ -110,6 +110,7 @@ class Memory:
         self._captures_points = self.cache.stores and not limits.kind.can_cut
         self._swaps: dict[Sequence, Swap] = {}  # a few: only preempted ones have any
         self._emptied: list[Running] = []  # to be filled again
+        self._followers: list[Running] = []  # perhaps not any more
         # By fetch_id: sequences that wait for a file, and files that were read.
         self.fetchers: dict[int, Running] = {}
         self.loads: dict[int, Loading] = {}
@@ -195,6 +196,7 @@ class Memory:
                 leader, can_cut = self.slots.all[slot], self.slots.limits.kind.can_cut
                 assert isinstance(leader, Running)
                 running.leader, running.fork_at = leader, n_tokens
+                self._followers.append(running)
                 # A chunk of the leader ends where the two part: from there on both go
                 # on together, which needs fewer steps. Near its end no chunk can end.
                 n_after = leader.sequence.n_in_chunks - n_tokens
@@ -283,11 +285,12 @@ class Memory:
             if self.slots.is_here(running) and not (waits or running.n_computed):
                 self._refill(running)
         # Followers copy from leaders that are far enough.
-        can_cut = self.slots.limits.kind.can_cut
-        for running in self.slots.running.values():
+        followers, self._followers = self._followers, []
+        for running in followers:
             leader, n_tokens = running.leader, running.fork_at
-            if leader is None:
+            if leader is None or not self.slots.is_here(running):
                 continue
+            can_cut = self.slots.limits.kind.can_cut
             is_past = not can_cut and leader.n_computed > n_tokens
             if is_past or leader.sequence.is_shifted or not self.slots.is_here(leader):
                 # The leader will never stand there.
@@ -295,6 +298,8 @@ class Memory:
             elif leader.n_computed >= n_tokens:
                 running.leader = None
                 self._start(running, CopyOf(leader.slot, n_tokens))
+            else:
+                self._followers.append(running)
 
     def _take_files(self) -> None:
         """Take in what came of files that sequences wait for."""
@@ -499,7 +504,7 @@ class Memory:
         self.slots.lose_all()
         # Files are not of the context.
         self.slots.add(move for move in moves if isinstance(move, Delete))
-        self._emptied = []
+        self._emptied, self._followers = [], []
         for running in self.slots.running.values():
             running.leader = None
             running.points.clear()

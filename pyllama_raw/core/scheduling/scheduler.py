@@ -125,9 +125,7 @@ class Scheduler:
         self.alive: Mapping[int, object] = self._roster.alive  # by request_id
         self.counters = self._roster.counters  # totals, which others read
         shifts = context_full == "shift" and limits.can_shift
-        self._outputs = Outputs(
-            self._roster, limits, pieces, n_keep if shifts else None
-        )
+        self._outputs = Outputs(self._roster, pieces, n_keep if shifts else None)
         self._suspects = Suspects()
         budget = StepBudget(token_budget, target_step_s, limits.n_batch, self._costs)
         make_turns = partial(PrefillTurns, prefill_order, prefill_quantum)
