@@ -98,7 +98,8 @@ class Sequence:
         # Tokens that an encoder reads.
         self.n_source = 0 if request.source is None else len(request.source)
         self.n_chunked = n_chunked
-        self.n_complete = len(self.tokens) + request.max_tokens  # tokens, with all output
+        # Tokens that it has with all of its output.
+        self.n_complete = len(self.tokens) + request.max_tokens
         self.n_overtaken = 0
         self.n_held = 0  # steps in a row that a policy gave its prompt no token
         self.n_preempted = 0

@@ -23,6 +23,7 @@ import atexit
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -364,8 +365,8 @@ class EngineThread:
         self._deliver_pending()
         # Files get what idle slots hold last, because nobody waits any more.
         if self.life.phase.has_context and self._parts.files is not None:
-            for events, has_ended in self.driver.last_steps():
-                self._deliver(events, has_ended)
+            for events in self.driver.last_steps():
+                self._deliver(events)
                 self._parts.files.drain()
 
     def _obey(self, command: Command) -> None:
@@ -390,18 +391,18 @@ class EngineThread:
         if life.retry_at is not None and driver.clock() >= life.retry_at:
             failure = life.come_back()
             if failure is not None:
-                self._deliver(*driver.give_up(failure))
+                self._deliver(driver.give_up(failure))
         # There is none, or it sleeps: requests wait, but not beyond their deadlines.
         if not life.phase.has_context:
             driver.scheduler.expire(driver.clock())
             return self._deliver_pending()
         try:
-            plan, events, has_ended = driver.plan()
+            plan, events = driver.plan()
             # What needs no decode must not wait for one.
             if events:
-                self._deliver(events, has_ended)
+                self._deliver(events)
             if plan:
-                self._deliver(*driver.run(plan))
+                self._deliver(driver.run(plan))
                 if driver.watchers.wants_steps:
                     driver.log_step()
         except Exception as error:
@@ -427,28 +428,30 @@ class EngineThread:
 
     def _deliver_pending(self) -> bool:
         """Deliver what does not wait for a step; False if there is nothing."""
-        events, has_ended = self.driver.take_events()
+        events = self.driver.scheduler.take_events()
         if events:
-            self._deliver(events, has_ended)
+            self._deliver(events)
         return bool(events)
 
-    def _deliver(self, events: list[Event], has_ended: bool) -> None:
+    def _deliver(self, events: list[Event]) -> None:
         """Put *events* into the streams of their requests; one wake-up for each event loop."""
-        # Whoever reads an end finds statistics that know of it.
         now = self.driver.clock()
-        if has_ended or now - self._stats_at >= STATS_S:
-            stats = self.driver.scheduler.stats()
-            self.stats = self._room.counted(stats) if self._room.waiting else stats
-            self._stats_at = now
-            self.cpu_share.note(self._parts.executor.times)
-            self._teller.tell(self.driver.scheduler)
+        has_stats = now - self._stats_at >= STATS_S
+        if has_stats:
+            self._take_stats(now)
         records = self.records
-        ready: dict[object, list[Stream]] = {}  # by event loop, those to be woken
+        # By event loop, those to be woken.
+        ready = defaultdict[object, list[Stream]](list)
         for event in events:
             record = records[event.request_id]
             stream = record.stream
             n_unread = len(stream.events)
             if type(event) is Finished:
+                # Whoever reads an end finds statistics that know of it.
+                if not has_stats:
+                    self._take_stats(now)
+                    has_stats = True
+                event = self.driver.closed(event)  # noqa: PLW2901
                 if record.encodes is not None:
                     event = replace(event, encode_s=record.encodes.seconds)  # noqa: PLW2901
                 self._leave(record)
@@ -460,14 +463,17 @@ class EngineThread:
                 stream.events.append(event)
                 continue
             stream.events.append(event)
-            streams = ready.get(stream.loop)
-            if streams is None:
-                ready[stream.loop] = [stream]
-            else:
-                streams.append(stream)
+            ready[stream.loop].append(stream)
         for loop, streams in ready.items():
             if not wake(loop, streams):
                 self._mailbox.post(partial(self._abandon, loop))
+
+    def _take_stats(self, now: float) -> None:
+        stats = self.driver.scheduler.stats()
+        self.stats = self._room.counted(stats) if self._room.waiting else stats
+        self._stats_at = now
+        self.cpu_share.note(self._parts.executor.times)
+        self._teller.tell(self.driver.scheduler)
 
     def _leave(self, record: OpenRequest) -> None:
         """Remove a request from admission and from the encoder. Thread: any."""

@@ -423,7 +423,7 @@ class Machine:
             scheduler,
             self.executor,
             lambda: self.now,
-            lambda new, _: self.events.extend(new),
+            self.events.extend,
         )
 
     def pass_time(self, plan, seconds):
@@ -727,7 +727,7 @@ def test_a_request_that_ends_while_drafts_are_verified_is_counted():
     machine = Machine(scheduler, REPEATS)
     machine.driver.add((make_request(max_tokens=60),), 0.0)
     while True:
-        plan, _, _ = machine.driver.plan()
+        plan, _ = machine.driver.plan()
         if type(plan.works[-1]) is Verify:
             break
         machine.driver.run(plan)

@@ -211,7 +211,7 @@ class MediaPlayer:
                 self.parts.scheduler.take_report(report)
             self._reports.clear()
 
-    def _take(self, events: list[Any], _: bool) -> None:
+    def _take(self, events: list[Any]) -> None:
         for event in events:
             if isinstance(event, Finished):
                 self.ends[event.request_id] = event
