@@ -71,11 +71,7 @@ class Outputs:
         n_tokens = n_output = 0
         all_running, advance = self._slots.running, self._slots.advance
         for work, output in zip(works, outputs, strict=True):
-            # Its slot could not be filled, so nothing was computed of it.
-            if type(output) is Lost:
-                continue
             n_new = n_held = len(work.tokens)
-            n_tokens += n_new
             # None: the request ended meanwhile, and what it held goes with its slot.
             running = all_running.get(work.request_id)
             # Accepted drafts are counted as what was sampled, and the others are not held.
@@ -83,15 +79,19 @@ class Outputs:
             if n_new > 1 and type(work) is Verify:
                 n_held = 1
                 n_accepted = self._count_drafts(running, n_new - 1, output)
-            if running is None:
-                continue
-            advance(running, n_held)
-            # The most frequent case: one token of a stream, or the first of a prompt.
             if type(output) is Sampled:
-                n_output += self._take_sampled(running, output, now, n_accepted)
-            else:
+                # The most frequent case: one token of a stream, or the first of a prompt.
+                if running is not None:
+                    advance(running, n_held)
+                    n_output += self._take_sampled(running, output, now, n_accepted)
+            elif type(output) is Lost:
+                # Its slot could not be filled, so nothing was computed of it.
+                continue
+            elif running is not None:
                 # A chunk of a prompt without a row, one that is scored, or a row that failed.
+                advance(running, n_held)
                 n_output += self._take_other(running, output, now)
+            n_tokens += n_new
         counters = self._roster.counters
         counters.computed_tokens += n_tokens
         counters.output_tokens += n_output
@@ -168,9 +168,11 @@ class Outputs:
         tokens.append(token)
         sequence.token_times.append(now)
         is_end = token in request.stop_token_ids
-        is_full = len(tokens) >= running.n_full
-        has_all = is_full and len(tokens) >= sequence.n_complete
-        finder = sequence.stop_finder
+        is_full, finder = len(tokens) >= running.n_full, sequence.stop_finder
+        # Nearly always it goes on.
+        if not (is_end or is_full) and finder is None:
+            return None
+        has_all = len(tokens) >= sequence.n_complete
         if finder is not None:
             # A stop string before the end comes first: the last token may complete it.
             piece = self._pieces[token] or request.names.get(token, b"")
