@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import groupby, islice
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
@@ -61,12 +61,12 @@ from pyllama_raw.prompts.reply import (
     stop_strings,
 )
 from pyllama_raw.replies.parser import (
-    CallDelta,
     Content,
     Part,
     Reasoning,
     ToolCall,
     calls_of,
+    merged,
     text_of,
 )
 
@@ -279,28 +279,9 @@ class OutputText:
         new = self._parts[self._n_shown :]
         self._n_shown = len(self._parts)
         if len(new) > 1:
-            new = list(merged(new))
+            new = merged(new)
         text = text_of(new, Content)
         return text, tuple(new) if self._shows_parts else ()
-
-
-def merged(parts: Iterable[Part]) -> Iterator[Part]:
-    """*parts* with one in the place of neighbours of a kind, or of a call."""
-    for _, neighbours in groupby(parts, _kind):
-        first, *following = neighbours
-        if isinstance(first, CallDelta):
-            arguments = "".join(map(_text, following))
-            yield replace(first, arguments=first.arguments + arguments)
-        else:
-            yield replace(first, text=first.text + "".join(map(_text, following)))
-
-
-def _kind(part: Part) -> tuple[type, int | None]:
-    return type(part), part.index if isinstance(part, CallDelta) else None
-
-
-def _text(part: Part) -> str:
-    return part.arguments if isinstance(part, CallDelta) else part.text
 
 
 T = TypeVar("T")

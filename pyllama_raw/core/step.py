@@ -294,9 +294,8 @@ class Sampled(NamedTuple):
 
     tokens: tuple[int, ...]  # one or more
     logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, if asked for
-    forced: tuple[
-        int, ...
-    ] = ()  # what a constraint lets follow, as a rule in these tokens
+    # What a constraint lets follow, as a rule in these tokens.
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,9 +379,8 @@ class StepResult(NamedTuple):
     decode_s: float = 0.0  # in llama_decode
     sample_s: float = 0.0  # of choosing tokens
     moves_s: float = 0.0  # of the moves
-    draft_s: tuple[
-        float, ...
-    ] = ()  # of decodes of the draft model, one after the other
+    # Of decodes of the draft model, one after the other.
+    draft_s: tuple[float, ...] = ()
 
 
 class Executor(Protocol):

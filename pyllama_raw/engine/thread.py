@@ -35,7 +35,6 @@ from typing import TypeVar
 from weakref import WeakSet
 
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
-from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.info import EngineState
@@ -117,7 +116,7 @@ class EngineThread:
             )
         if parts.files is not None:
             parts.files.report = lambda report: self._post(
-                partial(self._take_report, report)
+                partial(parts.scheduler.take_report, report)
             )
         self.stats = parts.scheduler.stats()  # exact when a request has ended
         self.cpu_share = CpuShare()
@@ -576,10 +575,6 @@ class EngineThread:
         """End a request wherever it is; unknown ids are ignored."""
         self._leave_room(request_id)
         self.driver.cancel(request_id, reason)
-
-    def _take_report(self, report: Written | Fetched) -> None:
-        """Hear what became of a file."""
-        self.driver.scheduler.take_report(report)
 
     # -- what becomes of the engine, for watchers and those who wait ---------------------------
 

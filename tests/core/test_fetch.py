@@ -212,7 +212,7 @@ def test_a_file_that_finds_no_cells_any_more_is_a_miss():
     engine = make_engine()
     waiting = engine.add(ASKED)
     engine.step()
-    slots = engine.scheduler._memory.slots
+    slots = engine.scheduler.memory.slots
     slots.limits = replace(slots.limits, n_cells=100)
 
     finish(engine)
@@ -246,7 +246,7 @@ def test_a_long_file_is_loaded_a_portion_a_step():
     Streams go on in each of these steps; the request goes on when it has all.
     """
     engine = make_engine()
-    engine.scheduler._memory.load_tokens = 32
+    engine.scheduler.memory.load_tokens = 32
     waiting = engine.add(ASKED)
     engine.step()
     finish(engine)
@@ -267,7 +267,7 @@ def test_who_leaves_between_portions_leaves_what_was_loaded(n_steps):
     The slot keeps it, and the memory of the rest is free.
     """
     engine = make_engine()
-    engine.scheduler._memory.load_tokens = 32
+    engine.scheduler.memory.load_tokens = 32
     waiting = engine.add(ASKED)
     engine.step()
     finish(engine)
@@ -289,7 +289,7 @@ def test_a_portion_that_fails_is_a_miss():
     What was loaded before it is gone, the prompt is computed, and the file goes.
     """
     engine = make_engine()
-    engine.scheduler._memory.load_tokens = 32
+    engine.scheduler.memory.load_tokens = 32
     waiting = engine.add(ASKED)
     engine.step()
     finish(engine)
@@ -308,7 +308,7 @@ def test_a_new_context_begins_a_load_again():
     The portions before are lost with the old one.
     """
     engine = make_engine()
-    engine.scheduler._memory.load_tokens = 32
+    engine.scheduler.memory.load_tokens = 32
     waiting = engine.add(ASKED)
     engine.step()
     finish(engine)

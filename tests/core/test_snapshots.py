@@ -280,7 +280,7 @@ def test_points_behind_what_was_restored_are_dropped():
     engine = Engine(1, kind=SnapshotKind.EXACT)
     request_id = engine.add(A)
     engine.step()
-    running = engine.scheduler._memory.slots.running[request_id]
+    running = engine.scheduler.memory.slots.running[request_id]
     running.points[:] = [10, 12, running.n_computed]
 
     engine.run()

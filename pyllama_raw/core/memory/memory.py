@@ -23,7 +23,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pyllama_raw.core.costs import CostHistory
@@ -523,29 +523,6 @@ class Memory:
             if idle.n_held and is_of(idle.namespace, salt):
                 self.slots.cut(idle, 0)
         return self.tiers.clear(salt)
-
-    # -- questions ---------------------------------------------------------------------
-
-    def n_cached(
-        self, sequence: Sequence, n_longest: Callable[[Sequence, int], int]
-    ) -> int:
-        """
-        Tokens of a waiting *sequence* that it would not have to compute now.
-
-        Args:
-            n_longest: tells how many of the first ones slots have or will have.
-        """
-        if not self.reuses:
-            return 0
-        n_most = n_reusable(sequence)
-        offers = self.tiers.offers(sequence, n_most, self.slots.n_not_running)
-        counts = [offer.hit.n_tokens for offer in offers]
-        if self.slots.limits.kind.can_cut and not sequence.is_scoring:
-            counts.append(n_longest(sequence, n_most))
-        else:
-            sources = find_sources(self.slots, sequence)
-            counts += [source.n_later for source in sources]
-        return max(counts, default=0)
 
     def stats(self) -> CacheStats:
         """Counts of what was reused and what is stored."""
