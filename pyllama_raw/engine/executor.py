@@ -141,7 +141,7 @@ class NativeExecutor:
 
     @property
     def _others(self) -> list[EmbedExecutor | DraftExecutor]:
-        """Those of texts and of the draft model, if they are there."""
+        """The executors of texts and of the draft model, if they are there."""
         return [part for part in (self._texts, self.drafts) if part is not None]
 
     def load_adapter(self, path: str) -> Adapter:

@@ -250,7 +250,7 @@ class EngineThread:
 
     @property
     def state(self) -> EngineState:
-        """What the engine does now."""
+        """The state of the engine, as others see it."""
         if not self.is_ours:
             return EngineState.CLOSED if self.error is None else EngineState.ERROR
         if self.life.is_shut and not self.life.phase.is_over:
@@ -259,7 +259,7 @@ class EngineThread:
 
     @property
     def _state(self) -> EngineState:
-        """What the thread does. It hears later than others that the engine closes."""
+        """The state of the thread, which hears later than others that the engine closes."""
         state = self.life.phase.state
         if state is EngineState.READY and self._has_work:
             return EngineState.RUNNING

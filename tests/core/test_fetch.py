@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from pyllama_raw.core.memory.cache import Eviction, PrefixCache
+from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import StoredState, Tier
 from pyllama_raw.core.request import CacheTier, FinishReason
+from pyllama_raw.core.stats import Eviction
 from pyllama_raw.core.step import Copy, Fetch, Load
 from pyllama_raw.testing.executor import HEAD_BYTES, TOKEN_BYTES, FakeFile
 from tests.core.reuse_support import ANSWER, B, Engine

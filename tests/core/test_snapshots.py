@@ -4,9 +4,9 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.memory.cache import Eviction, Refusal
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
+from pyllama_raw.core.stats import Eviction, Refusal
 from pyllama_raw.core.step import (
     Load,
     Release,

@@ -132,7 +132,7 @@ class Slots:
 
     @property
     def idle(self) -> list[Idle]:
-        """Slots without a sequence: useless ones first, then the longest unused."""
+        """Slots without a sequence: those of no use first, then the longest unused."""
         idle = [place for place in self.all if type(place) is Idle]
         return sorted(idle, key=lambda i: i.last_used if i.key and i.is_usable else 0)
 
@@ -369,7 +369,7 @@ def n_held_by(place: Idle | Running) -> int:
 
 
 class Contents(NamedTuple):
-    """What a slot holds, as a state of it is saved."""
+    """The contents of a slot, as a state of it is saved."""
 
     slot: int
     namespace: Namespace

@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Literal
 
 from pyllama_raw.core.costs import GOAL_S, CostHistory, StepBudget
-from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
+from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.slots import ContextLimits, growth
 from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
@@ -47,7 +47,7 @@ from pyllama_raw.core.scheduling.roster import Note, Roster
 from pyllama_raw.core.scheduling.speculation import DraftLimits, Speculation
 from pyllama_raw.core.scheduling.texts import SourceSteps, Texts
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
+from pyllama_raw.core.stats import CacheStats, Occupancy, SchedulerStats, SlotStats
 from pyllama_raw.core.step import (
     Computed,
     DecodeStatus,
