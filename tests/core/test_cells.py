@@ -8,26 +8,26 @@ class Holders:
 
     def __init__(self, n_slots: int) -> None:
         self.pool = CellPool(n_slots)
-        self.held = [0] * n_slots
+        self.lengths = [0] * n_slots
 
     def grow(self, slot: int, n_cells: int) -> None:
-        self.held[slot] += n_cells
+        self.lengths[slot] += n_cells
         self.pool.n_used += n_cells
 
     def share(self, src: int, dst: int, n_cells: int) -> None:
-        self.pool.share(src, self.held[src], dst, n_cells)
-        self.held[dst] = n_cells
+        self.pool.share(src, self.lengths[src], dst, n_cells)
+        self.lengths[dst] = n_cells
 
     def cut(self, slot: int, n_kept: int) -> None:
-        self.pool.cut(slot, self.held[slot], n_kept)
-        self.held[slot] = n_kept
+        self.pool.cut(slot, self.lengths[slot], n_kept)
+        self.lengths[slot] = n_kept
 
     def n_used(self) -> int:
-        self.pool.check_integrity(self.held)
+        self.pool.check_integrity(self.lengths)
         return self.pool.n_used
 
     def n_only_of(self, *slots: int) -> int:
-        return self.pool.n_only_of({slot: self.held[slot] for slot in slots})
+        return self.pool.n_only_of({slot: self.lengths[slot] for slot in slots})
 
 
 def make_shared() -> Holders:

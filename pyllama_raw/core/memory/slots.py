@@ -447,22 +447,24 @@ class CellPool:
     def is_shared(self, slot: int) -> bool:
         return any(len(segment.holds) > 1 for segment in self._paths[slot])
 
-    def n_only_of(self, held: Mapping[int, int]) -> int:
-        """Cells that some of the slots in *held* use, and nobody else; it has those of each."""
+    def n_only_of(self, lengths: Mapping[int, int]) -> int:
+        """Cells that some of the slots in *lengths* use, and nobody else; it has those of each."""
         # A segment stays as long as the slot beside them that uses most of it.
-        n_cells = sum([n_held - self._n_in_path(slot) for slot, n_held in held.items()])
-        segments = {segment for slot in held for segment in self._paths[slot]}
+        n_cells = sum(
+            [n_held - self._n_in_path(slot) for slot, n_held in lengths.items()]
+        )
+        segments = {segment for slot in lengths for segment in self._paths[slot]}
         for segment in segments:
-            sharers = segment.holds.keys() - held.keys()
+            sharers = segment.holds.keys() - lengths.keys()
             n_others = max([segment.holds[slot] for slot in sharers], default=0)
             n_cells += segment.n_cells - n_others
         return n_cells
 
-    def check_integrity(self, held: Items[int]) -> None:
-        """Segments and tails are the used cells; *held* has those of each slot."""
+    def check_integrity(self, lengths: Items[int]) -> None:
+        """Segments and tails are the used cells; *lengths* has those of each slot."""
         segments = {segment for path in self._paths for segment in path}
         n_in_segments = sum(segment.n_cells for segment in segments)
-        tails = [n_held - self._n_in_path(slot) for slot, n_held in enumerate(held)]
+        tails = [n_held - self._n_in_path(slot) for slot, n_held in enumerate(lengths)]
         assert self.n_used == n_in_segments + sum(tails)
         assert min(tails) >= 0
         for segment in segments:
