@@ -121,6 +121,7 @@ class EngineThread:
         self.stats = parts.scheduler.stats()  # exact when a request has ended
         self.cpu_share = CpuShare()
         self._stats_at = 0.0  # when stats was taken
+        self._n_ended = 0  # requests that it knew of
         self._teller = Teller()
         self._quiet: list[Future[None]] = []  # answered when no request runs
         self._watched_state = self._state  # the latest that watchers have heard of
@@ -328,9 +329,8 @@ class EngineThread:
             self.life.fail(error)
         # From here on, whoever posts a command refuses it, because nobody obeys.
         self.cpu_share.close()
-        self._answer_quiet()
         self._refuse_streams()
-        self._tell_watchers(self._state)
+        self._tell_state()
         self._refuse_rest()
         try:
             with closing(self._parts.logs):
@@ -434,10 +434,15 @@ class EngineThread:
 
     def _deliver(self, events: list[Event]) -> None:
         """Put *events* into the streams of their requests; one wake-up for each event loop."""
-        now = self.driver.clock()
-        has_stats = now - self._stats_at >= STATS_S
-        if has_stats:
-            self._take_stats(now)
+        # Whoever reads an end finds statistics that know of it.
+        now, scheduler = self.driver.clock(), self.driver.scheduler
+        n_ended = scheduler.counters.submitted - len(scheduler.alive)
+        if n_ended > self._n_ended or now - self._stats_at >= STATS_S:
+            stats = scheduler.stats()
+            self.stats = self._room.counted(stats) if self._room.waiting else stats
+            self._stats_at, self._n_ended = now, n_ended
+            self.cpu_share.note(self._parts.executor.times)
+            self._teller.tell(scheduler)
         records = self.records
         # By event loop, those to be woken.
         ready = defaultdict[object, list[Stream]](list)
@@ -446,10 +451,6 @@ class EngineThread:
             stream = record.stream
             n_unread = len(stream.events)
             if type(event) is Finished:
-                # Whoever reads an end finds statistics that know of it.
-                if not has_stats:
-                    self._take_stats(now)
-                    has_stats = True
                 event = self.driver.closed(event)  # noqa: PLW2901
                 if record.encodes is not None:
                     event = replace(event, encode_s=record.encodes.seconds)  # noqa: PLW2901
@@ -466,13 +467,6 @@ class EngineThread:
         for loop, streams in ready.items():
             if not wake(loop, streams):
                 self._mailbox.post(partial(self._abandon, loop))
-
-    def _take_stats(self, now: float) -> None:
-        stats = self.driver.scheduler.stats()
-        self.stats = self._room.counted(stats) if self._room.waiting else stats
-        self._stats_at = now
-        self.cpu_share.note(self._parts.executor.times)
-        self._teller.tell(self.driver.scheduler)
 
     def _leave(self, record: OpenRequest) -> None:
         """Remove a request from admission and from the encoder. Thread: any."""
@@ -589,19 +583,13 @@ class EngineThread:
         state = self._state
         if state is not self._watched_state:
             self._watched_state = state
-            self._tell_watchers(state)
+            if self._speaks:
+                self.driver.watchers.engine(state, self.driver.clock())
         if self._quiet and state not in (EngineState.RUNNING, EngineState.LOADING):
-            self._answer_quiet()
-
-    def _tell_watchers(self, state: EngineState) -> None:
-        if self._speaks:
-            self.driver.watchers.engine(state, self.driver.clock())
-
-    def _answer_quiet(self) -> None:
-        answers, self._quiet[:] = self._quiet[:], []
-        for answer in answers:
-            if answer.set_running_or_notify_cancel():
-                answer.set_result(None)
+            answers, self._quiet[:] = self._quiet[:], []
+            for answer in answers:
+                if answer.set_running_or_notify_cancel():
+                    answer.set_result(None)
 
     # -- the end -------------------------------------------------------------------------------
 
