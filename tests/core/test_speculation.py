@@ -331,7 +331,7 @@ def test_rows_of_images_are_no_text():
     """
     A request with spans is not shown to others.
     """
-    speculation = Speculation(make_scheduler(cache=reuse())._memory, CostHistory())
+    speculation = Speculation(make_scheduler(cache=reuse()).memory, CostHistory())
     plain = Sequence(make_request(0, n_prompt=9), 0, 0.0)
     spans = (Span(0, 4, 4, True, b"k" * 32),)
     media = Sequence(Request(1, array("i", [-1] * 4 + [5]), 3, spans=spans), 1, 0.0)
