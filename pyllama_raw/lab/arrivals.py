@@ -168,7 +168,8 @@ def read(path: Path, limit: int | None = None) -> list[Arrival]:
             _check_turn(arrival, len(arrivals))
             checked_options(arrival.asked)
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path}, line {number}: {error!r}") from error
+            reason = error if type(error) is ValueError else repr(error)
+            raise ConfigError(f"{path}, line {number}: {reason}") from error
         if _counts(arrival):
             arrivals.append(arrival)
     if not arrivals:

@@ -24,6 +24,7 @@ from math import nan
 from pathlib import Path
 from random import Random
 from statistics import median
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 from pydantic import Field
@@ -524,6 +525,11 @@ def _refuse(fault: PolicyFault) -> NoReturn:
     error = fault.error
     is_answer = isinstance(error, PolicyAnswerError)
     reason = str(error) if is_answer else f"raised {shown(error)}"
+    frames = extract_tb(error.__traceback__)
+    if (
+        not is_answer and frames
+    ):  # the place in the policy, which a command shows no traceback of
+        reason += f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}"
     raise PolicyFailed(fault.policy, fault.hook, reason) from error
 
 

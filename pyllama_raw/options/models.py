@@ -77,13 +77,15 @@ def resolve_model(spec: str | Path | None, *, progress: bool = True) -> Path:
     try:
         path = Path(spec).expanduser()
         is_there = path.exists() and str(spec) != ""  # Path("") is the current folder
+        is_relative = str(spec) != "" and not path.is_absolute()
+        place = f" in {Path.cwd()}" if is_relative else ""
     except (OSError, RuntimeError) as error:  # too long, or the folder of no user
         reason = getattr(error, "strerror", None) or str(error)  # without the path
         raise ModelNotFound(str(spec), reason) from error
     if not is_there:
         raise ModelNotFound(
             str(spec),
-            "no such file: give a path, hf:OWNER/REPO/FILE, or nothing for the default",
+            f"no such file{place}: give a path, hf:OWNER/REPO/FILE, or nothing for the default",
         )
     # libllama opens a divided model by its first file, and finds the others by their names.
     first = Path(model_files(str(path))[0])

@@ -110,7 +110,7 @@ class Body(BaseModel):
     need: ClassVar[Operation | None] = None
 
     model: str | None = None
-    """A name of `/v1/models`; left out: the first model that can do what is asked."""
+    """A name of `/v1/models`; left out or empty: the first model that can do what is asked."""
     keep_alive: float | str | None = None
     """
     Seconds that the model stays loaded without use afterwards, where models are loaded on demand;
@@ -132,7 +132,9 @@ class Body(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         cls.kinds_of, cls.with_default = {}, set()
-        for name, field in {**cls.takes, **cls.model_fields}.items():
+        # A rule of the dialect wins over what all bodies take.
+        takes = {name: f for name, f in cls.takes.items() if name not in cls.rules}
+        for name, field in {**takes, **cls.model_fields}.items():
             alias = field.validation_alias
             names = (name,) if alias is None else getattr(alias, "choices", (alias,))
             kinds = frozenset(_kinds_of(field.annotation))

@@ -72,7 +72,9 @@ def routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{name:path}", tags=["models"])
     async def model(name: str) -> Response:
-        """One model."""
+        """One model; all of them behind a slash alone."""
+        if not name:
+            return await models()
         name = unquote(name)
         for card in (await _cards(service)).get(service.base_of(name) or "", []):
             if card["id"] == service.config.aliases.get(name, name):

@@ -194,7 +194,7 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
         "model_path": engine.info.model_path,
         "total_slots": engine.info.n_slots,
         "default_generation_settings": usual,
-        "chat_template": _template(engine),
+        "chat_template": template_of(engine),
         "build_info": service.config.build,
         "modalities": {"vision": uses.images, "audio": uses.sounds, "video": False},
         "chat_template_caps": {
@@ -214,7 +214,7 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
     }
 
 
-def _template(engine: AsyncEngine) -> str:
+def template_of(engine: AsyncEngine) -> str:
     """The text of the chat template that chats have."""
     option = engine.info.config.model.chat_template
     own = engine.info.metadata.get("tokenizer.chat_template", "")

@@ -88,7 +88,7 @@ NOT_SENT_ON = {
 }
 NOT_SENT_BACK = {
     *("connection", "keep-alive", "transfer-encoding", "upgrade", "trailer"),
-    *("date", "server", "x-request-id"),
+    *("date", "server", "x-request-id", "request-id"),
 }
 
 

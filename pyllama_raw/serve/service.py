@@ -368,6 +368,7 @@ class Service:
 
     def _meant(self, name: str | None, need: Operation | None) -> str:
         """The model that a request is for, also where it names none. Raises Failure."""
+        name = name or None
         model = None if name is None else self.base_of(name)
         if name is not None and model is not None:
             adapter = self.config.aliases.get(name, name)[len(model) + 1 :]
@@ -413,7 +414,7 @@ class Service:
             Failure: there is no such model.
             Unsupported: it cannot do this.
         """
-        model = None
+        model, name = None, name or None  # clients without a model send an empty name
         exchange = CURRENT.get()
         # A model that is loaded on demand was chosen when the request came in.
         if exchange is not None and exchange.claim is not None:
@@ -447,6 +448,7 @@ class Service:
             Elsewhere: a process has it.
         """
         engines, exchange = self.engines, CURRENT.get()
+        name = name or None
         if self.has_processes:
             raise Elsewhere(self._process(name))
         if name is None:
