@@ -371,3 +371,5 @@ class Finished:
 
 
 Event = NewTokens | Embedded | Finished
+# A request gets a slot or its first step, or gives its slot up and will get another.
+SlotChange = Literal["running", "preempted"]

@@ -440,8 +440,8 @@ class Simulated:
         self.n_open_tokens += request.n_prompt + request.max_tokens
         self.driver.add((request,), at_s)
 
-    def _take(self, events: list[Event], ended: bool) -> None:
-        for event in events if ended else ():
+    def _take(self, events: list[Event]) -> None:
+        for event in events:
             if type(event) is Finished:
                 request = self.driver.records[event.request_id].request
                 self.n_open -= 1

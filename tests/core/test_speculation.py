@@ -331,7 +331,7 @@ def test_rows_of_images_are_no_text():
     """
     A request with spans is not shown to others.
     """
-    speculation = Speculation(make_scheduler(cache=reuse())._memory, CostHistory())
+    speculation = Speculation(make_scheduler(cache=reuse()).memory, CostHistory())
     plain = Sequence(make_request(0, n_prompt=9), 0, 0.0)
     spans = (Span(0, 4, 4, True, b"k" * 32),)
     media = Sequence(Request(1, array("i", [-1] * 4 + [5]), 3, spans=spans), 1, 0.0)
@@ -423,7 +423,7 @@ class Machine:
             scheduler,
             self.executor,
             lambda: self.now,
-            lambda new, _: self.events.extend(new),
+            self.events.extend,
         )
 
     def pass_time(self, plan, seconds):
@@ -727,7 +727,7 @@ def test_a_request_that_ends_while_drafts_are_verified_is_counted():
     machine = Machine(scheduler, REPEATS)
     machine.driver.add((make_request(max_tokens=60),), 0.0)
     while True:
-        plan, _, _ = machine.driver.plan()
+        plan, _ = machine.driver.plan()
         if type(plan.works[-1]) is Verify:
             break
         machine.driver.run(plan)

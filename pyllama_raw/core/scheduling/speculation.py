@@ -348,10 +348,7 @@ class Speculation:
         if not request.speculates or running.points:
             return None
         # It has its last token, or a full slot, with the token that comes anyway.
-        n_left = request.max_tokens - sequence.n_output
-        n_most = (
-            min(n_left, self._slots.limits.n_ctx_slot - len(tokens), MAX_DEPTH + 1) - 1
-        )
+        n_most = min(running.n_full - len(tokens), MAX_DEPTH + 1) - 1
         if n_most < 1:
             return None
         lookup = sequence.lookup
