@@ -102,6 +102,10 @@ class CostHistory:
         self.tokens_per_s: float | None = None
         self._bins: dict[tuple[int, bool], Bin] = {}
         self._latest: dict[tuple[int, bool], int] = {}  # the newest step of each
+        # Steps all of whose rows have logits, by their rows: seconds, and the newest one. A bin
+        # has several sizes, and would forget a rare one beside a frequent one.
+        self._decodes: dict[int, deque[float]] = {}
+        self._latest_decodes: dict[int, int] = {}
         self._n_steps = 0
         self._next_fit = 0  # the step that is to be learned from
 
@@ -123,6 +127,10 @@ class CostHistory:
         steps = self._bins.setdefault(key, deque(maxlen=RING))
         steps.append((seconds / n_rows, n_rows, n_outputs, seconds))
         self._latest[key] = self._n_steps
+        if n_outputs == n_rows:
+            decodes = self._decodes.setdefault(n_rows, deque(maxlen=RING))
+            decodes.append(seconds)
+            self._latest_decodes[n_rows] = self._n_steps
         if self._n_steps < self._next_fit:
             return
         self._next_fit = self._n_steps + min(self._n_steps // NEWS + 1, MAX_NEWS)
@@ -154,14 +162,12 @@ class CostHistory:
         cost = self.cost
         # Rows, the median of their latest seconds, and those of the formula.
         sizes: list[tuple[int, float, float]] = []
-        for key, steps in self._bins.items():
-            if key[1] or self._n_steps - self._latest[key] >= MAX_AGE:
+        for n_rows, decodes in self._decodes.items():
+            if self._n_steps - self._latest_decodes[n_rows] >= MAX_AGE:
                 continue
             assert cost is not None
-            for n_rows in {step[1] for step in steps}:
-                of_size = sorted([step_s for _, n, _, step_s in steps if n == n_rows])
-                step_s = of_size[(len(of_size) - 1) // 2]
-                sizes.append((n_rows, step_s, cost.seconds(n_rows, n_rows)))
+            step_s = sorted(decodes)[(len(decodes) - 1) // 2]
+            sizes.append((n_rows, step_s, cost.seconds(n_rows, n_rows)))
         if not sizes or cost is None:
             return []
         sizes.sort()
