@@ -102,10 +102,11 @@ class CostHistory:
         self.tokens_per_s: float | None = None
         self._bins: dict[tuple[int, bool], Bin] = {}
         self._latest: dict[tuple[int, bool], int] = {}  # the newest step of each
-        # Steps all of whose rows have logits, by their rows: seconds, and the newest one. A bin
-        # has several sizes, and would forget a rare one beside a frequent one.
+        # Steps all of whose rows have logits, by their rows: the latest seconds; and their median,
+        # with the newest step. A bin has several sizes, and would forget a rare one beside a
+        # frequent one.
         self._decodes: dict[int, deque[float]] = {}
-        self._latest_decodes: dict[int, int] = {}
+        self._decode_s: dict[int, tuple[float, int]] = {}
         self._n_steps = 0
         self._next_fit = 0  # the step that is to be learned from
 
@@ -130,7 +131,8 @@ class CostHistory:
         if n_outputs == n_rows:
             decodes = self._decodes.setdefault(n_rows, deque(maxlen=RING))
             decodes.append(seconds)
-            self._latest_decodes[n_rows] = self._n_steps
+            step_s = sorted(decodes)[(len(decodes) - 1) // 2]
+            self._decode_s[n_rows] = step_s, self._n_steps
         if self._n_steps < self._next_fit:
             return
         self._next_fit = self._n_steps + min(self._n_steps // NEWS + 1, MAX_NEWS)
@@ -159,36 +161,27 @@ class CostHistory:
         less: so it is tried, and then it is known. Nobody can say of half as many rows more, or
         sizes between would be passed over.
         """
-        cost = self.cost
-        # Rows, the median of their latest seconds, and those of the formula.
-        sizes: list[tuple[int, float, float]] = []
-        for n_rows, decodes in self._decodes.items():
-            if self._n_steps - self._latest_decodes[n_rows] >= MAX_AGE:
-                continue
-            assert cost is not None
-            step_s = sorted(decodes)[(len(decodes) - 1) // 2]
-            sizes.append((n_rows, step_s, cost.seconds(n_rows, n_rows)))
+        cost, least = self.cost, self._n_steps - MAX_AGE
+        sizes = [(n, s) for n, (s, newest) in self._decode_s.items() if newest > least]
         if not sizes or cost is None:
             return []
         sizes.sort()
-        largest = sizes[-1][0]
-        seconds, index = [], 0
-        for n_rows in range(min(n_most, largest + max(largest // 2, 1)) + 1):
-            while index + 1 < len(sizes) and sizes[index + 1][0] <= n_rows:
-                index += 1
-            below, step_s, formula_s = sizes[index]
+        # Below the smallest: what was dear meanwhile makes a row no cheaper than nothing.
+        below, below_s = sizes[0]
+        formula_s, seconds = cost.seconds(below, below), list[float]()
+        for n_rows in range(min(below, n_most + 1)):
             more_s = cost.seconds(n_rows, n_rows) - formula_s
-            if n_rows > below:
-                if index + 1 < len(sizes):
-                    above, above_s, _ = sizes[index + 1]
-                    more_s = (above_s - step_s) * (n_rows - below) / (above - below)
-                else:
-                    more_s = min(more_s, (n_rows - below) * step_s / below / 2)
-            else:
-                # What was dear meanwhile makes a row no cheaper than nothing.
-                more_s = max(more_s, (n_rows - below) * step_s / below)
-            seconds.append(step_s + more_s)
-        return seconds
+            seconds.append(below_s + max(more_s, (n_rows - below) * below_s / below))
+        for above, above_s in sizes[1:]:
+            each_s = (above_s - below_s) / (above - below)
+            seconds += [below_s + n * each_s for n in range(above - below)]
+            below, below_s = above, above_s
+        # Beyond the largest.
+        formula_s = cost.seconds(below, below)
+        for n_more in range(max(below // 2, 1) + 1):
+            more_s = cost.seconds(below + n_more, below + n_more) - formula_s
+            seconds.append(below_s + min(more_s, n_more * below_s / below / 2))
+        return seconds[: n_most + 1]
 
 
 def _least_squares(
