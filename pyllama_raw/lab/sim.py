@@ -551,6 +551,7 @@ class Figures:
         self.by_client: dict[str | None, array[float]] = {}  # E2E
         self.n_late = 0  # ended by their deadline, or failed
         self.n_prompt = self.n_cached = self.n_output = self.n_preempted = 0
+        self.n_drafted = self.n_accepted = 0
         self.n_faults = 0  # of the policy
         self.end_s = 0.0
         self.n_steps = 0
@@ -567,6 +568,8 @@ class Figures:
         self.n_prompt += end.n_prompt
         self.n_cached += end.n_cached
         self.n_output += end.n_output
+        self.n_drafted += end.n_drafted
+        self.n_accepted += end.n_accepted
 
     def close(self, stats: SchedulerStats, now: float) -> None:
         """The last request of one machine has ended."""
