@@ -9,9 +9,10 @@ Speculation: drafts of what streams will say next, and how many of them are wort
 3. What is expected is compared with each token that comes, drafted or not. So it costs nothing
    to learn how often drafts of a request are right: by the length of a match, or by the
    probability that the draft model gave.
-4. A step has as many drafts as promise most tokens a second: each row by the chance that it is
-   reached, and the step by the time that steps with so many rows take. Without a gain of MIN_GAIN
-   it has none.
+4. A step has as many drafts as have its streams go on fastest: each row by the chance that it is
+   reached, and the step by the time that steps with so many rows take. Drafts of one stream slow
+   all others, so the geometric mean of the streams counts. Without a gain of MIN_GAIN it has none,
+   nor without one of FIRST_GAIN where the step before had none.
 5. The step after a steady plan is begun already. It has no drafts, and its plan is not steady.
 6. There are none beside prompts, where memory is short and after failures.
 7. Steps of the draft model take the streams' time, so a plan of it counts with the step that
@@ -214,7 +215,7 @@ class Speculation:
         self._chances = list(FIRST_CHANCES)  # of new requests
         self._texts = SharedTexts()
         self._is_begun = False  # the next step, by a steady plan
-        self._had_drafts = False  # the step before
+        self._had_drafts = False  # the step before, or it proposed some
         # Seconds of steps by their rows, and the steps until they are looked up again.
         self._seconds: list[float] = []
         self._n_fresh = 0
@@ -283,7 +284,7 @@ class Speculation:
                 self._model.pause = 0
             return plan
         if proposal:
-            self._has_proposed = True
+            self._has_proposed = self._had_drafts = True
             return proposal
         return self._with_drafts(plan, offers, depths)
 
