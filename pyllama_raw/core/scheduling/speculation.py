@@ -414,8 +414,8 @@ class Speculation:
         choice = DraftChoice({}, n_rows, seconds[n_rows])
         n_best, least = 0, MIN_GAIN if self._had_drafts else FIRST_GAIN
         rate, log_tokens = least * n_rows / seconds[n_rows], 0.0
-        for n_drafts, (more, _) in enumerate(ranked[: len(seconds) - n_rows - 1], 1):
-            log_tokens += log1p(more)
+        for n_drafts, (gain, _) in enumerate(ranked[: len(seconds) - n_rows - 1], 1):
+            log_tokens += log1p(gain)
             n_tokens = n_rows * exp(log_tokens / n_rows)
             step_s = seconds[n_rows + n_drafts] + before_s
             if n_tokens > rate * step_s:
