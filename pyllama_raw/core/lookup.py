@@ -214,8 +214,6 @@ class Lookup:
             return False
         if not self.source and start < stop:
             self._search(tokens)
-            self._n_vain = 0 if self.source else self._n_vain + 1
-            self._rests_until = n_tokens + min(1 + self._n_vain // IDLE, MAX_IDLE)
         return True
 
     def draft(self, tokens: array[int], n_tokens: int) -> array[int]:
@@ -257,6 +255,8 @@ class Lookup:
                 if n_equal > n_longest and end < len(text) and text[end] >= 0:
                     self.source, self.n_matched, n_longest = end, n_equal, n_equal
                     self.text = text
+        self._n_vain = 0 if self.source else self._n_vain + 1
+        self._rests_until = len(tokens) + min(1 + self._n_vain // IDLE, MAX_IDLE)
 
 
 def _n_equal(text: array[int], end: int, tokens: array[int]) -> int:
