@@ -105,8 +105,7 @@ class CostHistory:
         # Steps all of whose rows have logits, by their rows: the latest seconds; and their median,
         # with the newest step. A bin has several sizes, and would forget a rare one beside a
         # frequent one.
-        self._decodes: dict[int, deque[float]] = {}
-        self._decode_s: dict[int, tuple[float, int]] = {}
+        self._decodes: dict[int, tuple[deque[float], float, int]] = {}
         self._n_steps = 0
         self._next_fit = 0  # the step that is to be learned from
 
@@ -129,10 +128,10 @@ class CostHistory:
         steps.append((seconds / n_rows, n_rows, n_outputs, seconds))
         self._latest[key] = self._n_steps
         if n_outputs == n_rows:
-            decodes = self._decodes.setdefault(n_rows, deque(maxlen=RING))
+            decodes = self._decodes.get(n_rows, (deque[float](maxlen=RING),))[0]
             decodes.append(seconds)
-            step_s = sorted(decodes)[(len(decodes) - 1) // 2]
-            self._decode_s[n_rows] = step_s, self._n_steps
+            middle_s = sorted(decodes)[(len(decodes) - 1) // 2]
+            self._decodes[n_rows] = decodes, middle_s, self._n_steps
         if self._n_steps < self._next_fit:
             return
         self._next_fit = self._n_steps + min(self._n_steps // NEWS + 1, MAX_NEWS)
@@ -162,7 +161,8 @@ class CostHistory:
         sizes between would be passed over.
         """
         cost, least = self.cost, self._n_steps - MAX_AGE
-        sizes = [(n, s) for n, (s, newest) in self._decode_s.items() if newest > least]
+        latest = self._decodes.items()
+        sizes = [(n, step_s) for n, (_, step_s, at) in latest if at > least]
         if not sizes or cost is None:
             return []
         sizes.sort()
