@@ -40,7 +40,7 @@ from pyllama_raw import (
 )
 from pyllama_raw.engine.logs import WARM_UP, RequestLog, RequestRecord, StepLog
 from pyllama_raw.engine.watcher import StepRecord
-from pyllama_raw.lab.arrivals import NO_TEXTS, Texts
+from pyllama_raw.lab.arrivals import NO_TEXTS, RecordedText
 from pyllama_raw.lab.sim import (
     CostModel,
     Fit,
@@ -95,7 +95,7 @@ class Logs(NamedTuple):
 
     requests: list[RequestRecord]
     steps: list[StepRecord]
-    texts: Mapping[int, Texts]  # of requests, by id, where drafts depend on them
+    texts: Mapping[int, RecordedText]  # of requests, by id, where drafts depend on them
 
 
 class Live(NamedTuple):
@@ -115,18 +115,20 @@ async def run(options: Namespace, load: Load, seed: int) -> Logs:
         log=LogConfig(max_steps=10**5, max_requests=10**4),
     )
     lengths = [prompt for prompt in load.prompts if isinstance(prompt, int)]
-    drawn = iter(token_prompts(options.model, seed, lengths))
-    texts: dict[int, Texts] = {}  # by the number of the request
+    random_prompts = iter(token_prompts(options.model, seed, lengths))
+    texts: dict[int, RecordedText] = {}  # by the number of the request
     async with AsyncEngine.open(options.model, config) as engine:
         prompts = [
-            next(drawn) if isinstance(prompt, int) else await engine.tokenize(prompt)
+            next(random_prompts)
+            if isinstance(prompt, int)
+            else await engine.tokenize(prompt)
             for prompt in load.prompts
         ]
 
         async def complete(number: int) -> None:
             params, data = fixed_length(load.outputs[number]), {"number": number}
             result = await engine.complete(prompts[number], params, policy_data=data)
-            texts[number] = Texts(tuple(prompts[number]), result.token_ids)
+            texts[number] = RecordedText(tuple(prompts[number]), result.token_ids)
 
         await engine.complete(prompts[0][:8], fixed_length(4), policy_data=WARM_UP)
         async with anyio.create_task_group() as group:

@@ -182,18 +182,18 @@ def read(path: Path, limit: int | None = None) -> list[Arrival]:
     return _from_first(arrivals[:limit])
 
 
-class Texts(NamedTuple):
+class RecordedText(NamedTuple):
     """The tokens of a request."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
 
 
-NO_TEXTS: Mapping[int, Texts] = MappingProxyType({})
+NO_TEXTS: Mapping[int, RecordedText] = MappingProxyType({})
 
 
 def of_log(
-    log: Iterable[RequestRecord], texts: Mapping[int, Texts] = NO_TEXTS
+    log: Iterable[RequestRecord], texts: Mapping[int, RecordedText] = NO_TEXTS
 ) -> list[Arrival]:
     """
     The requests of a request log, as read() has them.
@@ -469,7 +469,7 @@ class Trace(Checked):
         cls,
         log: Iterable[RequestRecord],
         speed: float = 1.0,
-        texts: Mapping[int, Texts] = NO_TEXTS,
+        texts: Mapping[int, RecordedText] = NO_TEXTS,
     ) -> Trace:
         """
         The requests of a request log that count, from the first one on.

@@ -12,7 +12,7 @@ from pyllama_raw.core.request import NewTokens, Request
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.logs import RequestLog, StepLog, size_of
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.arrivals import Arrival, Texts
+from pyllama_raw.lab.arrivals import Arrival, RecordedText
 from pyllama_raw.lab.sim import CostModel, Machine, Trace, Workload, simulate
 from pyllama_raw.testing import FakeExecutor
 from tests.core.support import make_scheduler
@@ -77,7 +77,9 @@ def test_recorded_tokens_have_the_drafts_that_they_had():
     live.run(*[Request(n, prompts[n], 60) for n in range(2)])
     live.run(Request(2, prompts[2], 60))
 
-    texts = {n: Texts(tuple(prompts[n]), tuple(live.outputs[n])) for n in range(3)}
+    texts = {
+        n: RecordedText(tuple(prompts[n]), tuple(live.outputs[n])) for n in range(3)
+    }
     steps = StepLog()
     trace = Trace.of_log(live.requests, texts=texts)
     simulate(trace, replace(MACHINE, cost=COST), log=steps)
