@@ -37,6 +37,7 @@ from pyllama_raw import (
     EngineConfig,
     LogConfig,
     SchedulerConfig,
+    SpeculationConfig,
 )
 from pyllama_raw.engine.logs import WARM_UP, RequestLog, RequestRecord, StepLog
 from pyllama_raw.engine.watcher import StepRecord
@@ -111,7 +112,7 @@ async def run(options: Namespace, load: Load, seed: int) -> Logs:
     config = EngineConfig(
         context=ContextConfig(n_ctx=load.n_ctx, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=load.n_slots),
-        speculation={"mode": load.speculation},
+        speculation=SpeculationConfig(mode=load.speculation),
         log=LogConfig(max_steps=10**5, max_requests=10**4),
     )
     lengths = [prompt for prompt in load.prompts if isinstance(prompt, int)]
@@ -139,7 +140,10 @@ async def run(options: Namespace, load: Load, seed: int) -> Logs:
         steps = engine.step_log()
     if load.speculation == "off":
         return Logs(requests, steps, NO_TEXTS)
-    by_id = {r.request_id: texts[(r.policy_data or {})["number"]] for r in requests}
+    by_id = {
+        record.request_id: texts[int((record.policy_data or {})["number"])]
+        for record in requests
+    }
     return Logs(requests, steps, by_id)
 
 
