@@ -117,7 +117,7 @@ async def run(options: Namespace, load: Load, seed: int) -> Logs:
     )
     lengths = [prompt for prompt in load.prompts if isinstance(prompt, int)]
     random_prompts = iter(token_prompts(options.model, seed, lengths))
-    texts: dict[int, RecordedText] = {}  # by the number of the request
+    texts: dict[str | None, RecordedText] = {}  # by the client, of one request each
     async with AsyncEngine.open(options.model, config) as engine:
         prompts = [
             next(random_prompts)
@@ -127,9 +127,9 @@ async def run(options: Namespace, load: Load, seed: int) -> Logs:
         ]
 
         async def complete(number: int) -> None:
-            params, data = fixed_length(load.outputs[number]), {"number": number}
-            result = await engine.complete(prompts[number], params, policy_data=data)
-            texts[number] = RecordedText(tuple(prompts[number]), result.token_ids)
+            params, client = fixed_length(load.outputs[number]), str(number)
+            result = await engine.complete(prompts[number], params, client=client)
+            texts[client] = RecordedText(tuple(prompts[number]), result.token_ids)
 
         await engine.complete(prompts[0][:8], fixed_length(4), policy_data=WARM_UP)
         async with anyio.create_task_group() as group:
@@ -140,10 +140,7 @@ async def run(options: Namespace, load: Load, seed: int) -> Logs:
         steps = engine.step_log()
     if load.speculation == "off":
         return Logs(requests, steps, NO_TEXTS)
-    by_id = {
-        record.request_id: texts[int((record.policy_data or {})["number"])]
-        for record in requests
-    }
+    by_id = {record.request_id: texts[record.client] for record in requests}
     return Logs(requests, steps, by_id)
 
 
