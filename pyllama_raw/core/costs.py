@@ -102,9 +102,9 @@ class CostHistory:
         self.tokens_per_s: float | None = None
         self._bins: dict[tuple[int, bool], Bin] = {}
         self._latest: dict[tuple[int, bool], int] = {}  # the newest step of each
-        # Steps all of whose rows have logits, by their rows: the latest seconds; and their median,
-        # with the newest step. A bin has several sizes, and would forget a rare one beside a
-        # frequent one.
+        # Steps all of whose rows have logits, by their rows: the latest seconds; what they take
+        # undisturbed, and the newest step. A bin has several sizes, and would forget a rare one
+        # beside a frequent one.
         self._decodes: dict[int, tuple[deque[float], float, int]] = {}
         self._n_steps = 0
         self._next_fit = 0  # the step that is to be learned from
@@ -130,8 +130,9 @@ class CostHistory:
         if n_outputs == n_rows:
             decodes = self._decodes.get(n_rows, (deque[float](maxlen=RING),))[0]
             decodes.append(seconds)
-            middle_s = sorted(decodes)[(len(decodes) - 1) // 2]
-            self._decodes[n_rows] = decodes, middle_s, self._n_steps
+            # What disturbs a step makes it longer, and often by more than a row costs.
+            step_s = sorted(decodes)[(len(decodes) - 1) // 4]
+            self._decodes[n_rows] = decodes, step_s, self._n_steps
         if self._n_steps < self._next_fit:
             return
         self._next_fit = self._n_steps + min(self._n_steps // NEWS + 1, MAX_NEWS)
@@ -155,7 +156,7 @@ class CostHistory:
         """
         Seconds of steps with 0 to *n_most* rows, all of which have logits; empty: nobody can say.
 
-        Steps of a size that was seen take what they took, and between two such sizes it rises evenly.
+        Steps of a size that was seen take what a quarter of them took at most, and between two such sizes it rises evenly.
         Beyond the largest one the formula says what a row costs, or half of those before it if that is
         less: so it is tried, and then it is known. Nobody can say of half as many rows more, or
         sizes between would be passed over.

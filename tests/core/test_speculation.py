@@ -372,11 +372,12 @@ def history(*steps):
 
 def test_seconds_of_a_size_that_was_seen_are_those_that_it_took():
     """
-    The median of its latest steps, so a busy moment counts nothing.
+    The lower quartile of its latest steps, so a busy time counts little.
     """
     assert CostHistory().decode_seconds(4) == []
 
-    costs = history((1, 1, 1.0), (1, 1, 1.2), (1, 1, 9.0), (4, 4, 2.0), (2, 2, 1.5))
+    ones = [(1, 1, seconds) for seconds in (9.0, 1.2, 7.0, 1.0, 8.0)]
+    costs = history(*ones, (4, 4, 2.0), (2, 2, 1.5))
     seconds = costs.decode_seconds(4)
     assert [seconds[1], seconds[2], seconds[4]] == [1.2, 1.5, 2.0]
     # Between two sizes it rises evenly.
