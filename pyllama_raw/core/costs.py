@@ -156,10 +156,10 @@ class CostHistory:
         """
         Seconds of steps with 0 to *n_most* rows, all of which have logits; empty: nobody can say.
 
-        Steps of a size that was seen take what a quarter of them took at most, and between two such sizes it rises evenly.
-        Beyond the largest one the formula says what a row costs, or half of those before it if that is
-        less: so it is tried, and then it is known. Nobody can say of half as many rows more, or
-        sizes between would be passed over.
+        Steps of a size that was seen take what a quarter of them took at most, and between two such
+        sizes it rises evenly. Beyond the largest one the formula says what a row costs, or half of
+        those before it if that is less: so it is tried, and then it is known. Nobody can say of half
+        as many rows more, or sizes between would be passed over.
         """
         cost, least = self.cost, self._n_steps - MAX_AGE
         latest = self._decodes.items()

@@ -376,7 +376,7 @@ def test_seconds_of_a_size_that_was_seen_are_those_that_it_took():
     """
     assert CostHistory().decode_seconds(4) == []
 
-    ones = [(1, 1, seconds) for seconds in (9.0, 1.2, 7.0, 1.0, 8.0)]
+    ones = [(1, 1, seconds) for seconds in (9.0, 1.2, 1.3, 1.0, 8.0)]
     costs = history(*ones, (4, 4, 2.0), (2, 2, 1.5))
     seconds = costs.decode_seconds(4)
     assert [seconds[1], seconds[2], seconds[4]] == [1.2, 1.5, 2.0]
