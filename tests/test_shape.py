@@ -26,8 +26,9 @@ REGISTRIES = {
     "core/policies.py": {"_waiting"},  # a policy knows no more than a user's
     "testing/executor.py": {"_requests"},
 }
-# What is known by another number: a slot, a cell, a save, a fetch, an adapter, a token, a state.
+# What is known by another number: a slot, a cell, a save, a fetch, an adapter, a token, a state, rows.
 OTHERS = {
+    "core/costs.py": {"_decodes"},
     "core/memory/tiers.py": {"_loading", "_fetching", "_saves"},
     "core/memory/memory.py": {"fetchers", "loads"},
     "core/text.py": {"moves"},

@@ -59,28 +59,6 @@ def test_every_request_gets_its_tokens_once():
     assert figures.n_output == sum(got for _, got in ends.values())
 
 
-def test_answers_that_repeat_themselves_have_drafts():
-    """
-    An engine that speculates takes fewer steps for the same tokens, the fewer the more repeats.
-    """
-    workload = Workload(n_requests=20, rate=0.5, seed=3)
-    results = {}
-    for repetition in (None, 0.0, 0.95):
-        steps = StepLog(100_000)
-        machine = replace(MACHINE, repetition=repetition)
-        figures = simulate(workload, machine, log=steps)
-        records = list(steps)
-        drafted = sum(record.n_drafted for record in records)
-        accepted = sum(record.n_accepted for record in records)
-        results[repetition] = figures.n_output, len(records), drafted, accepted
-
-    n_output, n_steps, *drafts = results[None]
-    assert drafts == [0, 0]
-    assert {row[0] for row in results.values()} == {n_output}
-    assert results[0.95][1] < 0.8 * n_steps
-    assert results[0.95][2] > results[0.95][3] > n_output / 4
-
-
 def test_time_is_what_the_steps_cost():
     """
     A step lasts as long as the cost model says, and between requests time is skipped.
