@@ -37,6 +37,7 @@ from pyllama_raw.errors import (
     ClosedError,
     DeadlineExceeded,
     EmbeddingFailed,
+    InvalidRequest,
     TextTooLong,
     Unsupported,
 )
@@ -404,6 +405,7 @@ class Embedder:
         parts.capabilities.check(Operation.RANK)
         query = checked_text("query", query)
         texts = checked_texts(documents, "documents")
+        await self._check_query(query)
         pair = partial(pair_tokens, parts.vocab, parts.metadata.get(TEMPLATE), query)
         tokens = await self.tokens(texts, "documents", pair, n_beside=len(query))
         values = await self.compute(
@@ -421,6 +423,20 @@ class Embedder:
             if (scores := np.frombuffer(value, np.float32).tolist())
         ]
         return sorted(ranking, key=lambda ranked: -ranked.score)
+
+    async def _check_query(self, query: str) -> None:
+        """Raise unless *query* fits alone: it becomes tokens with each document."""
+        n_most, advice = self._longest()
+        try:
+            [tokens] = await self.tokens([query], "query", self._encode)
+        except TextTooLong as error:
+            n_tokens = error.n_tokens
+        except InvalidRequest as error:
+            raise InvalidRequest("query", query, error.allowed) from error
+        else:
+            n_tokens = len(tokens)
+        if n_tokens > n_most:
+            raise TextTooLong("query", n_tokens, n_most, advice)
 
     async def chunks(
         self, text: object, max_tokens: object, overlap: object
