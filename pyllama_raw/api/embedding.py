@@ -146,7 +146,8 @@ ALLOWED = (
 TextPooling = Literal["mean", "cls", "last"]
 VectorProgress = Callable[[int], object]  # gets how many texts have a vector
 TEMPLATE = "tokenizer.chat_template.rerank"  # key of a model file
-QUERY, DOCUMENT = "{query}", "{document}"
+PLACES = QUERY, DOCUMENT = "{query}", "{document}"
+MAX_PLACES = 4  # of each text in a template
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +407,13 @@ class Embedder:
         query = checked_text("query", query)
         texts = checked_texts(documents, "documents")
         await self._check_query(query)
-        pair = partial(pair_tokens, parts.vocab, parts.metadata.get(TEMPLATE), query)
+        template = parts.metadata.get(TEMPLATE)
+        if template is not None and max(map(template.count, PLACES)) > MAX_PLACES:
+            reason = (
+                f"{TEMPLATE} of the file has a text more than {MAX_PLACES} times in it"
+            )
+            raise Unsupported("rank", reason)
+        pair = partial(pair_tokens, parts.vocab, template, query)
         tokens = await self.tokens(texts, "documents", pair, n_beside=len(query))
         values = await self.compute(
             tokens, "documents", Pooling.RANK, progress, options
