@@ -299,8 +299,8 @@ async def read_infill(body: InfillBody, service: Service) -> TextRequest:
 
 async def _fitting(engine: AsyncEngine, text: str, *, end: bool) -> list[int]:
     """Tokens of *text*, or of its *end* or beginning that fits a slot."""
-    most = MOST_CHARACTERS * engine.n_ctx_slot
-    text = text[-most:] if end else text[:most]
+    limit = MOST_CHARACTERS * engine.n_ctx_slot
+    text = text[-limit:] if end else text[:limit]
     for n_tries in count():
         try:
             return await engine.tokenize(text, add_special=False, parse_special=False)

@@ -127,9 +127,9 @@ async def test_a_file_of_something_else_is_refused(tmp_path):
 
 def forged(content: bytes, at: int, value: int) -> bytes:
     """A file with other bytes in its state, and the digest that fits them."""
-    line, _, rest = content.removeprefix(MAGIC).partition(b"\n")
+    line, _, data = content.removeprefix(MAGIC).partition(b"\n")
     name, label, n_tokens, n_prompt, _ = json.loads(line)
-    tokens, state = rest[: 4 * n_tokens], bytearray(rest[4 * n_tokens :])
+    tokens, state = data[: 4 * n_tokens], bytearray(data[4 * n_tokens :])
     state[at : at + 4] = value.to_bytes(4, "little")
     key = make_key(name, label, tokens)
     digest = digest_of(key, memoryview(bytes(state)), no_pause).hex()

@@ -250,7 +250,7 @@ async def test_scales_of_adapters_for_all_are_finite():
         refused = [await client.post("/lora-adapters", content=body) for body in bodies]
         answer = await client.post("/completion", json={"prompt": "a", "n_predict": 1})
 
-    assert [(a.status_code, a.json()["error"]["param"]) for a in refused] == [
+    assert [(a.status_code, a.json()["error"]["param"]) for a in answers] == [
         (400, "body")
     ] * 3
     assert answer.status_code == 200
@@ -267,13 +267,13 @@ async def test_many_biases_are_not_told_with_each_output():
     async with in_place() as (_, client):
         answer = await client.post("/completion", json=body)
     tokens = [*range(5000)]
-    many = SamplingParams(logit_bias=dict.fromkeys(tokens, 1.0), suppress_tokens=tokens)
+    params = SamplingParams(logit_bias=dict.fromkeys(tokens, 1.0), suppress_tokens=tokens)
     async with fake_engine() as engine:
-        told = settings(many, engine)
+        facts = settings(params, engine)
 
     used = [output["generation_settings"]["logit_bias"] for output in answer.json()]
     assert [len(biases) for biases in used] == [26, 26]
-    assert (len(told["logit_bias"]), len(told["suppress_tokens"])) == (1000, 1000)
+    assert (len(facts["logit_bias"]), len(facts["suppress_tokens"])) == (1000, 1000)
 
 
 async def test_the_part_of_a_text_that_fits_is_there_after_few_tries():
