@@ -247,7 +247,7 @@ async def test_scales_of_adapters_for_all_are_finite():
         bodies = [
             f'[{{"id": 0, "scale": {scale}}}]' for scale in ("NaN", "1e999", "101")
         ]
-        refused = [await client.post("/lora-adapters", content=body) for body in bodies]
+        answers = [await client.post("/lora-adapters", content=body) for body in bodies]
         answer = await client.post("/completion", json={"prompt": "a", "n_predict": 1})
 
     assert [(a.status_code, a.json()["error"]["param"]) for a in answers] == [
@@ -267,7 +267,9 @@ async def test_many_biases_are_not_told_with_each_output():
     async with in_place() as (_, client):
         answer = await client.post("/completion", json=body)
     tokens = [*range(5000)]
-    params = SamplingParams(logit_bias=dict.fromkeys(tokens, 1.0), suppress_tokens=tokens)
+    params = SamplingParams(
+        logit_bias=dict.fromkeys(tokens, 1.0), suppress_tokens=tokens
+    )
     async with fake_engine() as engine:
         facts = settings(params, engine)
 
