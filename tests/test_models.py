@@ -131,6 +131,16 @@ def test_incomplete_hub_name_is_refused(spec):
         models.resolve_model(spec)
 
 
+@pytest.mark.parametrize("revision", ["%2F", "..%2F..%2F..", "a%2F%2Fb", "%00", "."])
+def test_a_revision_is_no_way_out_of_the_folder_of_models(monkeypatch, revision):
+    """
+    All of the file system would be looked through for a model.
+    """
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelNotFound, match="is no commit, tag or branch"):
+        models.resolve_model(f"hf:o/r@{revision}")
+
+
 def test_hub_without_its_package_says_what_to_install(monkeypatch):
     """
     Without huggingface_hub the error gives the install command, unless nothing may be fetched anyway.
@@ -286,7 +296,8 @@ def test_what_was_fetched_before_needs_no_hub(monkeypatch, tmp_path):
         assert models.resolve_model("hf:o/r@abc/q4/m-Q4_0.gguf").is_file()
         projector = models.resolve_projector("auto", "hf:o/r:Q4_0", tmp_path)
         assert projector == folder / "mmproj-m.gguf"
-    for name in ("hf:o/r@def/q4/m-Q4_0.gguf", "hf:o/r/m-00001-of-00002.gguf", "hf:o/s"):
+    names = ("hf:o/r@def/q4/m-Q4_0.gguf", "hf:o/r/m-00001-of-00002.gguf", "hf:o/s")
+    for name in (*names, f"hf:{'o' * 5000}/r", "hf:o\0/r"):  # no folder is named so
         with pytest.raises(ModelNotFound, match="pip install huggingface_hub"):
             models.resolve_model(name)
 

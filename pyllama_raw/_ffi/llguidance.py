@@ -256,7 +256,9 @@ def main() -> None:
     @lru_cache(MAX_TOKENIZERS)
     def tokenizer(named_tokens: frozenset[int]) -> tuple[Any, object]:
         texts = [b"\xff" + p if t in named_tokens else p for t, p in enumerate(pieces)]
-        return new_tokenizer(lib, texts, setup["eog"], None)
+        pointer, callbacks = new_tokenizer(lib, texts, setup["eog"], None)
+        # One that gives way is freed, or the limit of memory would end another constraint.
+        return declared().gc(pointer, lib.llg_free_tokenizer), callbacks
 
     mask = declared().new("uint32_t[]", (len(pieces) + 31) // 32)
     sys.stdout.write("\n")

@@ -37,6 +37,7 @@ from pyllama_raw.errors import (
     ClosedError,
     DeadlineExceeded,
     EmbeddingFailed,
+    InvalidRequest,
     TextTooLong,
     Unsupported,
 )
@@ -145,7 +146,8 @@ ALLOWED = (
 TextPooling = Literal["mean", "cls", "last"]
 VectorProgress = Callable[[int], object]  # gets how many texts have a vector
 TEMPLATE = "tokenizer.chat_template.rerank"  # key of a model file
-QUERY, DOCUMENT = "{query}", "{document}"
+PLACES = QUERY, DOCUMENT = "{query}", "{document}"
+MAX_PLACES = 4  # of each text in a template
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +406,14 @@ class Embedder:
         parts.capabilities.check(Operation.RANK)
         query = checked_text("query", query)
         texts = checked_texts(documents, "documents")
-        pair = partial(pair_tokens, parts.vocab, parts.metadata.get(TEMPLATE), query)
+        await self._check_query(query)
+        template = parts.metadata.get(TEMPLATE)
+        if template is not None and max(map(template.count, PLACES)) > MAX_PLACES:
+            reason = (
+                f"{TEMPLATE} of the file has a text more than {MAX_PLACES} times in it"
+            )
+            raise Unsupported("rank", reason)
+        pair = partial(pair_tokens, parts.vocab, template, query)
         tokens = await self.tokens(texts, "documents", pair, n_beside=len(query))
         values = await self.compute(
             tokens, "documents", Pooling.RANK, progress, options
@@ -421,6 +430,20 @@ class Embedder:
             if (scores := np.frombuffer(value, np.float32).tolist())
         ]
         return sorted(ranking, key=lambda ranked: -ranked.score)
+
+    async def _check_query(self, query: str) -> None:
+        """Raise unless *query* fits alone: it becomes tokens with each document."""
+        n_most, advice = self._longest()
+        try:
+            [tokens] = await self.tokens([query], "query", self._encode)
+        except TextTooLong as error:
+            n_tokens = error.n_tokens
+        except InvalidRequest as error:
+            raise InvalidRequest("query", query, error.allowed) from error
+        else:
+            n_tokens = len(tokens)
+        if n_tokens > n_most:
+            raise TextTooLong("query", n_tokens, n_most, advice)
 
     async def chunks(
         self, text: object, max_tokens: object, overlap: object

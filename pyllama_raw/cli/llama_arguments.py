@@ -37,7 +37,7 @@ GLOBAL, DEFAULT = "*", "default"  # sections of a file for all models
 NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"
 SECTION = re.compile(r"\[([^]]*)\][ \t]*([;#].*)?")
 PAIR = re.compile(rf"({NAME})[ \t]*=[ \t]*(.*)")
-COMMENT = re.compile(r"[ \t]*[;#].*|[ \t]+$")
+COMMENT = re.compile(r"[;#]")  # begins one
 
 BY_NAME: dict[str, tuple[Flag, bool]] = {}  # whether the name is the positive one
 for _flag in (*OLDER, *FLAGS):
@@ -197,15 +197,13 @@ def sections(file: Path) -> dict[str, dict[str, str]]:
     by_section: dict[str, dict[str, str]] = {DEFAULT: {}}
     section = by_section[DEFAULT]
     for number, line in enumerate(text.splitlines(), 1):
-        bare = (
-            COMMENT.sub("", line).strip() if line.strip()[:1] in ";#" else line.strip()
-        )
-        if not bare:
+        bare = line.strip()
+        if not bare or COMMENT.match(bare):
             continue
         if match := SECTION.fullmatch(bare):
             section = by_section.setdefault(match[1].strip(), {})
         elif match := PAIR.fullmatch(bare):
-            section[match[1]] = COMMENT.sub("", match[2])
+            section[match[1]] = COMMENT.split(match[2], 1)[0].rstrip(" \t")
         else:
             raise ConfigError(
                 f"line {number} of presets {str(file)!r} is no pair: {bare}"

@@ -143,7 +143,10 @@ def file_text(path: str) -> str:
 
 def json_object(text: str) -> dict[str, Any]:
     """An object of JSON. Raises ValueError."""
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
     if not isinstance(value, dict):
         raise ValueError("give an object of JSON")  # noqa: TRY004 - a mistake in a text
     return value
@@ -243,7 +246,10 @@ def cache_bytes(text: str) -> int:
 
 
 def margin(text: str) -> int:
-    return int(named(text)[0]) * MIB
+    sizes = named(text)
+    if not sizes:
+        raise ValueError("give MiB")
+    return int(sizes[0]) * MIB
 
 
 def seconds(text: str) -> float:

@@ -48,7 +48,7 @@ from pyllama_raw.engine.operations import SlotOperations, captured, restored, wa
 from pyllama_raw.engine.rows import BuiltSampler, BuiltSamplers, Rows, watch
 from pyllama_raw.engine.sampling import Lanes, OutputRules, open_sampler
 from pyllama_raw.engine.state_files import DiskWriter
-from pyllama_raw.errors import ContextFailed, InvalidBatch, NativeError
+from pyllama_raw.errors import ContextFailed, InvalidBatch, NativeError, SnapshotFailed
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import decode_error, last_error, pass_on_lines
 from pyllama_raw.native.model import Adapter, load_adapter
@@ -284,6 +284,12 @@ class NativeExecutor:
         # The last failure left no context, because memory was short: this step tries again.
         if self.context.closed and (error := self._rebuild()) is not None:
             return StepResult(DecodeStatus.FAILED, error=error)
+        # A forged file has left what no slot can forget, and what slots would compute with.
+        if self.context.is_spoilt:
+            reason = "a state had positions that no slot has"
+            return self._rebuilt(
+                SnapshotFailed("llama_state_seq_set_data_ext", 0, reason)
+            )
         moves, works, lot, steady = plan
         # The step that was begun ahead is the one that is wanted, and moves concern none of its
         # slots: its result is waited for, then the moves are done.

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import weakref
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property, lru_cache, partial
@@ -256,11 +256,12 @@ def _without(
     """A vocabulary in which the tokens *textless* have no text."""
     names = [pieces[token] for token in textless]
     pieces_left = [b"\xff" + p if t in textless else p for t, p in enumerate(pieces)]
+    longest = LongestPieces(pieces_left)
 
     def tokenize_without(text: bytes) -> Sequence[int]:
         # A text that spells a named token: by the longest of the other pieces.
         if any(name in text for name in names):
-            return _longest(pieces_left, text)
+            return longest.tokens(text)
         return tokenize(text)
 
     return MaskTokenizer(pieces_left, ends, tokenize_without)
@@ -431,17 +432,41 @@ class MaskState:
         self._is_current = False
 
 
-def _longest(pieces: Sequence[bytes], text: bytes) -> list[int]:
-    """Tokens of *text*, each the longest that fits; of few texts, so nothing is kept."""
-    ids = {piece: token for token, piece in enumerate(pieces) if piece in text}
-    tokens: list[int] = []
-    while text:
-        piece = max((p for p in ids if text.startswith(p)), key=len, default=b"")
-        if not piece:
-            return []
-        tokens.append(ids[piece])
-        text = text[len(piece) :]
-    return tokens
+class LongestPieces:
+    """
+    Takes texts apart, always by the longest piece that fits.
+
+    A mask may ask for a text of many thousands of characters, in the engine thread, so pieces are
+    looked up and not looked through.
+    """
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return {piece: token for token, piece in enumerate(self._pieces)}
+
+    @cached_property
+    def _lengths(self) -> dict[int, list[int]]:
+        """Lengths of pieces by their first byte, the longest first."""
+        lengths = defaultdict[int, set[int]](set)
+        for piece in self._pieces:
+            lengths[piece[0]].add(len(piece))
+        return {first: sorted(of, reverse=True) for first, of in lengths.items()}
+
+    def tokens(self, text: bytes) -> list[int]:
+        """Tokens of *text*; none if no piece fits somewhere."""
+        tokens, at = list[int](), 0
+        while at < len(text):
+            lengths = self._lengths.get(text[at], [])
+            parts = (text[at : at + n] for n in lengths)
+            piece = next((part for part in parts if part in self._ids), b"")
+            if not piece:
+                return []
+            tokens.append(self._ids[piece])
+            at += len(piece)
+        return tokens
 
 
 def _pieces(vocab: Vocab) -> list[bytes]:

@@ -407,6 +407,7 @@ def fill(
         )
         raise InvalidRequest("slot", contents.slot, f"{allowed}: try again later")
     if contents.slot in _done(scheduler, executor, plan).not_restored:
+        _done(scheduler, executor, StepPlan(()))  # if it has spoilt the context
         raise SnapshotFailed("llama_state_seq_set_data", 0, "the state does not fit")
 
 

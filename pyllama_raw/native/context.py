@@ -136,6 +136,7 @@ class Context(SlotMemory):
             raise ContextFailed("plr_runner_new", None, last_error())
         super().__init__(pointer, partial(_free, runner, self.kernels), parents=parents)
         self.model = model
+        self.has_recurrent_state = model.is_recurrent or model.is_hybrid
         self.has_lanes = bool(lanes)
         self.abort = abort  # the flag that its decodes poll
         self._runner = runner

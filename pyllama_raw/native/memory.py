@@ -333,6 +333,9 @@ class SlotMemory(Handle):
     kv_unified: bool
     # None: libllama computes everything; else told of all changes
     kernels: Kernels | None
+    # A forged state has left what no slot can forget: another context is to be made.
+    is_spoilt: bool = False
+    has_recurrent_state: bool
 
     @property
     def _memory(self) -> Any:
@@ -494,16 +497,31 @@ class SlotMemory(Handle):
         with lent(data, UINT8) as src:
             code = lib.plr_state_seq_set(self.ptr, src, len(data), slot, n_bytes)
             is_done = code == 0 and n_bytes[0] > 0
+            if slot != ALL_SLOTS:
+                is_done = is_done and self._has_positions(slot)
             # A state that did not fit leaves parts behind: the slot is emptied.
             if not is_done and slot == ALL_SLOTS:
                 lib.llama_memory_clear(self._memory, False)
             elif not is_done:
                 lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+                # Attention forgets ranges, so positions of no range stay. A recurrent state
+                # stays where its position is that of an empty slot, which nobody can see.
+                is_empty = lib.llama_memory_seq_pos_max(self._memory, slot) == -1
+                self.is_spoilt |= not is_empty or self.has_recurrent_state
             # Our kernels read the cells out of the state, or take them as they lie.
             if self.kernels is not None:
                 self.kernels.restored(slot, src, len(data) if is_done else 0)
         self._check_copied("llama_state_seq_set_data_ext", code, n_bytes[0])
+        if not is_done:
+            message = "it has positions that no slot has"
+            raise SnapshotFailed("llama_state_seq_set_data_ext", 0, message)
         return int(n_bytes[0])
+
+    def _has_positions(self, slot: int) -> bool:
+        """Whether *slot* has positions, all of which a range can have."""
+        lowest = lib.llama_memory_seq_pos_min(self._memory, slot)
+        highest = lib.llama_memory_seq_pos_max(self._memory, slot)
+        return bool(0 <= lowest <= highest < _POS_MAX)
 
     def _check_slot(self, name: str, slot: int) -> None:
         if not 0 <= slot < self.n_seq_max:

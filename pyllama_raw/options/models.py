@@ -53,6 +53,7 @@ DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 _HUB_NAME = re.compile(
     r"hf:([^/:@]+/[^/:@]+)(?:@([^/:@]+))?(?:/([^/].*)|:([^/:@]+))?", re.DOTALL
 )
+_IS_NAME = re.compile(r"(?!\.\.?\Z)[^\0/]+", re.DOTALL)  # of a file or folder
 USUAL_QUANTS = ("Q4_K_M", "Q4_0", "Q8_0")
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")  # the quantisation in the name of a file
 FETCH = "PYLLAMA_RAW_FETCH"  # the variable that says what a process is to fetch
@@ -207,8 +208,12 @@ def _hub_name(spec: str) -> _HubName:
             spec,
             "give hf:OWNER/REPO/FILE, hf:OWNER/REPO@REVISION/FILE or hf:OWNER/REPO:QUANT",
         )
-    repo, revision, file, quant = (text or "" for text in match.groups())
-    options = {"revision": unquote(revision)} if revision else {}
+    repo, escaped, file, quant = (text or "" for text in match.groups())
+    revision = unquote(escaped)
+    # A branch is a path in the folder of what was fetched, and must not lead out of it.
+    if revision and not all(map(_IS_NAME.fullmatch, revision.split("/"))):
+        raise ModelNotFound(spec, f"{revision!r} is no commit, tag or branch")
+    options = {"revision": revision} if revision else {}
     return _HubName(repo, file, options, quant)
 
 
@@ -483,12 +488,16 @@ def _snapshot(name: _HubName) -> Path:
         commit = (base / "refs" / revision).read_text("utf-8").strip()
     except (OSError, ValueError):
         commit = revision
-    return base / "snapshots" / commit
+    # Whatever stands in that file, a commit is a folder here.
+    return base / "snapshots" / (commit if _IS_NAME.fullmatch(commit) else revision)
 
 
 def _files_in(folder: Path) -> list[str]:
     """Names of files below *folder*, as the hub has them."""
-    paths = (path for path in folder.rglob("*") if path.is_file())
+    try:
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+    except (OSError, ValueError):  # no folder can have such a name
+        return []
     return [path.relative_to(folder).as_posix() for path in paths]
 
 

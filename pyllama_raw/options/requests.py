@@ -122,6 +122,7 @@ SlotIndex = Annotated[Whole, Field(ge=0, le=MAX_POSITION)]
 Seconds = Annotated[
     float, Strict(), Field(gt=0, le=MAX_DEADLINE_S, allow_inf_nan=False)
 ]
+AdapterScale = Annotated[float, Field(ge=-MAX_SCALE, le=MAX_SCALE, allow_inf_nan=False)]
 
 # What checkers allow callers to give, and what it is once it was checked.
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ if TYPE_CHECKING:
     ReplyOption = ReplySpec | bool | None
 else:
     _Position = Annotated[Whole, Field(ge=1, le=MAX_POSITION)]
-    _Scale = Annotated[float, Strict(), Field(ge=-MAX_SCALE, le=MAX_SCALE)]
+    _Scale = Annotated[AdapterScale, Strict()]
     _Key = Annotated[str, Strict(), Field(max_length=MAX_SALT)]
     Fixed = Annotated[
         dict[K, V], BeforeValidator(_beginning), AfterValidator(MappingProxyType)

@@ -24,6 +24,7 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from urllib.parse import urlsplit
@@ -349,6 +350,8 @@ class RemoteRunner(ModelRunner):
 
         def vectors(body: Any) -> Vectors:
             ordered = sorted(body["data"], key=lambda row: row["index"])
+            if any(type(row["index"]) is not int for row in ordered):
+                raise ValueError("an index that is no whole number")
             rows = np.array([row["embedding"] for row in ordered], np.float32)
             is_table = rows.ndim == 2 and bool(np.isfinite(rows).all())
             if len(rows) != len(inputs) or not (is_table or not inputs):
@@ -371,6 +374,9 @@ class RemoteRunner(ModelRunner):
             ]
             if any(type(i) is not int or not 0 <= i < len(texts) for i, _ in rows):
                 raise ValueError("an index of no document")
+            # No order has a place for what is not a number, or for a document twice.
+            if len(dict(rows)) < len(rows) or not all(isfinite(s) for _, s in rows):
+                raise ValueError("a document twice, or a score that is no number")
             ranked = [Ranked(index, score, {"0": score}, 0) for index, score in rows]
             return sorted(ranked, key=lambda entry: -entry.score)
 

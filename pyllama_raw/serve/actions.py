@@ -33,6 +33,7 @@ COUNTS_S, LOOK_S = 1.0, 0.02  # for a request that was left to end
 FILE_NAME = re.compile(r"[^\x00-\x20\x7f/\\:*?\"<>|.][^\x00-\x1f\x7f/\\:*?\"<>|]*")
 MAX_NAME_BYTES = 255
 OWN = "of-"  # begins the name of the folder of a key's own files
+MAX_DIGITS = 9  # of the number of a slot
 UNWRITABLE = (EACCES, EPERM, EROFS)  # faults of the folder, which no other name mends
 SCALES = TypeAdapter(list[LoraScale])
 NOT_HERE = (  # endpoints of llama-server that are not done here
@@ -95,7 +96,9 @@ def routes(app: FastAPI, service: Service) -> None:
             # What is not in memory has no slots.
             await service.admit(request.state.exchange, model, Operation.GENERATE)
         engine = service.named(model).engine
-        if not slot.isdecimal() or int(slot) >= engine.info.n_slots:
+        # Python reads no number of thousands of digits.
+        is_number = slot.isdecimal() and len(slot) <= MAX_DIGITS
+        if not is_number or int(slot) >= engine.info.n_slots:
             raise refused("id_slot", f"give one below {engine.info.n_slots}")
         if action in ("save", "restore"):
             content = (await request.receive())["body"]

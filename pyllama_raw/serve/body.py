@@ -38,6 +38,7 @@ from pydantic_core import PydanticCustomError
 from pyllama_raw import SamplingParams
 from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.options.frozen import suggestion
+from pyllama_raw.options.requests import AdapterScale
 from pyllama_raw.options.sampling import CONSTRAINTS, MAX_TOP
 from pyllama_raw.results import Operation
 from pyllama_raw.runners.guards import duration_s
@@ -123,7 +124,9 @@ class Body(BaseModel):
         value = self.keep_alive
         if isinstance(value, str):
             sign = -1 if value.startswith("-") else 1
-            seconds = duration_s(value.lstrip("+-"))
+            # A text of megabytes would become as many parts.
+            is_short = len(value) <= MAX_NUMBER
+            seconds = duration_s(value.lstrip("+-")) if is_short else None
             value = nan if seconds is None else sign * seconds
         if value is not None and isnan(value):
             raise refused("keep_alive", "give seconds, or a time such as 5m or 1h30m")
@@ -277,7 +280,7 @@ class LoraScale(BaseModel):
     """An adapter by its place in `/lora-adapters`."""
 
     id: Annotated[int, Field(ge=0)]
-    scale: float
+    scale: AdapterScale
 
 
 def _seed(number: int) -> int:

@@ -44,6 +44,7 @@ def routes(app: FastAPI, service: Service) -> None:
     """Add the endpoints."""
 
     @app.get("/v1/models", tags=["models"])
+    @app.get("/v1/models/", include_in_schema=False)
     @app.get("/models", include_in_schema=False)
     async def models(reload: str = "") -> Response:
         """
@@ -74,9 +75,7 @@ def routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{name:path}", tags=["models"])
     async def model(name: str) -> Response:
-        """One model; all of them behind a slash alone."""
-        if not name:
-            return await models()
+        """One model."""
         name = unquote(name)
         for card in (await _cards(service)).get(service.base_of(name) or "", []):
             if card["id"] == service.config.aliases.get(name, name):

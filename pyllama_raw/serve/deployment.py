@@ -31,6 +31,7 @@ from pyllama_raw import EngineConfig
 from pyllama_raw.errors import ConfigError, shown
 from pyllama_raw.options.frozen import Frozen, places, suggestion
 from pyllama_raw.options.profile import Settings
+from pyllama_raw.options.requests import AdapterScale
 from pyllama_raw.serve.config import (
     IdleSeconds,
     ListenConfig,
@@ -51,7 +52,7 @@ class AdapterEntry(Frozen):
     """The name that requests give."""
     path: str
     """A GGUF file."""
-    scale: float = 1.0
+    scale: AdapterScale = 1.0
     """The scale of its effect on requests that name no adapters; 0: none."""
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import count
 from math import exp, inf, isfinite
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
@@ -62,6 +63,12 @@ GAP = ("prefix", "suffix", "middle")
 REPO, FILE, SNIPPET = "myproject\n", "filename\n", "\n\n--- snippet ---\n\n"
 NO_SLOT = -1  # the engine may move a request while it runs
 MAX_TEXT_BIASES = 1000  # each of them becomes tokens first
+MOST_CHARACTERS = 8  # of a token of a text that fills a slot
+EVEN_TRIES = 4  # to find the part of a text that fits
+MAX_LINES = 2**31 - 1  # of limits by lines: blanks, milliseconds
+# Each output is looked through for each field that a body names, and tells the settings again.
+MAX_FIELDS = 256
+MAX_TOLD = 1000  # tokens with a bias
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Last = Annotated[int, Field(ge=-1)]  # tokens; -1: all
@@ -158,11 +165,13 @@ class NativeBody(TextBody):
     """Whether earlier requests may save work of this one."""
     return_tokens: bool = False
     """Whether a whole answer has its token ids; events always have."""
-    n_indent: Annotated[int, Field(ge=0)] = 0
+    n_indent: Annotated[int, Field(ge=0, le=MAX_LINES)] = 0
     """Blanks that each line behind the first has at least; a line with fewer ends the output."""
-    t_max_predict_ms: Annotated[int, Field(ge=-1)] = -1
+    t_max_predict_ms: Annotated[int, Field(ge=-1, le=MAX_LINES)] = -1
     """Milliseconds after which the next end of a line is that of the output; 0 or -1: any."""
-    response_fields: Items[str] = Field(default_factory=list)
+    response_fields: Annotated[
+        list[str], Field(fail_fast=True, max_length=MAX_FIELDS)
+    ] = Field(default_factory=list)
     """The only fields of the answer, such as `generation_settings/n_predict`."""
 
     @property
@@ -290,11 +299,16 @@ async def read_infill(body: InfillBody, service: Service) -> TextRequest:
 
 async def _fitting(engine: AsyncEngine, text: str, *, end: bool) -> list[int]:
     """Tokens of *text*, or of its *end* or beginning that fits a slot."""
-    while text:
+    limit = MOST_CHARACTERS * engine.n_ctx_slot
+    text = text[-limit:] if end else text[:limit]
+    for n_tries in count():
         try:
             return await engine.tokenize(text, add_special=False, parse_special=False)
         except PromptTooLong as error:
             n_most = len(text) * error.n_ctx_slot // (error.n_prompt + 1)
+            # Of a text whose tokens are not spread evenly that may be nearly all of it, each time.
+            if n_tries >= EVEN_TRIES:
+                n_most = min(n_most, len(text) // 2)
             text = text[len(text) - n_most :] if end else text[:n_most]
     return []
 
@@ -428,6 +442,7 @@ class NativeCodec:
         self._request, self._body = request, body
         self._texts = texts  # of the prompts
         self._has_output = body.n_most != 0
+        self._settings = settings(request.params, request.model.engine)
         self._n_predicted: defaultdict[int, int] = defaultdict(int)
 
     def begin(self, n_prompt: int) -> bytes:  # noqa: ARG002
@@ -487,7 +502,7 @@ class NativeCodec:
         stop, n_prompt = result.finish_detail, result.usage.prompt_tokens
         request, engine = self._request, self._request.model.engine
         n_ctx = engine.n_ctx_slot
-        used = settings(request.params, engine) | {"stream": request.streams}
+        used = self._settings | {"stream": request.streams}
         used["lora"] = dict(request.options.get("adapters") or {})
         fields: dict[str, Any] = {
             "index": prompt * request.params.n + result.index,
@@ -563,11 +578,14 @@ def settings(params: SamplingParams, engine: AsyncEngine) -> dict[str, Any]:
     never = [*params.suppress_tokens]
     never += [eos.token_id] if params.ignore_eos and eos is not None else []
     biases = [*params.logit_bias.items(), *((token, None) for token in never)]
+    values["suppress_tokens"] = params.suppress_tokens[:MAX_TOLD]
     for name in ("repeat_last_n", "dry_penalty_last_n", "seed", "adaptive_target"):
         values[name] = -1 if values[name] is None else values[name]
     return values | {
         "max_tokens": params.max_tokens,
-        "logit_bias": [{"token": token, "bias": bias} for token, bias in biases],
+        "logit_bias": [
+            {"token": token, "bias": bias} for token, bias in biases[:MAX_TOLD]
+        ],
         "samplers": [theirs.get(stage, stage) for stage in params.stages],
         "post_sampling_probs": params.logprobs_of == "sampler",
     }

@@ -198,8 +198,10 @@ async def raw_parts(
         is_wave = content[:4] == b"RIFF" and content[8:12] == b"WAVE"
         is_mp3 = content[:1] == b"\xff" and content[1:2] >= b"\xe0"
         is_sound = is_wave or is_mp3 or content.startswith(SOUNDS)
+        kind: type[Audio | Image] = Audio if is_sound else Image
         try:
-            parts += [Audio(content) if is_sound else Image(content), piece]
+            # To know how long an MP3 is, all of its frames are read.
+            parts += [await to_thread.run_sync(kind, content), piece]
         except BadMedia as error:
             raise refused(at, error.reason, error.code) from error
     return [part for part in parts if part != ""]

@@ -63,12 +63,12 @@ class Bodies:
             has_media: a model takes images or sounds, which come in base64.
         """
         usual = MAX_MEDIA_BYTES if has_media else MAX_BYTES
-        self._max_bytes = config.max_body_bytes or usual
+        self.max_bytes = config.max_body_bytes or usual
         self._max_values = config.max_body_values
         self._is_lenient = config.in_place_of is not None
         self._limit_s = config.body_s
         self._n_bytes = 0  # of all that are not whole
-        self._max_all = max(MANY * self._max_bytes, LEAST_MANY)
+        self._max_all = max(MANY * self.max_bytes, LEAST_MANY)
         self._scopes: set[CancelScope] = set()  # of those that are not whole
         self._drains = False
         self._parsers: CapacityLimiter | None = None
@@ -91,7 +91,7 @@ class Bodies:
             Failure: the body is too large or too slow, others fill the memory, or the service
                 is about to end.
         """
-        if length.isdecimal() and int(length) > self._max_bytes:
+        if length.isdecimal() and int(length) > self.max_bytes:
             raise self._too_large(f"has {length} bytes")
         content = bytearray()
         scope = move_on_after(self._limit_s)
@@ -106,7 +106,7 @@ class Bodies:
                     content += part
                     self._n_bytes += len(part)
                     # Nobody says how long a body in chunks is, so it is counted as it comes.
-                    if len(content) > self._max_bytes:
+                    if len(content) > self.max_bytes:
                         raise self._too_large("has more")
                     if not message.get("more_body", False):
                         return bytes(content)
@@ -176,7 +176,7 @@ class Bodies:
         return await self.run(read, len(body))
 
     def _too_large(self, size: str) -> Failure:
-        limit = f"at most {self._max_bytes} bytes are allowed (max_body_bytes)"
+        limit = f"at most {self.max_bytes} bytes are allowed (max_body_bytes)"
         return _unread(413, "body_too_large", f"the body {size}: {limit}")
 
 

@@ -170,6 +170,13 @@ async def _scored_items(
     items = [""] if body.items is None else _several(body.items)
     if body.items is not None and any(type(item) is not type(query) for item in items):
         raise refused("items", "give texts with a text, token ids with token ids")
+    _check_many(service, model, "label_token_ids", len(items), len(labels))
+    # Each prompt has all of the query, so few may have a long one.
+    n_all = len(query) * len(items) + sum(map(len, items))
+    if n_all > service.bodies.max_bytes:
+        limit = f"at most {service.bodies.max_bytes} are allowed (max_body_bytes)"
+        reason = f"the query with each item has {n_all} characters or tokens: {limit}"
+        raise refused("items", reason, "too_many_texts")
     prompts = [
         query
         if body.items is None
@@ -178,7 +185,6 @@ async def _scored_items(
         else query + item
         for item in items
     ]
-    _check_many(service, model, "label_token_ids", len(prompts), len(labels))
     of_all = await _in_turn(
         lambda prompt: model.engine.score_many(prompt, labels, **options),
         prompts,

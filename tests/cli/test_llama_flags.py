@@ -171,6 +171,8 @@ def test_what_changes_speed_only_is_noted():
         (("--tools", "all"), "runs no tools"),
         (("--pooling", "sum"), "give one of none, mean"),
         (("--grammar-file", "missing.gbnf"), "missing.gbnf"),
+        (("--fit-target", ","), "give MiB"),
+        (("--chat-template-kwargs", "[" * 10**5), "nested too deep"),
     ],
 )
 def test_a_mistake_and_a_refusal_name_the_flag(arguments, message):
@@ -216,6 +218,16 @@ def test_presets_are_read_as_they_are(tmp_path):
         },
         "hub:q8_0": {"hf-repo": "owner/name"},
     }
+
+
+def test_a_long_line_of_a_preset_is_read_once(tmp_path):
+    """
+    A million blanks in it are no work of hours.
+    """
+    file, blanks = tmp_path / "presets.ini", " " * 10**6
+    file.write_text(f"alias = a{blanks}b{blanks}# c\n{blanks}; d\n")
+
+    assert sections(file) == {"default": {"alias": f"a{blanks}b"}}
 
 
 def test_files_of_the_user_give_way_and_may_have_keys_of_other_programs(tmp_path):

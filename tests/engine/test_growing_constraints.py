@@ -1,6 +1,10 @@
 """Constraints of a few bytes that would grow without an end, and outputs that would."""
 
 import json
+import random
+import resource
+import sys
+from pathlib import Path
 from threading import Event
 
 import anyio
@@ -8,7 +12,12 @@ import pytest
 
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, SamplingParams
 from pyllama_raw.engine import guidance as module
-from pyllama_raw.engine.guidance import Guidance, Trials, checked_schema
+from pyllama_raw.engine.guidance import (
+    Guidance,
+    LongestPieces,
+    Trials,
+    checked_schema,
+)
 from pyllama_raw.engine.mailbox import CALLER_LEFT
 from pyllama_raw.engine.parts import at_once
 from pyllama_raw.engine.rows import _error
@@ -208,6 +217,46 @@ def test_a_program_that_embeds_python_is_not_started(monkeypatch, tmp_path, capl
     assert [other.n_bytes("regex", text) for text in ("a+", "b+")] == [None, None]
     assert marks.read_text() == "started\n"
     assert "ended with 3: it needs cffi, llguidance" in caplog.text
+
+
+def test_the_longest_pieces_of_a_text_are_looked_up():
+    """
+    As a look through all of them would have them, and of a long text at once: a mask waits for it.
+    """
+    draw = random.Random(1)  # noqa: S311
+    pieces = [bytes([97 + n]) for n in range(3)]
+    pieces += ["".join(draw.choices("abc", k=n)).encode() for n in range(2, 40)]
+    longest = LongestPieces(pieces)
+    texts = ["".join(draw.choices("abc", k=n)).encode() for n in range(60)]
+    expected = []
+    for text in texts:
+        parts, left = [], text
+        while left:
+            parts.append(max(filter(left.startswith, pieces), key=len))
+            left = left.removeprefix(parts[-1])
+        expected.append(parts)
+    split = [[pieces[token] for token in longest.tokens(text)] for text in texts]
+
+    assert split == expected
+    assert longest.tokens(b"abd") == longest.tokens(b"d") == []
+    assert len(LongestPieces(pieces[:3]).tokens(b"a" * 10**6)) == 10**6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process")
+def test_vocabularies_without_named_tokens_are_freed():
+    """
+    Else constraints of one client that name tokens use up the memory for those of all others.
+    """
+    pieces = [*module.BYTES, *(b"%08d" % n for n in range(20_000))]
+    trials, sizes = Trials(pieces, [256]), []
+    for token in range(300, 340):
+        trials.n_bytes("lark", f'start: "a" <[{token}]>', [token])
+        [process] = trials._all
+        status = Path(f"/proc/{process._popen.pid}/statm").read_text()
+        sizes.append(int(status.split()[1]) * resource.getpagesize())
+
+    # Each would take more than a MiB.
+    assert max(sizes) - sizes[9] < 15 * 2**20
 
 
 def test_compiled_constraints_are_counted_by_their_bytes(vocab, monkeypatch):

@@ -1,7 +1,9 @@
 """Files of slots, on real models: another engine goes on from what one has computed."""
 
+import json
 import os
 import shutil
+from contextlib import suppress
 from fcntl import LOCK_EX, flock
 from functools import partial
 from pathlib import Path
@@ -17,8 +19,14 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.engine.state_files import sweep_parts
-from pyllama_raw.errors import InvalidRequest, Unsupported, WrongUse
+from pyllama_raw.engine.state_files import (
+    MAGIC,
+    digest_of,
+    make_key,
+    no_pause,
+    sweep_parts,
+)
+from pyllama_raw.errors import InvalidRequest, SnapshotFailed, Unsupported, WrongUse
 from tests.support.limits import LIMIT_S
 from tests.support.native_loops import anyio_backend  # noqa: F401
 from tests.support.tiny import tiny_model
@@ -122,6 +130,48 @@ async def test_a_file_of_something_else_is_refused(tmp_path):
     assert saved.n_tokens == 96
     assert ({*errors}, n_left) == ({"path"}, 0)
     assert cold.usage.cached_tokens == 0
+
+
+def forged(content: bytes, at: int, value: int) -> bytes:
+    """A file with other bytes in its state, and the digest that fits them."""
+    line, _, data = content.removeprefix(MAGIC).partition(b"\n")
+    name, label, n_tokens, n_prompt, _ = json.loads(line)
+    tokens, state = data[: 4 * n_tokens], bytearray(data[4 * n_tokens :])
+    state[at : at + 4] = value.to_bytes(4, "little")
+    key = make_key(name, label, tokens)
+    digest = digest_of(key, memoryview(bytes(state)), no_pause).hex()
+    head = json.dumps([name, label, n_tokens, n_prompt, digest]).encode()
+    return MAGIC + head + b"\n" + tokens + state
+
+
+@SAME
+async def test_a_forged_state_is_of_no_effect_on_later_requests(
+    model, unified, tmp_path
+):
+    """
+    Positions that no range has stay in attention, and a state at none in recurrent memory.
+
+    Whoever gets the slot next would compute with them, or be refused for ever.
+    """
+    file, outputs = tmp_path / "slot", []
+    with anyio.fail_after(LIMIT_S):
+        async with opened(model, kv_unified=unified) as engine:
+            await engine.complete(PROMPT, GREEDY)
+            await engine.save_slot(0, file)
+            content = file.read_bytes()
+            plain = await engine.complete([5, 6, 7, 8], GREEDY, cache_salt="plain")
+            for at in range(0, 40, 4):
+                for value in (2**31 - 1, 2**31, 2**32 - 1):
+                    file.write_bytes(forged(content, at, value))
+                    with suppress(SnapshotFailed):
+                        await engine.restore_slot(0, file)
+                    salt = f"{at} {value}"
+                    result = await engine.complete(
+                        [5, 6, 7, 8], GREEDY, cache_salt=salt
+                    )
+                    outputs.append(result.token_ids)
+
+    assert {*outputs} == {plain.token_ids}
 
 
 def n_descriptors() -> int:

@@ -168,6 +168,7 @@ async def test_a_coding_that_hides_gigabytes_is_not_read():
         [{"index": i, "embedding": [1.0] * (i + 1)} for i in range(2)],
         [{"index": i, "embedding": "ab"} for i in range(2)],
         [{"index": i, "embedding": [float("nan")]} for i in range(2)],
+        [{"index": str(i), "embedding": [1.0]} for i in range(2)],
         {"a": 1},
     ],
 )
@@ -178,6 +179,20 @@ async def test_vectors_are_a_row_of_numbers_for_each_text(data):
     content = json.dumps({"data": data}).encode()
     with pytest.raises(UnexpectedAnswer):
         await runner_of(httpx2.Response(200, content=content)).embed(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "rows", [[(0, float("nan")), (1, 1.0)], [(0, 2.0), (0, 1.0)], [(2, 1.0)]]
+)
+async def test_ranks_are_a_number_for_a_document(rows):
+    """
+    What is no number has no place in an order, and no document has two.
+    """
+    results = [{"index": i, "relevance_score": score} for i, score in rows]
+    content = json.dumps({"results": results}).encode()
+    response = httpx2.Response(200, content=content)
+    with pytest.raises(UnexpectedAnswer):
+        await runner_of(response, dialect=PYLLAMA).rank("a", ["b", "c"])
 
 
 CIRCLE: list = []

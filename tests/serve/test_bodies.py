@@ -309,6 +309,31 @@ MANY_WORDS = [["w", 1.0]] * 1001
         ("/v1/embeddings", {"input": ["a"] * 2049}, "input", "2048"),
         ("/tokenize", {"content": "a", "x": [1] * 300_001}, "body", "300000"),
         (
+            "/completion",
+            {"prompt": "a", "response_fields": ["a"] * 257},
+            "response_fields",
+            "256",
+        ),
+        (
+            "/v1/score",
+            {"query": "a" * 2**20, "items": ["b"] * 400, "label_token_ids": [5]},
+            "items",
+            "8388608",
+        ),
+        (
+            "/v1/score",
+            {"query": [1] * 99, "items": [[2]] * 2049, "label_token_ids": [5]},
+            "label_token_ids",
+            "2048",
+        ),
+        (
+            "/completion",
+            {"prompt": "a", "t_max_predict_ms": 10**400},
+            "t_max_predict_ms",
+            "2147483647",
+        ),
+        ("/completion", {"prompt": "a", "n_indent": 10**400}, "n_indent", "2147483647"),
+        (
             "/v1/responses",
             {"input": "a", "metadata": {"a": "b" * 2**14}},
             "body",

@@ -7,11 +7,13 @@ from math import inf
 import pytest
 
 from pyllama_raw import __version__
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.errors import ConfigError, PromptTooLong
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.answer import LineEnd, LineLimits
 from pyllama_raw.serve.config import ListenConfig
+from pyllama_raw.serve.deployment import AdapterEntry
+from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.listening import (
     LOADING,
     LoadingApp,
@@ -21,6 +23,7 @@ from pyllama_raw.serve.listening import (
     files_of,
     release,
 )
+from pyllama_raw.serve.llamacpp import NativeCompletionBody, _fitting, settings
 from pyllama_raw.testing import fake_engine
 from tests.serve.test_gate import CHAT, PATH, asking, client_of
 
@@ -219,7 +222,10 @@ async def test_slots_have_the_names_of_llama_server_and_can_be_erased():
         full = await client.get("/slots", params={"fail_on_no_slot": "1"})
         erased = await client.post("/slots/0", params={"action": "erase"})
         saved = await client.post("/slots/0", params={"action": "save"})
-        wrong = await client.post("/slots/99", params={"action": "erase"})
+        wrong = [
+            await client.post(f"/slots/{number}", params={"action": "erase"})
+            for number in ("99", "1" * 5000, "-1", "¹")
+        ]
 
     assert {"id", "n_ctx", "is_processing", "speculative"} <= set(slots[0])
     assert full.status_code == 200
@@ -228,7 +234,83 @@ async def test_slots_have_the_names_of_llama_server_and_can_be_erased():
         501,
         "not_supported_error",
     )
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "id_slot")
+    assert [(a.status_code, a.json()["error"]["param"]) for a in wrong] == [
+        (400, "id_slot")
+    ] * 4
+
+
+async def test_scales_of_adapters_for_all_are_finite():
+    """
+    Others would make each later request that names no adapter a mistake.
+    """
+    async with in_place() as (_, client):
+        bodies = [
+            f'[{{"id": 0, "scale": {scale}}}]' for scale in ("NaN", "1e999", "101")
+        ]
+        answers = [await client.post("/lora-adapters", content=body) for body in bodies]
+        answer = await client.post("/completion", json={"prompt": "a", "n_predict": 1})
+
+    assert [(a.status_code, a.json()["error"]["param"]) for a in answers] == [
+        (400, "body")
+    ] * 3
+    assert answer.status_code == 200
+    with pytest.raises(ConfigError, match="scale"):
+        AdapterEntry(name="a", path="a", scale=float("nan"))
+
+
+async def test_many_biases_are_not_told_with_each_output():
+    """
+    Settings name the first thousand; the outputs of one body would fill the memory with all of them.
+    """
+    biases = [[65 + token % 26, 0.0] for token in range(5000)]
+    body = {"prompt": "a", "n_predict": 1, "n_cmpl": 2, "logit_bias": biases}
+    async with in_place() as (_, client):
+        answer = await client.post("/completion", json=body)
+    tokens = [*range(5000)]
+    params = SamplingParams(
+        logit_bias=dict.fromkeys(tokens, 1.0), suppress_tokens=tokens
+    )
+    async with fake_engine() as engine:
+        facts = settings(params, engine)
+
+    used = [output["generation_settings"]["logit_bias"] for output in answer.json()]
+    assert [len(biases) for biases in used] == [26, 26]
+    assert (len(facts["logit_bias"]), len(facts["suppress_tokens"])) == (1000, 1000)
+
+
+async def test_the_part_of_a_text_that_fits_is_there_after_few_tries():
+    """
+    However unevenly its tokens lie: proportion alone would take off a thousandth each time.
+    """
+    sizes = []
+
+    class Uneven:
+        n_ctx_slot = 1000
+
+        async def tokenize(self, text, **_):
+            sizes.append(len(text))
+            if len(text) > 900:
+                raise PromptTooLong(1001, 1000)
+            return [1]
+
+    for end in (True, False):
+        assert await _fitting(Uneven(), "a" * 10**6, end=end) == [1]
+
+    assert len(sizes) <= 20
+
+
+def test_a_time_to_stay_loaded_is_a_short_text():
+    """
+    A text of a million parts is no time.
+    """
+    bodies = [
+        NativeCompletionBody.model_validate({"prompt": "a", "keep_alive": text})
+        for text in ("1h30m", "1s" * 10**6)
+    ]
+
+    assert bodies[0].keep_alive_s == 5400
+    with pytest.raises(Failure, match="give seconds"):
+        assert bodies[1].keep_alive_s
 
 
 async def test_elsewhere_actions_need_the_key_of_an_operator():

@@ -149,16 +149,20 @@ async def test_a_text_that_is_too_long_is_told_as_a_prompt_that_is(anyio_backend
     """
     asked = {"model": "e", "input": ["short", "long " * 2000]}
     ranked = {"model": "r", "query": "a", "documents": ["short", "long " * 2000]}
+    # It would become tokens with each of many documents.
+    long_query = {"model": "r", "query": "long " * 2000, "documents": ["short"] * 2000}
     async with three_models(anyio_backend_name) as (url, _):
         async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
             answer = await client.post("/v1/embeddings", json=asked)
             other = await client.post("/v1/rerank", json=ranked)
+            of_query = await client.post("/v1/rerank", json=long_query)
 
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "input[1]")
     assert error["code"] == "context_length_exceeded"
     assert error["n_prompt_tokens"] > error["n_ctx"] > 0
     assert (other.status_code, other.json()["error"]["param"]) == (400, "documents[1]")
+    assert (of_query.status_code, of_query.json()["error"]["param"]) == (400, "query")
 
 
 async def test_each_model_is_asked_for_what_it_can_do(anyio_backend_name):
