@@ -121,8 +121,12 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup() -> Generator[None, object, object]:
-    """So do their fixtures."""
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    """
+    So do their fixtures.
+
+    That of a module fails once, and pytest gives its error to later tests without another call.
+    """
     with without_what_an_older_version_lacks():
         return (yield)
 
