@@ -87,18 +87,18 @@ def other_packages(folder: Path) -> dict[str, Path]:
 def complete(
     package: Path,
     directory: Path,
-    saved: Path | str = "",
-    restored: Sequence[Path] = (),
+    target: Path | str = "",
+    sources: Sequence[Path] = (),
 ) -> Any:
     """
     Version, tokens, whether some of the prompt were computed before, and refusals.
 
     Args:
         directory: of states that are looked for by themselves.
-        saved: a file for the slot, afterwards.
-        restored: files for the slot, before.
+        target: a file for the slot, afterwards.
+        sources: files for the slot, before.
     """
-    arguments = (tiny_model("llama"), directory, saved, *restored)
+    arguments = (tiny_model("llama"), directory, target, *sources)
     done = subprocess.run(
         [sys.executable, "-c", CHILD, *map(str, arguments)],
         cwd=package,
@@ -145,17 +145,21 @@ def test_the_file_of_a_slot_is_refused_by_another_version(tmp_path):
         for name, package in packages.items()
     ]
 
-    of_others, own = [], []
+    answers, answers_of_own = [], []
     for name, package in packages.items():
         others = [file for other, file in files.items() if other != name]
-        of_others.append(complete(package, tmp_path / f"others-{name}", "", others))
-        own.append(complete(package, tmp_path / f"own-{name}", "", [files[name]]))
+        answers.append(complete(package, tmp_path / f"others-{name}", "", others))
+        answers_of_own.append(
+            complete(package, tmp_path / f"own-{name}", "", [files[name]])
+        )
 
     refusals = ["path"] * (len(packages) - 1)
-    assert of_others == [
+    assert answers == [
         [version, tokens, False, refusals] for version, tokens, *_ in expected
     ]
-    assert own == [[version, tokens, True, []] for version, tokens, *_ in expected]
+    assert answers_of_own == [
+        [version, tokens, True, []] for version, tokens, *_ in expected
+    ]
 
 
 def test_what_a_version_lacks_is_said_with_the_version():
