@@ -125,7 +125,7 @@ class Fake:
             self.driver.records[number] = record
             self.driver.take_on([record])
 
-    def _deliver(self, events: list[Event], _: bool) -> None:
+    def _deliver(self, events: list[Event]) -> None:
         """As the engine thread does: one wake-up for all streams."""
         streams = []
         for event in events:

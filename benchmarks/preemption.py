@@ -94,7 +94,7 @@ def opened(options: Namespace, max_bytes: int) -> Iterator[Bench]:
     )
     parts, events = build(options.model, config), list[Event]()
 
-    def take(batch: list[Event], _: bool) -> None:
+    def take(batch: list[Event]) -> None:
         events.extend(batch)
         errors = [e.error for e in batch if isinstance(e, Finished) and e.error]
         assert not errors

@@ -20,6 +20,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from load.measure import Report, arguments, median_ratio, run_script, say
+from load.workloads import NOUNS, edit
 
 from pyllama_raw import (
     AsyncEngine,
@@ -37,7 +38,6 @@ LIMITS = {  # by work and streams
     ("JSON", 1): 1.3,
     **{("chats", n): 0.98 for n in STREAMS},
 }
-NOUNS = ["price", "count", "limit", "width", "speed", "total", "depth", "share"]
 TOPICS = (
     "why the sky is blue", "how bread is baked", "what a violin is made of",
     "the history of paper", "how bees find flowers", "what makes steel hard",
@@ -50,29 +50,6 @@ SCHEMA = {
     "required": list(KEYS),
     "additionalProperties": False,
 }
-
-
-def code(noun: str, verb: str) -> str:
-    """A function, in which only the *verb* is to be changed."""
-    return f"""def {verb}_{noun}(path, default):
-    with open(path) as file:
-        lines = file.readlines()
-    for line in lines:
-        name, value = line.split("=")
-        if name.strip() == "{noun}":
-            return float(value.strip())
-    print("no {noun} in", path)
-    return default
-"""
-
-
-def edit(noun: str) -> str:
-    """Two examples of an edit, then one that is to be made."""
-    parts = []
-    for other in ("weight", "height", noun):
-        after = code(other, "load") if other != noun else ""
-        parts.append(f"Before:\n{code(other, 'read')}\nAfter:\n{after}")
-    return "\n".join(parts)
 
 
 WORKS: dict[str, tuple[list[Any], dict[str, Any]]] = {

@@ -18,7 +18,7 @@ def words(tokens: tuple[int, ...]) -> str:
     return b"".join(map(parts.vocab.piece, tokens)).decode(errors="replace")
 
 
-def tell(events: list[Event], _: bool) -> None:
+def tell(events: list[Event]) -> None:
     """Print what came of a step."""
     for event in events:
         if isinstance(event, NewTokens):

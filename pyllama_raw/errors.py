@@ -181,10 +181,22 @@ class PromptTooLong(RequestError):
 
     http_status = 413
 
-    def __init__(self, n_prompt: int, n_ctx_slot: int, n_source: int = 0) -> None:
-        """*n_source*: the most tokens that an encoder reads at once; 0: a slot takes them."""
+    def __init__(
+        self,
+        n_prompt: int,
+        n_ctx_slot: int,
+        n_source: int = 0,
+        *,
+        is_part: bool = False,
+    ) -> None:
+        """
+        Args:
+            n_source: the most tokens that an encoder reads at once; 0: a slot takes them.
+            is_part: the prompt was counted up to *n_prompt*, and may have more.
+        """
         self.n_prompt, self.n_ctx_slot, self.n_source = n_prompt, n_ctx_slot, n_source
-        length = f"the prompt has {n_prompt} tokens, at most"
+        self.is_part = is_part
+        length = f"the prompt has {n_prompt} tokens{_or_more(is_part)}, at most"
         if n_source:
             super().__init__(
                 f"{length} {n_source} are allowed, because an encoder reads all of it at "
@@ -202,11 +214,26 @@ class TextTooLong(RequestError):
 
     http_status = 413
 
-    def __init__(self, name: str, n_tokens: int, max_tokens: int, advice: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        n_tokens: int,
+        max_tokens: int,
+        advice: str,
+        *,
+        is_part: bool = False,
+    ) -> None:
+        """*is_part*: the text was counted up to *n_tokens*, and may have more."""
         self.name, self.n_tokens, self.max_tokens = name, n_tokens, max_tokens
+        self.is_part = is_part
         super().__init__(
-            f"{name} has {n_tokens} tokens, at most {max_tokens} are allowed: {advice}"
+            f"{name} has {n_tokens} tokens{_or_more(is_part)}, "
+            f"at most {max_tokens} are allowed: {advice}"
         )
+
+
+def _or_more(is_part: bool) -> str:
+    return " or more" if is_part else ""
 
 
 class QueueFull(RequestError):

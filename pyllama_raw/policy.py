@@ -13,12 +13,14 @@ The interface for scheduling policies of your own.
     config = EngineConfig(scheduler=SchedulerConfig(policy="lcfs"))
 
 A package offers policies as entry points of the group `pyllama_raw.policies`, by name. A
-class that can be imported needs no name: `policy="my_module:LastComeFirst"`.
+class that can be imported need not be registered: `policy="my_module:LastComeFirst"`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 GROUP = "pyllama_raw.policies"
+HOOKS = {name for name, value in vars(SchedulingPolicy).items() if callable(value)}
 MODULE_AND_CLASS = re.compile(r"[\w.]+:[\w.]+")
 
 P = TypeVar("P", bound=type[SchedulingPolicy])
@@ -57,7 +60,7 @@ def register(policy: P) -> P:
     Make *policy* known by its name; a later class of that name takes its place.
 
     Raises:
-        ConfigError: it is no policy, or its name or API version does not fit.
+        ConfigError: it is no policy, its name or API version does not fit, or a hook is misspelt.
     """
     name = _checked(policy).name
     if name in SHIPPED:
@@ -138,4 +141,19 @@ def _checked(policy: P) -> P:
         raise ConfigError(
             f"{policy.__name__}.keys={shown(policy.keys)}: give fixed, changing or by_client"
         )
+    for method, hook in _misspelt(policy):
+        raise ConfigError(
+            f"{policy.__name__}.{method} is no hook, so nobody would call it; did you mean {hook}? "
+            f"A method for yourself has another name, as _{method}"
+        )
     return policy
+
+
+def _misspelt(policy: type[SchedulingPolicy]) -> Iterator[tuple[str, str]]:
+    """Methods that are nearly a hook which *policy* does not have: it would be `fcfs` without a word."""
+    base = SchedulingPolicy
+    missing = [hook for hook in HOOKS if getattr(policy, hook) is getattr(base, hook)]
+    for name, value in vars(policy).items():
+        if callable(value) and not name.startswith("_") and name not in HOOKS:
+            for hook in get_close_matches(name, missing, n=1, cutoff=0.8):
+                yield name, hook

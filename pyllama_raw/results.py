@@ -22,7 +22,6 @@ from pyllama_raw.api.results import (
     Usage,
 )
 from pyllama_raw.api.vectors import Vectors
-from pyllama_raw.core.memory.cache import CacheStats
 from pyllama_raw.core.request import (
     CacheTier,
     FinishDetail,
@@ -33,7 +32,7 @@ from pyllama_raw.core.request import (
     StopToken,
     TokenLogprobs,
 )
-from pyllama_raw.core.stats import SlotFile, SlotStats
+from pyllama_raw.core.stats import CacheStats, SlotFile, SlotStats
 from pyllama_raw.engine.adapters import AdapterInfo
 from pyllama_raw.engine.estimate import Device, DeviceMemory, MemoryEstimate, ModelProbe
 from pyllama_raw.engine.info import (

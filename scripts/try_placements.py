@@ -166,7 +166,7 @@ def run(path: Path, case: Case, *, is_reference: bool = False) -> list[Output]:
 def _finish(parts, requests: list[Request]) -> Iterator[Output]:
     outputs = {request.request_id: Output([], []) for request in requests}
 
-    def take(events, _) -> None:
+    def take(events) -> None:
         for event in events:
             if isinstance(event, Finished):
                 if event.error is not None:

@@ -256,6 +256,7 @@ def by_night(script: str, *arguments: str) -> object:
                 EMBEDDER,
             ],
         ),
+        by_night("process_hop.py", "--streams", "2", "--requests", "2"),
         by_night("soak.py", "--tiny"),
         by_night("fidelity.py"),
         by_night("preemption.py"),

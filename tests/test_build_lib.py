@@ -717,6 +717,17 @@ def test_a_wrong_level_is_refused_with_those_there_are(monkeypatch):
         build_lib.find_or_build()
 
 
+def test_a_variant_is_no_level(monkeypatch):
+    """
+    Both are named by one variable, and the page of CPUs has a table of each.
+    """
+    levels = build_lib.cpu_level
+    monkeypatch.setenv("PYLLAMA_RAW_CPU", "haswell")
+
+    with pytest.raises(levels.CpuLevelError, match="haswell is a variant, which a"):
+        levels.level_of_environment(AVX2_MACHINE)
+
+
 def test_a_level_that_the_machine_cannot_run_is_refused(monkeypatch):
     """
     With what it lacks and what it can run.

@@ -314,11 +314,13 @@ LEFT_OUT = {
             ChatOptions.__annotations__, "of chats, whose dialects read them"
         ),
         "cache_points": "positions of tokens, which clients do not count",
+        "slot": "llama.cpp's `id_slot` says it, where slots have files",
     },
     "our client of services": {
         "reply": "a service takes replies apart by itself",
         "chat_template": "the template is the service's",
         "cache_points": "no field of a body",
+        "slot": "the same",
     },
     "calls of a benchmark": {
         **dict.fromkeys(ChatOptions.__annotations__, "calls have prompts and no chats"),
@@ -326,6 +328,7 @@ LEFT_OUT = {
         "adapters": "one model is measured",
         "speculation": "an engine is measured as it is set",
         "cache_salt": "calls share prefixes",
+        "slot": "slots are chosen as they are by default",
         "cache_points": "a target may be another server",
     },
 }

@@ -135,34 +135,47 @@ def test_nobody_reads_the_error_of_pydantic():
     assert caught.value.__context__ is None
     assert str(caught.value) == (
         "EngineConfig.context.n_ctx=0: give at least 1; "
-        "EngineConfig.scheduler.n_slots='many': give a valid integer, unable to parse "
-        "string as an integer"
+        "EngineConfig.scheduler.n_slots='many': give a whole number"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"deterministic": "slow"}, "deterministic='slow': give False, True or 'fast'"),
+        (
+            {"speculation": "lookup"},
+            "speculation='lookup': give SpeculationConfig, or a mapping of its options",
+        ),
+        (
+            {"speculation": {"draft": {"path": "a.gguf", "n_gpu_layers": "all"}}},
+            "speculation.draft.n_gpu_layers='all': give a whole number",
+        ),
+    ],
+)
+def test_an_option_of_several_kinds_has_one_name(options, words):
+    """
+    The place of a mistake has names of options alone, and no branch of a union of types.
+    """
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(**options)
+
+    assert f"EngineConfig.{words}" in str(caught.value).split("; ")
 
 
 @pytest.mark.parametrize(
     ("options", "name", "value", "allowed"),
     [
         ({"max_tokens": 0}, "max_tokens", 0, "at least 1"),
-        (
-            {"temperature": "hot"},
-            "temperature",
-            "hot",
-            "a valid number, unable to parse string as a number",
-        ),
+        ({"temperature": "hot"}, "temperature", "hot", "a number"),
         ({"top_p": float("inf")}, "top_p", float("inf"), "a finite number"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", 9, "at most max_tokens (3)"),
         ({"logit_bias": {5: 1e9}}, "logit_bias[5]", 1e9, "at most 1000000"),
-        ({"stop": 5}, "stop", 5, "a valid tuple"),
-        ({"stop": ["a", 5]}, "stop[1]", 5, "a valid string"),
+        ({"stop": 5}, "stop", 5, "a list"),
+        ({"stop": ["a", 5]}, "stop[1]", 5, "text"),
         ({"mirostat": 3}, "mirostat", 3, "0, 1 or 2"),
-        (
-            {"ignore_eos": "maybe"},
-            "ignore_eos",
-            "maybe",
-            "a valid boolean, unable to interpret input",
-        ),
-        ({"json_schema": "{}"}, "json_schema", "{}", "a valid dictionary"),
+        ({"ignore_eos": "maybe"}, "ignore_eos", "maybe", "True or False"),
+        ({"json_schema": "{}"}, "json_schema", "{}", "a mapping"),
         ({"grammar": "a", "regex": "b"}, "regex", "b", "at most one of grammar, regex"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import inspect
 import pydoc
+import re
 import subprocess
 import sys
 
@@ -47,6 +48,16 @@ def test_every_option_of_a_request_is_described():
     described = {name for part in parts for name in descriptions(part)}
 
     assert described == set(RequestOptions.__annotations__)
+
+
+def test_help_names_the_options_of_a_request():
+    """
+    generate() says "see RequestOptions"; help() of a TypedDict shows its docstring alone.
+    """
+    about = pydoc.render_doc(RequestOptions, renderer=pydoc.plaintext)
+
+    words = set(re.findall(r"\w+", about.partition("Method resolution order")[0]))
+    assert set(RequestOptions.__annotations__) - words == set()
 
 
 @pytest.mark.parametrize("kind", OPTIONS, ids=lambda kind: kind.__name__)

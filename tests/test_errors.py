@@ -7,8 +7,9 @@ from dataclasses import asdict, fields
 import pytest
 
 from pyllama_raw.api.results import Delta, EngineStats, Result, Score, Timings, Usage
-from pyllama_raw.core.memory.cache import CacheStats, Eviction, Ledger, Refusal
+from pyllama_raw.core.memory.cache import Ledger
 from pyllama_raw.core.request import CacheTier, FinishReason, SamplerUse, TokenLogprobs
+from pyllama_raw.core.stats import CacheStats, Eviction, Refusal
 from pyllama_raw.errors import (
     MAX_REASON,
     AdapterLimit,

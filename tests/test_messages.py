@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw.errors import InvalidRequest
-from pyllama_raw.prompts.messages import plain_messages
+from pyllama_raw.prompts.messages import plain_messages, plain_value
 
 
 def message(**fields):
@@ -74,6 +74,23 @@ def test_what_json_cannot_say_is_refused(name):
     """
     with pytest.raises(InvalidRequest):
         plain_messages([message(extra=REFUSED[name])])
+
+
+@pytest.mark.parametrize("fields", [{}, {"contents": "Hi"}, {"text": "Hi"}])
+def test_what_a_user_says_has_its_name(fields):
+    """
+    A misspelt one would be an empty message, and the model would answer to nothing.
+    """
+    with pytest.raises(InvalidRequest, match='a message with a "content"'):
+        plain_messages([message(), {"role": "user"} | fields])
+
+
+def test_a_function_is_no_description_of_a_tool():
+    """
+    The error says what makes one of it.
+    """
+    with pytest.raises(InvalidRequest, match=r"tools=.*schema_of\(\)"):
+        plain_value("tools", [print])
 
 
 @pytest.mark.parametrize("content", [3, b"a", {"text": "a"}, object()])

@@ -321,3 +321,76 @@ def test_a_model_without_a_projector_beside_it(monkeypatch, tmp_path):
         models.resolve_projector("auto", None, tmp_path / "file.gguf")
     with pytest.raises(ModelNotFound, match="no mmproj"):
         models.resolve_projector("auto", "hf:a/b/file.gguf", tmp_path / "file.gguf")
+
+
+def test_a_model_that_is_removed_leaves_what_others_need(monkeypatch, tmp_path):
+    """
+    A projector that another model has, and what lies elsewhere; all parts, in all commits, go.
+    """
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repo, other = tmp_path / "models--o--r", tmp_path / "elsewhere"
+    (repo / "blobs").mkdir(parents=True)
+    other.touch()
+    places = {
+        "abc": [
+            "m-Q8_0-00001-of-00002.gguf",
+            "m-Q8_0-00002-of-00002.gguf",
+            "m-F16.gguf",
+        ],
+        "def": ["m-Q8_0-00001-of-00002.gguf"],
+    }
+    for commit, names in places.items():
+        folder = repo / "snapshots" / commit
+        folder.mkdir(parents=True)
+        for name in [*names, "mmproj-m.gguf"]:
+            (repo / "blobs" / name).touch()
+            (folder / name).symlink_to(Path("../../blobs") / name)
+    (repo / "snapshots" / "def" / "mmproj-x.gguf").symlink_to(other)
+    removed = [models.remove_fetched(name) for name in ("o/r:Q8_0", "o/r:Q8_0", "x")]
+    left = {path.name for path in repo.glob("snapshots/*/*")}
+    blobs = {path.name for path in repo.glob("blobs/*")}
+
+    assert removed == [True, False, False]
+    assert left == {"m-F16.gguf", "mmproj-m.gguf"}
+    assert blobs == left
+    assert other.exists()
+    assert models.remove_fetched("o/r:F16")
+    assert [*repo.glob("blobs/*")] == []
+
+
+def test_the_files_of_a_hub_have_sizes_and_places(monkeypatch, tmp_path):
+    """
+    All parts and the projector; what is half there counts so far, and a part that is missing is named.
+    """
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    sizes = {"m-Q8_0-00001-of-00002.gguf": 10, "m-Q8_0-00002-of-00002.gguf": 20}
+    sizes |= {"mmproj-m.gguf": 5, "README.md": 1}
+
+    def model_info(repo, **_):
+        siblings = [
+            SimpleNamespace(rfilename=name, size=n, blob_id=f"git-{n}", lfs=None)
+            for name, n in sizes.items()
+        ]
+        siblings[0].lfs = {"sha256": "large"}
+        return SimpleNamespace(siblings=siblings)
+
+    fake = SimpleNamespace(
+        HfApi=lambda: SimpleNamespace(model_info=model_info),
+        hf_hub_url=lambda repo, name: f"https://hub/{repo}/{name}",
+    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+    _, files = models.hub_files("hf:o/r:Q8_0")
+    blobs = tmp_path / "models--o--r" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "large.1234.incomplete").write_bytes(bytes(7))
+    (blobs / "git-20").write_bytes(bytes(99))
+
+    assert [file.url for file in files] == [
+        f"https://hub/o/r/{n}" for n in [*sizes][:3]
+    ]
+    assert [(file.n_bytes, file.blob.name, file.n_here) for file in files] == [
+        *((10, "large", 7), (20, "git-20", 20), (5, "git-5", 0)),
+    ]
+    del sizes["m-Q8_0-00002-of-00002.gguf"]
+    with pytest.raises(ModelNotFound, match="has no m-Q8_0-00002"):
+        models.hub_files("hf:o/r:Q8_0")

@@ -92,6 +92,30 @@ def test_a_registered_policy_has_a_name():
     assert SchedulerConfig(policy="last").policy == "last"
 
 
+def test_a_hook_that_is_misspelt_is_named():
+    """
+    Nobody would call it, and figures of the policy would be those of `fcfs`.
+    """
+
+    class Slip(SchedulingPolicy):
+        name = "slip"
+
+        def orderkey(self, request, view):
+            return -request.submitted
+
+    class Helped(Last):
+        name = "helped"
+
+        def order_keys(self):
+            return ()
+
+    with pytest.raises(
+        ConfigError, match=r"Slip\.orderkey is no hook.*did you mean order_key\?"
+    ):
+        register(Slip)
+    assert register(Helped) is Helped
+
+
 def test_packages_offer_policies():
     """
     An entry point is known by its name and is only imported when it is wanted.

@@ -181,6 +181,7 @@ def test_bos_is_there_once():
         [{"role": 3, "content": "a"}],
         [{"role": "user", "content": 3}],
         [{"role": "user", "content": "a"}, "b"],
+        [{"role": "user", "contents": "a"}],
     ],
 )
 def test_malformed_messages_are_refused(messages):
@@ -253,10 +254,10 @@ def test_json_is_written_as_templates_expect():
     """
     No HTML escapes, no sorting, characters as they are.
     """
-    value = {"role": "user", "a": "<é>"}
+    value = {"role": "user", "content": "<é>"}
 
     assert render("{{ messages[0] | tojson }}", [value]) == (
-        '{"role": "user", "a": "<é>"}'
+        '{"role": "user", "content": "<é>"}'
     )
 
 
@@ -314,6 +315,20 @@ def test_what_is_much_too_long_is_not_tokenized_as_a_whole():
         encoder.read("ab" * 10**6)
 
     assert caught.value.n_prompt == PIECE - SEAM
+    assert f"has {PIECE - SEAM} tokens or more, at most 63 fit" in str(caught.value)
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [("user", "a")], [[1, 2], [3]]])
+def test_a_list_of_prompts_is_no_prompt(prompt):
+    """
+    The error shows it, and names the verb that takes many.
+    """
+    with pytest.raises(InvalidRequest) as caught:
+        make_encoder().read(prompt)
+
+    assert caught.value.name == "prompt"
+    assert str(prompt) in str(caught.value)
+    assert "complete_many()" in caught.value.allowed
 
 
 def test_few_long_tokens_fit():

@@ -8,7 +8,42 @@ from random import Random
 
 from pyllama_raw.lab.workloads import generator, text, writer_for
 
-__all__ = ["Chat", "generator", "shared_prefix", "texts", "token_prompts", "turns"]
+__all__ = [
+    "NOUNS",
+    "Chat",
+    "edit",
+    "generator",
+    "shared_prefix",
+    "texts",
+    "token_prompts",
+    "turns",
+]
+
+
+NOUNS = ("price", "count", "limit", "width", "speed", "total", "depth", "share")
+
+
+def _code(noun: str, verb: str) -> str:
+    """A function, in which only the *verb* is to be changed."""
+    return f"""def {verb}_{noun}(path, default):
+    with open(path) as file:
+        lines = file.readlines()
+    for line in lines:
+        name, value = line.split("=")
+        if name.strip() == "{noun}":
+            return float(value.strip())
+    print("no {noun} in", path)
+    return default
+"""
+
+
+def edit(noun: str, verb: str = "load") -> str:
+    """Two examples of an edit, then one that is to be made."""
+    parts = []
+    for other in ("weight", "height", noun):
+        after = _code(other, verb) if other != noun else ""
+        parts.append(f"Before:\n{_code(other, 'read')}\nAfter:\n{after}")
+    return "\n".join(parts)
 
 
 def texts(seed: int, count: int, n_words: int) -> list[str]:

@@ -15,13 +15,13 @@ from . import Url, serving
 
 
 @contextmanager
-def pyllama_raw_server(model: Path, config: EngineConfig) -> Iterator[Url]:
-    """Serve *model* with what is given in *config*."""
+def pyllama_raw_server(model: Path, config: EngineConfig, *flags: str) -> Iterator[Url]:
+    """Serve *model* with what is given in *config*, and with further *flags*."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "serve.toml"
         file.write_text(toml(config))
         command = [sys.executable, "-m", "pyllama_raw", "serve", str(model)]
-        command += ["--config", str(file), "--port", "0"]
+        command += ["--config", str(file), "--port", "0", *flags]
         with serving(command, None) as url:
             yield url
 

@@ -88,9 +88,10 @@ def level_of_environment(cpuinfo: str | None = None) -> str:
     """
     name = os.environ.get(VARIABLE) or NATIVE
     if name not in (NATIVE, ANY, *LEVELS):
+        advice = f"; {name} is a variant, which a library for {ANY} CPU alone has"
         raise CpuLevelError(
             f"{VARIABLE}={name}: there is no such level; levels are "
-            f"{', '.join([NATIVE, ANY, *LEVELS])}"
+            f"{', '.join([NATIVE, ANY, *LEVELS])}{advice if name in VARIANTS else ''}"
         )
     check_runs(name, cpuinfo)
     return name

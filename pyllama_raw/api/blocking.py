@@ -321,7 +321,11 @@ class _Loop:
     ) -> T:
         """Return or raise as *function* does; WrongUse in the thread of an engine."""
         check_may_wait()
-        if not (self.is_running and self.is_ours):
+        if not self.is_ours:
+            raise ClosedError(
+                "the engine belongs to the parent process: open one after the fork"
+            )
+        if not self.is_running:
             raise ClosedError("the engine is closed")
         try:
             future: Future[T] = self._portal.start_task_soon(
@@ -415,6 +419,9 @@ def generate(
         prompt: text, token ids or chat messages, or a list of such prompts; a list gives
             a list of results in the same order.
         model: a GGUF file; None: the default model, downloaded if need be.
+
+    Raises, as AsyncEngine.open(), complete() and complete_many():
+        ConfigError, ModelLoadFailed, InvalidRequest, PromptTooLong, NativeError, and others.
     """
     params = checked_params(params)
     are_several = are_many(prompt)  # a mistake is told before a model is loaded
@@ -439,6 +446,9 @@ def score(
         n_top: most likely tokens listed at each place, 0 to 20.
         model: a GGUF file; None: the default model, downloaded if need be.
         config: None: one slot, and many output rows a step.
+
+    Raises, as AsyncEngine.open() and score():
+        ConfigError, ModelLoadFailed, InvalidRequest, PromptTooLong, NativeError, and others.
     """
     n_listed = checked_top(n_top)
 

@@ -49,9 +49,8 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.generation import Generation
     from pyllama_raw.api.results import LabelScore, Likelihood, Ranked, Result, Score
     from pyllama_raw.api.vectors import Vectors
-    from pyllama_raw.core.memory.cache import CacheStats
     from pyllama_raw.core.memory.slots import Contents
-    from pyllama_raw.core.stats import SlotStats
+    from pyllama_raw.core.stats import CacheStats, SlotStats
     from pyllama_raw.engine import state_files
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.options.config import EngineConfig

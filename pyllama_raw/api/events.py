@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from pyllama_raw.api.generation import OneReader
 from pyllama_raw.api.model import Owner
-from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.core.scheduling.roster import SlotChange
+from pyllama_raw.core.request import Finished, Request, SlotChange
 from pyllama_raw.engine.info import EngineState
 from pyllama_raw.engine.mailbox import Stream, wake
 from pyllama_raw.engine.watcher import Watcher

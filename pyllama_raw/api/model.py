@@ -127,6 +127,16 @@ class EngineOpening(Opening[S]):
             return self._value.state
         return EngineState.LOADING if self._is_making else EngineState.IDLE
 
+    if not TYPE_CHECKING:  # checkers know that an opening has no verbs
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"there is no {shown(name)} before the engine is open: "
+                "`async with AsyncEngine.open() as engine`, or `engine = await AsyncEngine.open()`",
+                name=name,
+                obj=self,
+            )
+
 
 async def load(
     make: Callable[[Report], T],

@@ -18,18 +18,19 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import groupby, islice
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
-from pyllama_raw.api.results import Delta, Result, Timings, Usage, timings_of
+from pyllama_raw.api.results import Delta, Result, Usage, timings_of
 from pyllama_raw.core import request as core
 from pyllama_raw.core.request import (
     Finished,
     FinishReason,
+    Moments,
     Namespace,
     Private,
     Request,
@@ -61,12 +62,12 @@ from pyllama_raw.prompts.reply import (
     stop_strings,
 )
 from pyllama_raw.replies.parser import (
-    CallDelta,
     Content,
     Part,
     Reasoning,
     ToolCall,
     calls_of,
+    merged,
     text_of,
 )
 
@@ -160,49 +161,45 @@ class Choice:
         """All of it; an output that was left has taken *elapsed_s*."""
         if self._result is not None:
             return self._result
-        finished, (text, reasoning, calls) = self.finished, self._text.whole()
-        if finished is None:
-            # Its reader has left it: more of it may come yet.
-            reason: FinishReason | None = FinishReason.CANCELLED
-            timings = Timings(None, None, None, None, None, elapsed_s)
-            n_prompt, n_cached = self.request.n_prompt, 0
-            tier = sampler = detail = None
-            n_drafted = n_accepted = 0
-        else:
-            reason, timings = finished.reason, timings_of(finished)
-            n_prompt, n_cached = finished.n_prompt, finished.n_cached
-            tier = finished.cache_tier
-            sampler, detail = finished.sampler, finished.detail
-            n_drafted, n_accepted = finished.n_drafted, finished.n_accepted
-        assert reason is not None
+        # Its reader has left it if there is no end: more of it may come yet.
+        end = self.finished or _left(self.request, elapsed_s)
+        assert end.reason is not None
         usage = Usage(
-            n_prompt,
+            end.n_prompt,
             len(self._tokens),
-            n_cached,
-            tier,
+            end.n_cached,
+            end.cache_tier,
             sum(span.stop - span.start for span in self.request.spans),
             self._text.n_reasoning,
-            n_drafted,
-            n_accepted,
+            end.n_drafted,
+            end.n_accepted,
         )
+        text, reasoning, calls = self._text.whole()
         result = Result(
             text=text,
             token_ids=tuple(self._tokens),
-            finish_reason=reason,
+            finish_reason=end.reason,
             usage=usage,
-            timings=timings,
+            timings=timings_of(end),
             seed=self._seed,
             index=self.index,
             logprobs=tuple(self._logprobs),
             prompt_logprobs=self._prompt_logprobs,
-            sampler=sampler,
-            finish_detail=detail,
+            sampler=end.sampler,
+            finish_detail=end.detail,
             reasoning=reasoning,
             tool_calls=calls,
         )
-        if finished is not None:
+        if self.finished is not None:
             self._result = result
         return result
+
+
+def _left(request: Request, elapsed_s: float) -> Finished:
+    """The end of an output that nobody waits for: all that is known of it is its time."""
+    moments = Moments(0.0, None, None, elapsed_s, ())
+    n_prompt, reason = request.n_prompt, FinishReason.CANCELLED
+    return Finished(request.request_id, reason, None, n_prompt, 0, 0, None, 0, moments)
 
 
 class OutputText:
@@ -279,28 +276,9 @@ class OutputText:
         new = self._parts[self._n_shown :]
         self._n_shown = len(self._parts)
         if len(new) > 1:
-            new = list(merged(new))
+            new = merged(new)
         text = text_of(new, Content)
         return text, tuple(new) if self._shows_parts else ()
-
-
-def merged(parts: Iterable[Part]) -> Iterator[Part]:
-    """*parts* with one in the place of neighbours of a kind, or of a call."""
-    for _, neighbours in groupby(parts, _kind):
-        first, *following = neighbours
-        if isinstance(first, CallDelta):
-            arguments = "".join(map(_text, following))
-            yield replace(first, arguments=first.arguments + arguments)
-        else:
-            yield replace(first, text=first.text + "".join(map(_text, following)))
-
-
-def _kind(part: Part) -> tuple[type, int | None]:
-    return type(part), part.index if isinstance(part, CallDelta) else None
-
-
-def _text(part: Part) -> str:
-    return part.arguments if isinstance(part, CallDelta) else part.text
 
 
 T = TypeVar("T")
@@ -413,6 +391,7 @@ class Preparation:
             max_wait_s=options.get("max_wait_s"),
             namespace=namespace,
             cache_points=cast(tuple[int, ...], options.get("cache_points", ())),
+            slot=options.get("slot"),
             speculates=options.get("speculation", True),
             client=options.get("client"),
             policy_data=options.get("policy_data"),

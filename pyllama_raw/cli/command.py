@@ -96,8 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"error: {told(error, parsed.parser.flags())}\n")
         return WRONG_USE
-    except (PyllamaError, OSError) as error:
+    except PyllamaError as error:
         sys.stderr.write(f"error: {error}\n")
+        return FAILED
+    except OSError as error:
+        is_of_file = error.filename is not None and error.strerror is not None
+        reason = f"{error.filename}: {error.strerror}" if is_of_file else error
+        sys.stderr.write(f"error: {reason}\n")
         return FAILED
     return status
 
@@ -212,5 +217,8 @@ def told(error: ConfigError, flags: dict[str, str]) -> str:
     for place, value, words in error.mistakes:
         parts = re.findall(r"\w+", place)
         name = next((part for part in reversed(parts) if part in flags), place)
-        lines.append(f"{with_flags(name)} {value}: give {with_flags(words)}")
+        # No flag is an unknown option: it stands in a file, and so does the one that is meant.
+        is_of_file = words.startswith("a known option")
+        allowed = words if is_of_file else with_flags(words)
+        lines.append(f"{with_flags(name)} {value}: give {allowed}")
     return "; ".join(dict.fromkeys(lines)) or str(error)

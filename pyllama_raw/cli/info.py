@@ -218,8 +218,10 @@ def _limits(
 def _lines(name: str, part: dict[str, Any]) -> Iterator[str]:
     """A heading and one line for each fact."""
     yield name
+    width = max(18, *map(len, part))  # values are a column
     for key, value in part.items():
-        yield f"  {key:<18} {_device(value) if name == 'devices' else _shown(value)}"
+        text = _device(value) if name == "devices" else _shown(value)
+        yield f"  {key:<{width}} {text}"
     yield "\n"
 
 

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from pyllama_raw import Prompt
+from pyllama_raw import Message, Prompt
 from pyllama_raw.api.results import Result
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import InvalidRequest, PyllamaError
@@ -32,7 +32,6 @@ from pyllama_raw.options.config import Token
 from pyllama_raw.options.frozen import mistake_of
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.prompts.messages import Message
 
 SUCCESS = (FinishReason.STOP, FinishReason.LENGTH)
 

@@ -113,6 +113,7 @@ def deployment_of(parsed: Arguments) -> Deployment:
         kwargs.setdefault("thinking", kwargs["enable_thinking"])
     kwargs.setdefault("enable_thinking", True)
     models = dict(_models(parsed))
+    sources = {name: entry.pop("source", "preset") for name, entry in models.items()}
     service = {
         "in_place_of": "llama-server",
         "any_model": not is_router(parsed),
@@ -143,6 +144,7 @@ def deployment_of(parsed: Arguments) -> Deployment:
     if is_router(parsed):
         fields["loading"]["on_demand"] = True
     fields["models"] = models
+    fields["sources"] = sources
     return Deployment.of(fields)
 
 
@@ -162,12 +164,15 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     # Models of the cache give way to those of a folder. Presets say more of both, and name others.
     values: dict[str, dict[str, Any]] = {}
+    sources: dict[str, str] = {}
     for fetched in fetched_models():
+        sources[fetched.name] = "cache"
         values[fetched.name] = {"own.model": str(fetched.path)}
         if fetched.projector is not None:
             values[fetched.name]["media.mmproj"] = str(fetched.projector)
     if folder is not None:
         for name, files in models_of(folder).items():
+            sources[name] = "models_dir"
             values[name] = {"own.model": files["path"]}
             if "media" in files:
                 values[name]["media.mmproj"] = files["media"]["mmproj"]
@@ -177,6 +182,7 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
         parts = sections(file)
         of_all = parts.pop(GLOBAL, {})
         parts.pop(DEFAULT, None)
+        sources |= dict.fromkeys(parts, "preset")
         for name in {**presets, **parts}:
             preset = presets.setdefault(name, Arguments())
             preset.read_section(of_all, file, skips_unknown=False)
@@ -189,6 +195,7 @@ def _models(parsed: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
         key, entry = _entry(preset, name)
         if SLEEP in preset.values and SLEEP not in parsed.values:
             entry["sleep_idle_s"] = preset.values[SLEEP]
+        entry["source"] = sources.get(name, "preset")
         yield key, entry | ({"load_on_start": True} if starts else {})
 
 

@@ -69,8 +69,10 @@ def add_serve(parser: ArgumentParser) -> None:
 def serve(options: Namespace) -> int:
     """Run the command; return its exit status."""
     deployment = deployment_of(options)
+    Keys(
+        deployment.service
+    )  # raises what would end the service, before a model is loaded
     if options.dry_run:
-        Keys(deployment.service)  # raises what would end the service
         paths, configs = deployment.models, deployment.configs
         return max(show(paths[n], configs[n], as_json=False) for n in paths)
     terminal = Terminal(sys.stdout, sys.stderr)

@@ -102,6 +102,10 @@ class CostHistory:
         self.tokens_per_s: float | None = None
         self._bins: dict[tuple[int, bool], Bin] = {}
         self._latest: dict[tuple[int, bool], int] = {}  # the newest step of each
+        # Steps all of whose rows have logits, by their rows: the latest seconds; what they take
+        # undisturbed, and the newest step. A bin has several sizes, and would forget a rare one
+        # beside a frequent one.
+        self._decodes: dict[int, tuple[deque[float], float, int]] = {}
         self._n_steps = 0
         self._next_fit = 0  # the step that is to be learned from
 
@@ -123,6 +127,12 @@ class CostHistory:
         steps = self._bins.setdefault(key, deque(maxlen=RING))
         steps.append((seconds / n_rows, n_rows, n_outputs, seconds))
         self._latest[key] = self._n_steps
+        if n_outputs == n_rows:
+            decodes = self._decodes.get(n_rows, (deque[float](maxlen=RING),))[0]
+            decodes.append(seconds)
+            # What disturbs a step makes it longer, and often by more than a row costs.
+            step_s = sorted(decodes)[(len(decodes) - 1) // 4]
+            self._decodes[n_rows] = decodes, step_s, self._n_steps
         if self._n_steps < self._next_fit:
             return
         self._next_fit = self._n_steps + min(self._n_steps // NEWS + 1, MAX_NEWS)
@@ -146,43 +156,33 @@ class CostHistory:
         """
         Seconds of steps with 0 to *n_most* rows, all of which have logits; empty: nobody can say.
 
-        Steps of a size that was seen take what they took, and between two such sizes it rises evenly.
-        Beyond the largest one the formula says what a row costs, or half of those before it if that is
-        less: so it is tried, and then it is known. Nobody can say of half as many rows more, or
-        sizes between would be passed over.
+        Steps of a size that was seen take what a quarter of them took at most, and between two such
+        sizes it rises evenly. Beyond the largest one the formula says what a row costs, or half of
+        those before it if that is less: so it is tried, and then it is known. Nobody can say of half
+        as many rows more, or sizes between would be passed over.
         """
-        cost = self.cost
-        # Rows, the median of their latest seconds, and those of the formula.
-        sizes: list[tuple[int, float, float]] = []
-        for key, steps in self._bins.items():
-            if key[1] or self._n_steps - self._latest[key] >= MAX_AGE:
-                continue
-            assert cost is not None
-            for n_rows in {step[1] for step in steps}:
-                of_size = sorted([step_s for _, n, _, step_s in steps if n == n_rows])
-                step_s = of_size[(len(of_size) - 1) // 2]
-                sizes.append((n_rows, step_s, cost.seconds(n_rows, n_rows)))
+        cost, least = self.cost, self._n_steps - MAX_AGE
+        latest = self._decodes.items()
+        sizes = [(n, step_s) for n, (_, step_s, at) in latest if at > least]
         if not sizes or cost is None:
             return []
         sizes.sort()
-        largest = sizes[-1][0]
-        seconds, index = [], 0
-        for n_rows in range(min(n_most, largest + max(largest // 2, 1)) + 1):
-            while index + 1 < len(sizes) and sizes[index + 1][0] <= n_rows:
-                index += 1
-            below, step_s, formula_s = sizes[index]
+        # Below the smallest: what was dear meanwhile makes a row no cheaper than nothing.
+        below, below_s = sizes[0]
+        formula_s, seconds = cost.seconds(below, below), list[float]()
+        for n_rows in range(min(below, n_most + 1)):
             more_s = cost.seconds(n_rows, n_rows) - formula_s
-            if n_rows > below:
-                if index + 1 < len(sizes):
-                    above, above_s, _ = sizes[index + 1]
-                    more_s = (above_s - step_s) * (n_rows - below) / (above - below)
-                else:
-                    more_s = min(more_s, (n_rows - below) * step_s / below / 2)
-            else:
-                # What was dear meanwhile makes a row no cheaper than nothing.
-                more_s = max(more_s, (n_rows - below) * step_s / below)
-            seconds.append(step_s + more_s)
-        return seconds
+            seconds.append(below_s + max(more_s, (n_rows - below) * below_s / below))
+        for above, above_s in sizes[1:]:
+            each_s = (above_s - below_s) / (above - below)
+            seconds += [below_s + n * each_s for n in range(above - below)]
+            below, below_s = above, above_s
+        # Beyond the largest.
+        formula_s = cost.seconds(below, below)
+        for n_more in range(max(below // 2, 1) + 1):
+            more_s = cost.seconds(below + n_more, below + n_more) - formula_s
+            seconds.append(below_s + min(more_s, n_more * below_s / below / 2))
+        return seconds[: n_most + 1]
 
 
 def _least_squares(

@@ -28,7 +28,9 @@ from functools import partial
 from heapq import heapify, heappop, heappush, nsmallest
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from pyllama_raw.core.exact import n_reusable
 from pyllama_raw.core.memory.memory import Memory
+from pyllama_raw.core.memory.placement import find_sources
 from pyllama_raw.core.memory.slots import Idle, Slots
 from pyllama_raw.core.memory.snapshots import n_common
 from pyllama_raw.core.policies import (
@@ -311,14 +313,27 @@ class PolicyRunner:
         return self._view
 
     def _n_cached(self, request_id: int) -> int:
-        """Cached tokens of the request that the policy is asked about; 0 for any other."""
-        sequence = self._probed
+        """
+        Tokens that a waiting request would not have to compute now.
+
+        0 for any but the one that the policy is asked about.
+        """
+        sequence, memory, slots = self._probed, self._memory, self._memory.slots
         if sequence is None or sequence.request.request_id != request_id:
             return 0
-        # Made once for all requests of a step, until one of them changes what slots hold.
-        if self._prefixes is None:
-            self._prefixes = Prefixes(self._memory.slots)
-        return self._memory.n_cached(sequence, self._prefixes.n_longest)
+        if not memory.reuses:
+            return 0
+        n_most = n_reusable(sequence)
+        offers = memory.tiers.offers(sequence, n_most, slots.n_not_running)
+        counts = [offer.hit.n_tokens for offer in offers]
+        if slots.limits.kind.can_cut and not sequence.is_scoring:
+            # Made once for all requests of a step, until one of them changes what slots hold.
+            if self._prefixes is None:
+                self._prefixes = Prefixes(slots)
+            counts.append(self._prefixes.n_longest(sequence, n_most))
+        else:
+            counts += [source.n_later for source in find_sources(slots, sequence)]
+        return max(counts, default=0)
 
     @property
     def chooses_victims(self) -> bool:

@@ -254,6 +254,7 @@ class Request:
     namespace: Namespace = None  # of the requests that share cached prefixes
     cache_points: tuple[int, ...] = ()  # positions worth a snapshot
     scoring: Scoring | None = None  # None: no log-probability of the prompt is wanted
+    slot: int | None = None  # to be had if it is idle; it need not be there
     speculates: bool = True  # whether steps may verify drafts of its output
     lot: Lot = TOKENS
     client: str | None = None  # the sender; read by policies only
@@ -370,3 +371,5 @@ class Finished:
 
 
 Event = NewTokens | Embedded | Finished
+# A request gets a slot or its first step, or gives its slot up and will get another.
+SlotChange = Literal["running", "preempted"]

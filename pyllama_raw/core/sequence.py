@@ -73,9 +73,9 @@ class Sequence:
         "n_accepted",
         "n_cached",
         "n_chunked",
+        "n_complete",
         "n_drafted",
         "n_held",
-        "n_output",
         "n_overtaken",
         "n_preempted",
         "n_source",
@@ -98,7 +98,8 @@ class Sequence:
         # Tokens that an encoder reads.
         self.n_source = 0 if request.source is None else len(request.source)
         self.n_chunked = n_chunked
-        self.n_output = 0
+        # Tokens that it has with all of its output.
+        self.n_complete = len(self.tokens) + request.max_tokens
         self.n_overtaken = 0
         self.n_held = 0  # steps in a row that a policy gave its prompt no token
         self.n_preempted = 0
@@ -136,6 +137,11 @@ class Sequence:
         return whole(spans, n_rows) if spans else n_rows
 
     @property
+    def n_output(self) -> int:
+        """Tokens of the output so far, also those that a context shift dropped."""
+        return self.request.max_tokens - (self.n_complete - len(self.tokens))
+
+    @property
     def n_in_chunks(self) -> int:
         """Tokens to be computed in chunks; others may share these only."""
         return min(len(self.tokens), self.n_chunked)
@@ -170,6 +176,7 @@ class Sequence:
         self.n_chunked = NO_LIMIT
         self.lookup = self.drafting = None
         del self.tokens[n_keep : n_keep + n_discard]
+        self.n_complete -= n_discard
         # The first time outlives the others, because it is what a caller waited for.
         times = self.token_times
         if self.first_token is None and times:
@@ -259,6 +266,7 @@ class Running:
         "leader",
         "max_rows",
         "n_computed",
+        "n_full",
         "points",
         "request",
         "sequence",
@@ -266,12 +274,20 @@ class Running:
         "tokens",
     )
 
-    def __init__(self, sequence: Sequence, slot: int, n_computed: int = 0) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        slot: int,
+        n_computed: int = 0,
+        n_ctx_slot: int = NO_LIMIT,
+    ) -> None:
         self.sequence = sequence
         self.request = sequence.request
         self.tokens = sequence.tokens
         self.slot = slot
         self.n_computed = n_computed
+        # Tokens with which its output is complete, or its slot full.
+        self.n_full = min(sequence.n_complete, n_ctx_slot)
         # How far positions are behind indices, once all of the prompt is computed.
         self.lag = len(self.tokens) - sequence.position(len(self.tokens))
         # Whether decodes see its source, if it has one.

@@ -17,7 +17,9 @@ could not be measured again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -152,6 +154,68 @@ class SlotFile:
     """Bytes of the file."""
     seconds: float
     """The time that it took."""
+
+
+class Eviction(StrEnum):
+    """The reason for which an entry left."""
+
+    SPACE = "space"  # another one needed the bytes or the place
+    REPLACED = "replaced"  # a longer state of its lineage was stored
+    DROPPED = "dropped"  # its restore failed, or that of one it builds on
+    CLEARED = "cleared"
+
+
+class Refusal(StrEnum):
+    """The reason for which a snapshot was not stored."""
+
+    TOO_BIG = "too big"  # more than the limits allow in an empty cache
+    NO_ROOM = "no room"  # all others are pinned or reserved
+    STALE = "stale"  # the cache changed between plan_store() and reserve()
+    LOST = "lost"  # cleared, or its ground dropped, while it was captured
+    COVERED = "covered"  # another one stored the same meanwhile
+    ABANDONED = "abandoned"  # the capture failed
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Counts since the start, some of them of tokens, and what is held now."""
+
+    n_queries: int
+    """Prompts that the cache was asked for."""
+    n_query_tokens: int
+    """Tokens of these prompts."""
+    n_hit_tokens_live: int
+    """Tokens found in the memory of a slot."""
+    n_hit_tokens_host: int
+    """Tokens found in a snapshot; among files, those that were read."""
+    n_sparse_tokens: int
+    """Tokens that are known, but that no entry can restore."""
+    n_stores: int
+    """Snapshots that were stored."""
+    n_stored_tokens: int
+    """Tokens of these snapshots."""
+    n_evictions: Mapping[Eviction, int]
+    """Snapshots that left, by reason."""
+    n_refusals: Mapping[Refusal, int]
+    """Snapshots that were not stored, by reason."""
+    n_entries: int
+    """Snapshots held now."""
+    n_pinned: int
+    """Snapshots that are being restored."""
+    n_reserved: int
+    """Snapshots that are being captured."""
+    n_bytes: int
+    """Bytes of all snapshots, their tokens included."""
+    n_reserved_bytes: int
+    """Bytes promised to snapshots that are being captured."""
+    n_lent_bytes: int
+    """Bytes of states on their way to files."""
+    max_entries: int
+    """The limit of snapshots."""
+    max_bytes: int
+    """The limit of bytes."""
+    disk: CacheStats | None = None
+    """The same of files; None without a directory."""
 
 
 @dataclass(frozen=True)

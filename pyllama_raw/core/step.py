@@ -77,7 +77,8 @@ class Save(NamedTuple):
     """
     Keep what *source* holds of the positions [start, stop) in *tier*.
 
-    In host memory it is when the step is over. A file is written meanwhile: see `Written`.
+    A state in host memory is complete when the step is over. A file is written meanwhile:
+    see `Written`.
     """
 
     save_id: int  # of this tier, and alone in `StepResult.saved`, which names no tier
@@ -163,8 +164,8 @@ class Verify(NamedTuple):
     """
     Compute the last token of a sequence and drafts of what follows, and sample after each.
 
-    A draft counts if it is what was sampled in its place; its row is sampled, too. From the
-    first that is not on, all are as if they had never been: its slot does not hold them.
+    A draft is right if the token sampled in its place equals it. The slot then holds the
+    drafts before the first wrong one, and a token is sampled after the last of them, too.
     """
 
     request_id: int
@@ -231,8 +232,8 @@ class Propose(NamedTuple):
     """
     Have the draft model go on with a sequence; no work of another type is beside it.
 
-    Its slot, which is of another context, forgets what it holds from *pos* on and computes *tokens*.
-    Drafts follow, of which it holds all but the last one.
+    The slot is one of another context. It forgets all from *pos* on and computes *tokens*, then
+    drafts. It holds all drafts but the last one.
     """
 
     request_id: int
@@ -294,9 +295,8 @@ class Sampled(NamedTuple):
 
     tokens: tuple[int, ...]  # one or more
     logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, if asked for
-    forced: tuple[
-        int, ...
-    ] = ()  # what a constraint lets follow, as a rule in these tokens
+    # What a constraint lets follow, as a rule in these tokens.
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +334,7 @@ class Vector(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The output of a work whose slot is empty: it could not be filled, or was lost by an abort or a failure."""
+    """The output of a work whose slot is empty: it could not be filled, or has lost all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,9 +380,8 @@ class StepResult(NamedTuple):
     decode_s: float = 0.0  # in llama_decode
     sample_s: float = 0.0  # of choosing tokens
     moves_s: float = 0.0  # of the moves
-    draft_s: tuple[
-        float, ...
-    ] = ()  # of decodes of the draft model, one after the other
+    # Of decodes of the draft model, one after the other.
+    draft_s: tuple[float, ...] = ()
 
 
 class Executor(Protocol):

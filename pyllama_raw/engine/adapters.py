@@ -120,7 +120,8 @@ class Adapters:
         try:
             n_bytes = Path(path).stat().st_size
         except (OSError, ValueError) as error:
-            raise AdapterLoadFailed(path, str(error)) from None
+            reason = getattr(error, "strerror", None) or str(error)  # without the path
+            raise AdapterLoadFailed(path, reason) from None
         self._reserve(n_bytes)
         # Read and checked here; the engine thread takes it over between two steps.
         with ExitStack() as undo:

@@ -22,7 +22,7 @@ from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.watcher import StepRecord, Watcher, Watchers
 from pyllama_raw.errors import PyllamaError
 
-Tell = Callable[[list[Event], bool], None]
+Tell = Callable[[list[Event]], None]
 
 _log = getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Driver:
 
     Args:
         tell: step() calls it with new events, before a decode with those that do not wait for
-            it; and whether one of them is the last of its request.
+            it.
         records: of all requests that have not ended; None: of its own.
         watchers: are told what becomes of requests and steps; one that raises is let go of.
     """
@@ -77,42 +77,36 @@ class Driver:
 
     def step(self) -> bool:
         """Plan a step, run it, tell what came of it; False if there was nothing to do."""
-        plan, events, has_ended = self.plan()
+        plan, events = self.plan()
         if events:
-            self._tell_all(events, has_ended)
+            self._tell_all(events)
         if plan:
-            self._tell_all(*self.run(plan))
+            self._tell_all(self.run(plan))
             if self.watchers.wants_steps:
                 self.log_step()
         return bool(plan or events)
 
-    def _tell_all(self, events: list[Event], has_ended: bool) -> None:
-        self._tell(events, has_ended)
-        for event in events if has_ended else ():
+    def _tell_all(self, events: list[Event]) -> None:
+        """Tell *events*, and close the requests that have ended."""
+        events = [self.closed(e) if type(e) is Finished else e for e in events]
+        self._tell(events)
+        for event in events:
             if type(event) is Finished:
                 self.records.pop(event.request_id, None)
 
-    def plan(self) -> tuple[StepPlan, list[Event], bool]:
+    def plan(self) -> tuple[StepPlan, list[Event]]:
         """
         The plan of the next step, an empty one if there is nothing to do.
 
-        With it come events that do not wait for the step, and whether one of them is the last
-        of its request.
+        With it come events that do not wait for the step.
         """
         self._n_preempted = self.scheduler.counters.preempted
         self._began = self.clock()
         plan = self.scheduler.schedule(self._began)
-        events = self.scheduler.take_events()
-        if not events:
-            return plan, events, False
-        return plan, *self._closed(events)
+        return plan, self.scheduler.take_events()
 
-    def take_events(self) -> tuple[list[Event], bool]:
-        """Events that do not wait for a step, as by plan()."""
-        return self._closed(self.scheduler.take_events())
-
-    def run(self, plan: StepPlan) -> tuple[list[Event], bool]:
-        """Execute *plan* and take its result in; returns as take_events()."""
+    def run(self, plan: StepPlan) -> list[Event]:
+        """Execute *plan* and take its result in; returns what came of it."""
         planned, wants_steps = self.clock(), self.watchers.wants_steps
         # Logs say which steps only warm the engine up. Its requests may be gone afterwards.
         warms_up = wants_steps and any(
@@ -127,7 +121,7 @@ class Driver:
         self._run = None
         if wants_steps:
             self._run = _Run(plan, result, planned, ended, warms_up)
-        return self._closed(self.scheduler.apply(plan, result, ended))
+        return self.scheduler.apply(plan, result, ended)
 
     def log_step(self) -> None:
         """Tell watchers of the step that has run. Its events have been delivered."""
@@ -144,7 +138,7 @@ class Driver:
         )
         self.watchers.stepped(record)
 
-    def give_up(self, error: PyllamaError) -> tuple[list[Event], bool]:
+    def give_up(self, error: PyllamaError) -> list[Event]:
         """
         Let all go on after a failure, when the executor has another context.
 
@@ -156,10 +150,10 @@ class Driver:
         if plan is None:  # no step was running
             self.scheduler.lose_reading()
             self.scheduler.lose_slots()
-            return self.take_events()
-        return self._closed(self.scheduler.give_up(plan, error, self.clock()))
+            return self.scheduler.take_events()
+        return self.scheduler.give_up(plan, error, self.clock())
 
-    def last_steps(self) -> Iterator[tuple[list[Event], bool]]:
+    def last_steps(self) -> Iterator[list[Event]]:
         """Write idle slots to files when no request is left, one step for each item."""
         for plan in self.scheduler.last_plans():
             self._n_preempted = self.scheduler.counters.preempted
@@ -167,21 +161,6 @@ class Driver:
             yield self.run(plan)
             if self.watchers.wants_steps:
                 self.log_step()
-
-    def _closed(self, events: list[Event]) -> tuple[list[Event], bool]:
-        """Close the requests of *events* that have ended, and tell the watchers of them."""
-        ends = [i for i, event in enumerate(events) if type(event) is Finished]
-        for index in ends:
-            end = events[index]
-            assert isinstance(end, Finished)
-            sampler = self.executor.close(end.request_id)
-            if sampler is not None:
-                events[index] = replace(end, sampler=sampler)
-            # Watchers hear of the end before its reader does.
-            record = self.records.get(end.request_id)
-            if record is not None:  # else a program has used the scheduler itself
-                record.context.run(self.watchers.ended, record.request, end)
-        return events, bool(ends)
 
     # -- requests --------------------------------------------------------------------------
 
@@ -203,6 +182,18 @@ class Driver:
             self.executor.open(request)
         self.scheduler.add_all(requests, first.submitted)
         first.context.run(self.watchers.came, requests, first.submitted)
+
+    def closed(self, end: Finished) -> Finished:
+        """
+        Close the request that has ended, and tell watchers; returns all that is known of the end.
+
+        Watchers hear of the end before its reader does.
+        """
+        sampler = self.executor.close(end.request_id)
+        record = self.records.get(end.request_id)
+        if record is not None:  # else a program has used the scheduler itself
+            record.context.run(self.watchers.ended, record.request, end)
+        return end if sampler is None else replace(end, sampler=sampler)
 
     def withdraw(self, request_id: int) -> bool:
         """Free what take_on() made. True: its last event does that, and will come."""

@@ -96,7 +96,7 @@ class NativeExecutor:
         self.lanes = lanes
         self.adapters = AdapterSets()
         # Without lanes, because probes look at whole rows; see attach_lanes().
-        self.context = make_context(())  # see attach_lanes()
+        self.context = make_context(())
         self._operations = SlotOperations(self.context, kind, scratch, disk)
         self._advanced: tuple[Work, ...] = ()  # whose next tokens are in the batch
         self._lost = frozenset[int]()  # slots that were emptied between two steps
@@ -124,14 +124,9 @@ class NativeExecutor:
 
     @property
     def times(self) -> StepTimes:
-        # Contexts of texts have times of their own.
-        decode_ns, cpu_ns = self._decode_ns, self._cpu_ns
-        if self._texts is not None:
-            decode_ns += self._texts.decode_ns
-            cpu_ns += self._texts.cpu_ns
-        if self.drafts is not None:
-            decode_ns += self.drafts.decode_ns
-            cpu_ns += self.drafts.cpu_ns
+        # Other contexts have times of their own.
+        decode_ns = self._decode_ns + sum(part.decode_ns for part in self._others)
+        cpu_ns = self._cpu_ns + sum(part.cpu_ns for part in self._others)
         return StepTimes(
             decode_ns / 1e9,
             self._sample_ns / 1e9,
@@ -143,6 +138,11 @@ class NativeExecutor:
             self.adapters.spent_s,
             cpu_ns / 1e9,
         )
+
+    @property
+    def _others(self) -> list[EmbedExecutor | DraftExecutor]:
+        """The executors of texts and of the draft model, if they are there."""
+        return [part for part in (self._texts, self.drafts) if part is not None]
 
     def load_adapter(self, path: str) -> Adapter:
         """Load an adapter of the model. Thread: any."""
@@ -214,9 +214,8 @@ class NativeExecutor:
         with ExitStack() as stack:  # all is freed, whatever fails
             for request_id in list(self._open.by_id):
                 stack.callback(self.close, request_id)
-            for part in (self._texts, self.drafts):
-                if part is not None:
-                    stack.callback(part.shutdown)
+            for part in self._others:
+                stack.callback(part.shutdown)
             stack.callback(self.adapters.close)
             if not self.context.closed:  # it is, while the engine sleeps
                 stack.callback(self.context.close)
@@ -230,9 +229,8 @@ class NativeExecutor:
         copies = captured(self.context)
         self.context.close()
         self.adapters.renew()
-        for part in (self._texts, self.drafts):
-            if part is not None:
-                part.suspend()
+        for part in self._others:
+            part.suspend()
         return copies
 
     def resume(self, state: object) -> bool:
@@ -250,9 +248,8 @@ class NativeExecutor:
         self._advanced, self._lost = (), frozenset()
         self._n_rebuilt += 1
         self._rebuild()
-        for part in (self._texts, self.drafts):
-            if part is not None:
-                part.rebuild()
+        for part in self._others:
+            part.rebuild()
 
     def warm_up(self) -> bool:
         self._lost |= self._drop()
@@ -494,9 +491,7 @@ class NativeExecutor:
             self.context.seq_rm(slot)
             return Lost()
         if type(work) is PrefillSpan:
-            return PartlyComputed(
-                0
-            )  # positions do not tell how many of its rows there are
+            return PartlyComputed(0)  # positions do not tell how many rows there are
         highest = self.context.seq_pos_max(slot)
         # The abort came before anything of it was there.
         if highest is None:

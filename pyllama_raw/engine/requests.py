@@ -28,8 +28,8 @@ from time import monotonic
 from typing import Protocol, TypeAlias
 
 from pyllama_raw.core.encodes import Encodes, RowNeed
-from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.core.scheduling.roster import Admission, Deadlines, SlotChange, Ticket
+from pyllama_raw.core.request import Finished, Request, SlotChange
+from pyllama_raw.core.scheduling.roster import Admission, Deadlines, Ticket
 from pyllama_raw.core.stats import MediaStats, SchedulerStats
 from pyllama_raw.engine.adapters import Adapters, KnownAdapter
 from pyllama_raw.engine.logs import warms_up

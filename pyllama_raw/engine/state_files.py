@@ -27,11 +27,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import lru_cache, partial
 from hashlib import sha256
 from io import FileIO
@@ -146,6 +149,8 @@ def write_file(path: Path, tokens: bytes, state: State, pause: Pause) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
     try:
         with os.fdopen(os.open(path, flags, 0o600), "wb") as stream:
+            with suppress(OSError):  # not every file system has locks
+                flock(stream, LOCK_EX | LOCK_NB)
             # Tokens first, so that a look at them reads no state.
             stream.write(tokens)
             for data in slices(state, pause):
@@ -256,6 +261,8 @@ def parts_of(data: State) -> list[tuple[int, int, State]]:
 # then tokens and state.
 MAGIC = b"pyllama_raw slot 1\n"
 MAX_LINE = 2**12
+PART = re.compile(r"\.[0-9a-f]{32}\.part")  # the name of one that is not whole
+YOUNG_S = 60.0
 ANOTHER = (
     "a file of a slot of this model, with these options and this library, that is whole"
 )
@@ -277,6 +284,7 @@ def write_slot(path: Path, name: str, contents: Contents, state: State) -> int:
     digest = digest_of(make_key(name, label, tokens), state, no_pause).hex()
     facts = [name, label, n_tokens, contents.n_prompt, digest]
     head = MAGIC + json.dumps(facts).encode() + b"\n"
+    sweep_parts(path.parent)
     part = path.with_name(f".{uuid4().hex}.part")
     try:
         write_file(part, head + tokens, state, no_pause)
@@ -285,6 +293,21 @@ def write_slot(path: Path, name: str, contents: Contents, state: State) -> int:
         part.unlink(missing_ok=True)
         raise
     return len(head) + len(tokens) + len(state)
+
+
+def sweep_parts(folder: Path) -> None:
+    """Remove what processes that were killed have left of files of slots."""
+    names: list[str] = []
+    with suppress(OSError):
+        names = [name for name in os.listdir(folder) if PART.fullmatch(name)]  # noqa: PTH208
+    for name in names:
+        path = folder / name
+        # A lock says that somebody writes it, and a young one has perhaps none yet.
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime > YOUNG_S:
+                with FileIO(os.open(path, os.O_RDONLY | _SAFELY)) as stream:
+                    flock(stream, LOCK_EX | LOCK_NB)
+                    path.unlink()
 
 
 class SlotLimits(NamedTuple):

@@ -23,6 +23,7 @@ import atexit
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -34,7 +35,6 @@ from typing import TypeVar
 from weakref import WeakSet
 
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
-from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.info import EngineState
@@ -116,11 +116,12 @@ class EngineThread:
             )
         if parts.files is not None:
             parts.files.report = lambda report: self._post(
-                partial(self._take_report, report)
+                partial(parts.scheduler.take_report, report)
             )
         self.stats = parts.scheduler.stats()  # exact when a request has ended
         self.cpu_share = CpuShare()
         self._stats_at = 0.0  # when stats was taken
+        self._n_ended = 0  # requests that it knew of
         self._teller = Teller()
         self._quiet: list[Future[None]] = []  # answered when no request runs
         self._watched_state = self._state  # the latest that watchers have heard of
@@ -250,7 +251,7 @@ class EngineThread:
 
     @property
     def state(self) -> EngineState:
-        """What the engine does now."""
+        """The state of the engine, as others see it."""
         if not self.is_ours:
             return EngineState.CLOSED if self.error is None else EngineState.ERROR
         if self.life.is_shut and not self.life.phase.is_over:
@@ -259,7 +260,7 @@ class EngineThread:
 
     @property
     def _state(self) -> EngineState:
-        """What the thread does. It hears later than others that the engine closes."""
+        """The state of the thread, which hears later than others that the engine closes."""
         state = self.life.phase.state
         if state is EngineState.READY and self._has_work:
             return EngineState.RUNNING
@@ -328,9 +329,8 @@ class EngineThread:
             self.life.fail(error)
         # From here on, whoever posts a command refuses it, because nobody obeys.
         self.cpu_share.close()
-        self._answer_quiet()
         self._refuse_streams()
-        self._tell_watchers(self._state)
+        self._tell_state()
         self._refuse_rest()
         try:
             with closing(self._parts.logs):
@@ -364,8 +364,8 @@ class EngineThread:
         self._deliver_pending()
         # Files get what idle slots hold last, because nobody waits any more.
         if self.life.phase.has_context and self._parts.files is not None:
-            for events, has_ended in self.driver.last_steps():
-                self._deliver(events, has_ended)
+            for events in self.driver.last_steps():
+                self._deliver(events)
                 self._parts.files.drain()
 
     def _obey(self, command: Command) -> None:
@@ -390,18 +390,18 @@ class EngineThread:
         if life.retry_at is not None and driver.clock() >= life.retry_at:
             failure = life.come_back()
             if failure is not None:
-                self._deliver(*driver.give_up(failure))
+                self._deliver(driver.give_up(failure))
         # There is none, or it sleeps: requests wait, but not beyond their deadlines.
         if not life.phase.has_context:
             driver.scheduler.expire(driver.clock())
             return self._deliver_pending()
         try:
-            plan, events, has_ended = driver.plan()
+            plan, events = driver.plan()
             # What needs no decode must not wait for one.
             if events:
-                self._deliver(events, has_ended)
+                self._deliver(events)
             if plan:
-                self._deliver(*driver.run(plan))
+                self._deliver(driver.run(plan))
                 if driver.watchers.wants_steps:
                     driver.log_step()
         except Exception as error:
@@ -427,28 +427,31 @@ class EngineThread:
 
     def _deliver_pending(self) -> bool:
         """Deliver what does not wait for a step; False if there is nothing."""
-        events, has_ended = self.driver.take_events()
+        events = self.driver.scheduler.take_events()
         if events:
-            self._deliver(events, has_ended)
+            self._deliver(events)
         return bool(events)
 
-    def _deliver(self, events: list[Event], has_ended: bool) -> None:
+    def _deliver(self, events: list[Event]) -> None:
         """Put *events* into the streams of their requests; one wake-up for each event loop."""
         # Whoever reads an end finds statistics that know of it.
-        now = self.driver.clock()
-        if has_ended or now - self._stats_at >= STATS_S:
-            stats = self.driver.scheduler.stats()
+        now, scheduler = self.driver.clock(), self.driver.scheduler
+        n_ended = scheduler.counters.submitted - len(scheduler.alive)
+        if n_ended > self._n_ended or now - self._stats_at >= STATS_S:
+            stats = scheduler.stats()
             self.stats = self._room.counted(stats) if self._room.waiting else stats
-            self._stats_at = now
+            self._stats_at, self._n_ended = now, n_ended
             self.cpu_share.note(self._parts.executor.times)
-            self._teller.tell(self.driver.scheduler)
+            self._teller.tell(scheduler)
         records = self.records
-        ready: dict[object, list[Stream]] = {}  # by event loop, those to be woken
+        # By event loop, those to be woken.
+        ready = defaultdict[object, list[Stream]](list)
         for event in events:
             record = records[event.request_id]
             stream = record.stream
             n_unread = len(stream.events)
             if type(event) is Finished:
+                event = self.driver.closed(event)  # noqa: PLW2901
                 if record.encodes is not None:
                     event = replace(event, encode_s=record.encodes.seconds)  # noqa: PLW2901
                 self._leave(record)
@@ -460,11 +463,7 @@ class EngineThread:
                 stream.events.append(event)
                 continue
             stream.events.append(event)
-            streams = ready.get(stream.loop)
-            if streams is None:
-                ready[stream.loop] = [stream]
-            else:
-                streams.append(stream)
+            ready[stream.loop].append(stream)
         for loop, streams in ready.items():
             if not wake(loop, streams):
                 self._mailbox.post(partial(self._abandon, loop))
@@ -571,10 +570,6 @@ class EngineThread:
         self._leave_room(request_id)
         self.driver.cancel(request_id, reason)
 
-    def _take_report(self, report: Written | Fetched) -> None:
-        """Hear what became of a file."""
-        self.driver.scheduler.take_report(report)
-
     # -- what becomes of the engine, for watchers and those who wait ---------------------------
 
     def _watch(self, watcher: Watcher) -> None:
@@ -588,19 +583,13 @@ class EngineThread:
         state = self._state
         if state is not self._watched_state:
             self._watched_state = state
-            self._tell_watchers(state)
+            if self._speaks:
+                self.driver.watchers.engine(state, self.driver.clock())
         if self._quiet and state not in (EngineState.RUNNING, EngineState.LOADING):
-            self._answer_quiet()
-
-    def _tell_watchers(self, state: EngineState) -> None:
-        if self._speaks:
-            self.driver.watchers.engine(state, self.driver.clock())
-
-    def _answer_quiet(self) -> None:
-        answers, self._quiet[:] = self._quiet[:], []
-        for answer in answers:
-            if answer.set_running_or_notify_cancel():
-                answer.set_result(None)
+            answers, self._quiet[:] = self._quiet[:], []
+            for answer in answers:
+                if answer.set_running_or_notify_cancel():
+                    answer.set_result(None)
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from pyllama_raw._ffi.openmp import SHORT_SPINS, ShortSpins
 from pyllama_raw.core.policy_runner import PolicyFault, pass_on_interrupts
-from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.core.scheduling.roster import SlotChange
+from pyllama_raw.core.request import Finished, Request, SlotChange
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.engine.info import EngineState

@@ -201,6 +201,11 @@ def add_simulate(parser: ArgumentParser) -> None:
         "of snapshots in host memory",
         default=0,
     )
+    text = "whether steps verify drafts of what outputs have said before"
+    modes = ("off", "lookup")
+    group.add_argument("--speculation", choices=modes, default="off", help=text)
+    text = "how often outputs that the trace does not have say a token again, 0 to 1"
+    add(group, "--repetition", share, "X", text, default=0.0)
     add(group, "--cost", Path, "FILE", "cost model, as --fit writes it")
     add(group, "--replicas", count, "N", "machines, behind a router", default=1)
     text = "rule by which a machine gets a request"

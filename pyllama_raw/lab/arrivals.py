@@ -7,7 +7,7 @@ recorded requests, traces, are these:
 
 | format | file | prompt | keys or columns |
 |---|---|---|---|
-| ours | JSONL | text, ids, or so many tokens | at_s, prompt, max_tokens, client, ... |
+| ours | JSONL | text, ids, or so many tokens | at_s, prompt, max_tokens, output, client, ... |
 | Mooncake | JSONL | by blocks of 512 tokens | timestamp (ms), *_length, hash_ids |
 | Azure LLM | CSV | so many tokens | TIMESTAMP, ContextTokens, GeneratedTokens |
 | BurstGPT | CSV | so many tokens | Timestamp (s), Request tokens, Response tokens |
@@ -19,7 +19,8 @@ engine up. Times count from the first request. A request log has requests in the
 they ended; they are sorted by the time they came.
 
 To a simulation come the requests of a `Workload`, which draws times, lengths, prefixes and clients,
-or of a `Trace`, in which equal blocks are equal tokens. A request of either allows as many tokens
+or of a `Trace`, in which equal blocks are equal tokens. Where a trace has the tokens themselves, of
+prompts and outputs, drafts are right where they were. A request of either allows as many tokens
 as it will get, so a policy that reads `max_tokens` knows the future. Callers do not: they give one
 limit to all requests, and at best a guess. So does `Guessed`.
 """
@@ -36,6 +37,7 @@ from datetime import UTC, datetime
 from itertools import accumulate, islice
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, cast
 
 from pydantic import Field
@@ -56,6 +58,7 @@ Mean = Annotated[float, Field(ge=1, le=MOST, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
 Prefix = Annotated[int, Field(ge=0, le=MOST)]
 MAX_GUESS = 2**31 - 1
+MAX_ID = 2**30  # of a recorded token, which leaves room for FIRST_TOKEN
 MOONCAKE_BLOCK = 512  # tokens
 Row = Mapping[str, Any]
 
@@ -126,7 +129,7 @@ class Lengths(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a trace."""
+    """One request of a trace; its tokens are known or only how many there are."""
 
     at_s: float
     n_prompt: int
@@ -138,6 +141,7 @@ class Arrival:
     )  # other fields of a Call
     block: int = MOONCAKE_BLOCK  # tokens of each of blocks but the last
     max_tokens: int | None = None  # that were allowed; None: n_output
+    output: tuple[int, ...] = ()  # its tokens, where the trace has them
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -168,7 +172,8 @@ def read(path: Path, limit: int | None = None) -> list[Arrival]:
             _check_turn(arrival, len(arrivals))
             checked_options(arrival.asked)
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path}, line {number}: {error!r}") from error
+            reason = error if type(error) is ValueError else repr(error)
+            raise ConfigError(f"{path}, line {number}: {reason}") from error
         if _counts(arrival):
             arrivals.append(arrival)
     if not arrivals:
@@ -178,9 +183,31 @@ def read(path: Path, limit: int | None = None) -> list[Arrival]:
     return _from_first(arrivals[:limit])
 
 
-def of_log(log: Iterable[RequestRecord]) -> list[Arrival]:
-    """The requests of a request log, as read() has them."""
-    arrivals = [logged(record._asdict()) for record in log]
+class RecordedText(NamedTuple):
+    """The tokens of a request."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+NO_TEXTS: Mapping[int, RecordedText] = MappingProxyType({})
+
+
+def of_log(
+    log: Iterable[RequestRecord], texts: Mapping[int, RecordedText] = NO_TEXTS
+) -> list[Arrival]:
+    """
+    The requests of a request log, as read() has them.
+
+    Args:
+        texts: by request_id, because a log has none.
+    """
+    arrivals = []
+    for record in log:
+        arrival = logged(record._asdict())
+        if (text := texts.get(record.request_id)) is not None:
+            arrival = replace(arrival, **text._asdict())
+        arrivals.append(arrival)
     return _from_first(sorted(filter(_counts, arrivals), key=_when))
 
 
@@ -227,7 +254,7 @@ def parser_for(row: Row) -> Callable[[Row], Arrival]:
 
 
 MORE_FIELDS = {f.name for f in fields(Call)} - {"prompt", "max_tokens", "at_s"}
-OURS = {"at_s", "prompt", "prompt_tokens", "max_tokens", *MORE_FIELDS}
+OURS = {"at_s", "prompt", "prompt_tokens", "max_tokens", "output", *MORE_FIELDS}
 
 
 def _ours(row: Row) -> Arrival:
@@ -237,10 +264,33 @@ def _ours(row: Row) -> Arrival:
     at_s, n_output = float(row.get("at_s", 0.0)), int(row["max_tokens"])
     if n_output < 1:
         raise ValueError(f"max_tokens={n_output}: give 1 or more")
-    n_prompt = 0 if "prompt" in row else int(row["prompt_tokens"])
+    prompt, output = row.get("prompt"), _ids("output", row.get("output", ()))
+    if len(output) > n_output:
+        raise ValueError(f"output has {len(output)} tokens, max_tokens is {n_output}")
+    if prompt is None:
+        n_prompt = int(row["prompt_tokens"])
+    else:
+        prompt = prompt if isinstance(prompt, str) else _ids("prompt", prompt)
+        n_prompt = 0 if isinstance(prompt, str) else len(prompt)
     return Arrival(
-        at_s, n_prompt, n_output, prompt=row.get("prompt"), fields_of_call=values
+        at_s,
+        n_prompt,
+        len(output) or n_output,
+        prompt=prompt,
+        fields_of_call=values,
+        max_tokens=n_output if output else None,
+        output=output,
     )
+
+
+def _ids(name: str, values: Any) -> tuple[int, ...]:
+    """*values* as ids of tokens."""
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"{name}: give a list of token ids")
+    for value in values:
+        if type(value) is not int or not 0 <= value < MAX_ID:
+            raise ValueError(f"{name}: {value!r} is no id of a token")
+    return tuple(values)
 
 
 def _mooncake(row: Row) -> Arrival:
@@ -301,6 +351,7 @@ class Answer(NamedTuple):
 
     n_output: int
     first_token: int  # of output; prefixes of outputs are shared where these are equal
+    tokens: tuple[int, ...] = ()  # all of them, where they were recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,8 +453,9 @@ class Trace(Checked):
     speed: Factor = 1.0
 
     def __post_init__(self) -> None:
-        if any(arrival.prompt is not None for arrival in self.arrivals):
-            raise ConfigError("a simulation needs prompt_tokens instead of a prompt")
+        if any(isinstance(arrival.prompt, str) for arrival in self.arrivals):
+            text = "token ids as prompt, or prompt_tokens, instead of a text"
+            raise ConfigError(f"a simulation needs {text}")
         Checked.__post_init__(self)
 
     @classmethod
@@ -414,9 +466,19 @@ class Trace(Checked):
         return cls(read(path, n_requests), speed)
 
     @classmethod
-    def of_log(cls, log: Iterable[RequestRecord], speed: float = 1.0) -> Trace:
-        """The requests of a request log that count, from the first one on."""
-        return cls(of_log(log), speed)
+    def of_log(
+        cls,
+        log: Iterable[RequestRecord],
+        speed: float = 1.0,
+        texts: Mapping[int, RecordedText] = NO_TEXTS,
+    ) -> Trace:
+        """
+        The requests of a request log that count, from the first one on.
+
+        Args:
+            texts: tokens by request_id, of requests whose drafts are to be as they were.
+        """
+        return cls(of_log(log, texts), speed)
 
     @property
     def n_requests(self) -> int:
@@ -431,8 +493,8 @@ class Trace(Checked):
             now = arrival.at_s / self.speed
             own = FIRST_TOKEN + 2 * request_id + 1  # begins no block
             n_output = min(arrival.n_output, n_most // 2)
-            tokens = array("i")
-            for block in arrival.blocks:
+            tokens = _shifted(arrival.prompt or ())
+            for block in () if tokens else arrival.blocks:
                 number = numbers.setdefault(block, len(numbers))
                 n_tokens = min(arrival.block, arrival.n_prompt - len(tokens))
                 if n_tokens > 0:
@@ -442,9 +504,16 @@ class Trace(Checked):
                 tail = cut(pool, rng, max(n_left, 1))
                 tail[0] = own
                 tokens += tail
-            prompt, answer = tokens[: n_most - n_output], Answer(n_output, own)
+            prompt = tokens[: n_most - n_output]
+            answer = Answer(n_output, own, tuple(_shifted(arrival.output)))
             allowed = {"max_tokens": arrival.max_tokens or 0, **arrival.asked}
             yield coming(request_id, now, prompt, answer, **allowed)
+
+
+def _shifted(prompt: Prompt) -> array[int]:
+    """Recorded tokens, none of which means something to the executor."""
+    assert not isinstance(prompt, str)
+    return array("i", [token + FIRST_TOKEN for token in prompt])
 
 
 def _block(pool: array[int], number: int, n_tokens: int) -> array[int]:

@@ -98,8 +98,13 @@ async def _collect(
 
 def _about(options: Namespace, model: Path) -> Result:
     """Conditions that are written into a result."""
-    hidden = ("run", "parser", "out", "model", "model_argument", "wide")
-    values = {k: v for k, v in vars(options).items() if k not in hidden}
+    hidden = ("parser", "out", "model", "model_argument", "wide")
+    # A function has another address in each process, so equal runs would be told apart by it.
+    values = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in hidden and not callable(value)
+    }
     facts = machine()
     return {
         "date": facts["date"],

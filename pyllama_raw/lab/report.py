@@ -279,7 +279,13 @@ def read_results(path: Path) -> list[Result]:
             result = json.loads(line)
             groups([result])
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path}, line {number}: no result: {error!r}") from error
+            reason = (
+                f"{error} is missing" if isinstance(error, KeyError) else repr(error)
+            )
+            allowed = "give what `bench run --out` wrote"
+            raise ConfigError(
+                f"{path}, line {number}: no result ({reason}): {allowed}"
+            ) from error
         results.append(result)
     if not results:
         raise ConfigError(f"{path}: no results in it")

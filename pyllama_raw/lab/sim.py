@@ -24,7 +24,8 @@ from math import nan
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
+from traceback import extract_tb
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NoReturn
 
 from pydantic import Field
 
@@ -99,6 +100,7 @@ __all__ = [
 ]
 
 HELD_OUT = 5  # every fifth step is not fitted to, but predicted
+N_OUTPUTS = 32  # rows with logits in a step, as those of an engine by default
 TOKEN_BYTES = 1024  # of a snapshot: with so many it is easy to say what a cache holds
 
 
@@ -252,7 +254,8 @@ class SimExecutor:
 
     Args:
         token_bytes: host memory of one token of a snapshot.
-        repetition: the chance of a token of an output to be the one before it; None: all are.
+        repetition: the chance of a token of an output that was not recorded to be the one
+            before it; None: all are, because nobody looks at them.
     """
 
     def __init__(
@@ -278,7 +281,7 @@ class SimExecutor:
         assert isinstance(answer, Answer)
         self._left[request.request_id] = answer.n_output
         self._answers[request.request_id] = answer
-        if self._repetition is not None:
+        if self._repetition is not None and not answer.tokens:
             self._texts[request.request_id] = Random(request.request_id)  # noqa: S311
 
     def close(self, request_id: int) -> None:
@@ -319,7 +322,10 @@ class SimExecutor:
         if left < 1:
             return END_TOKEN
         answer = self._answers[request_id]
-        if left == answer.n_output - 1:
+        n_before = answer.n_output - left - 1
+        if answer.tokens:
+            return answer.tokens[n_before]
+        if not n_before:
             return answer.first_token
         text = self._texts.get(request_id)
         is_new = text is not None and text.random() >= (self._repetition or 0.0)
@@ -364,10 +370,15 @@ class Machine(Checked):
     token_budget: Count | None = None
     target_step_s: Positive | None = None
     max_overtakes: Whole = 16
-    # Of each token to be the one before it, for an engine that speculates; None: it does not.
-    repetition: Chance | None = None
+    speculation: Literal["off", "lookup"] = "off"
+    repetition: Chance = 0.0  # of an output that was not recorded: see SimExecutor
     cached_tokens: Whole = 0  # snapshots in host memory hold at most so many
     cost: CostModel = NO_COST_MODEL
+
+    @property
+    def speculates(self) -> bool:
+        """Whether steps verify drafts."""
+        return self.speculation != "off"
 
     def scheduler(self, report: Callable[[PolicyFault], None]) -> Scheduler:
         """
@@ -381,7 +392,11 @@ class Machine(Checked):
         """
         n_cells = self.n_cells or self.n_slots * self.n_ctx_slot
         limits = ContextLimits(
-            self.n_slots, min(self.n_ctx_slot, n_cells), self.n_batch, n_cells
+            self.n_slots,
+            min(self.n_ctx_slot, n_cells),
+            self.n_batch,
+            n_cells,
+            n_outputs=max(N_OUTPUTS, self.n_slots),
         )
         cache = PrefixCache(
             SnapshotKind.RANGE,
@@ -400,7 +415,7 @@ class Machine(Checked):
             cache=cache,
             snapshot_cost=SnapshotCost(0, TOKEN_BYTES),
             report=report,
-            speculates=self.repetition is not None,
+            speculates=self.speculates,
         )
 
 
@@ -423,7 +438,8 @@ class Simulated:
         self.name = name
         self.clock = clock = VirtualClock()
         self.scheduler = machine.scheduler(on_fault)
-        executor = SimExecutor(machine.cost, clock, TOKEN_BYTES, machine.repetition)
+        repetition = machine.repetition if machine.speculates else None
+        executor = SimExecutor(machine.cost, clock, TOKEN_BYTES, repetition)
         self.driver = Driver(
             self.scheduler, executor, clock, self._take, watchers=watchers
         )
@@ -439,8 +455,8 @@ class Simulated:
         self.n_open_tokens += request.n_prompt + request.max_tokens
         self.driver.add((request,), at_s)
 
-    def _take(self, events: list[Event], ended: bool) -> None:
-        for event in events if ended else ():
+    def _take(self, events: list[Event]) -> None:
+        for event in events:
             if type(event) is Finished:
                 request = self.driver.records[event.request_id].request
                 self.n_open -= 1
@@ -524,6 +540,11 @@ def _refuse(fault: PolicyFault) -> NoReturn:
     error = fault.error
     is_answer = isinstance(error, PolicyAnswerError)
     reason = str(error) if is_answer else f"raised {shown(error)}"
+    frames = extract_tb(error.__traceback__)
+    if (
+        not is_answer and frames
+    ):  # the place in the policy, which a command shows no traceback of
+        reason += f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}"
     raise PolicyFailed(fault.policy, fault.hook, reason) from error
 
 
@@ -536,6 +557,7 @@ class Figures:
         self.by_client: dict[str | None, array[float]] = {}  # E2E
         self.n_late = 0  # ended by their deadline, or failed
         self.n_prompt = self.n_cached = self.n_output = self.n_preempted = 0
+        self.n_drafted = self.n_accepted = 0
         self.n_faults = 0  # of the policy
         self.end_s = 0.0
         self.n_steps = 0
@@ -552,6 +574,8 @@ class Figures:
         self.n_prompt += end.n_prompt
         self.n_cached += end.n_cached
         self.n_output += end.n_output
+        self.n_drafted += end.n_drafted
+        self.n_accepted += end.n_accepted
 
     def close(self, stats: SchedulerStats, now: float) -> None:
         """The last request of one machine has ended."""

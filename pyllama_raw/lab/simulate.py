@@ -136,6 +136,8 @@ def _machine(options: Namespace) -> Machine:
     return Machine(
         n_cells=options.cells,
         cached_tokens=options.cached_tokens,
+        speculation=options.speculation,
+        repetition=options.repetition,
         cost=cost,
         **options_of_scheduler,
     )

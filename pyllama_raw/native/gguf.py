@@ -113,7 +113,7 @@ def _read_file(path: Path) -> Header:
     # Nothing is opened that is no file.
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
-        raise DamagedFile("this is a directory")
+        raise DamagedFile("this is a directory: give a file in it")
     if not stat.S_ISREG(status.st_mode):  # to open a FIFO would wait for its writer
         raise DamagedFile("this is not a regular file")
     with path.open("rb") as stream:

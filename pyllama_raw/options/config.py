@@ -186,8 +186,8 @@ class SchedulerConfig(Frozen):
     """Tokens in one step. None: as many as target_step_s allows."""
     target_step_s: Annotated[Finite, Field(gt=0)] | None = None
     """
-    Seconds that a step may take while streams run. None: 0.1, or twice what each step takes, however
-    small it is, if that is more.
+    Seconds that a step may take while streams run. None: 0.1, or twice the fixed time of a step if that
+    is more (docs/policies.md).
     """
     prefill_order: Literal["shortest", "turns"] = "shortest"
     """
@@ -250,7 +250,7 @@ class CacheConfig(Frozen):
     """
 
     mode: Literal["off", "live", "snapshots"] = "snapshots"
-    """Reuse of earlier work: none, that in slots, or snapshots in host memory, too."""
+    """Reuse of earlier work. off: none; live: that in slots; snapshots: that in host memory, too."""
     snapshot_interval_tokens: Annotated[int, Field(ge=0)] = 256
     """
     Tokens between snapshots where memory cannot be cut; 0 makes none at regular places.
@@ -434,7 +434,7 @@ class EngineConfig(Frozen):
     Compute a micro-batch and a token of each slot before the engine is open, so the first
     request waits for nothing that a device does once.
     """
-    deterministic: bool | Literal["fast"] = False
+    deterministic: Literal[False, True, "fast"] = False
     """
     Outputs do not depend on other requests (docs/exactness.md). True costs speed, and gives the
     tokens of llama-server with most types of weights; fast gives tokens of its own, where kernels

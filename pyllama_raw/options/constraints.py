@@ -8,7 +8,8 @@ Schemas are rewritten where llguidance reads them otherwise than JSON Schema say
   it, 14 places or fewer behind the point: no output lies between the two.
 - It refuses a format that it does not know. The standard says to ignore it.
 - It allows white space without an end, which some models write until their last token.
-- It makes a state of each remainder of `multipleOf`.
+- It makes a state of each remainder of `multipleOf`, and lets a number go on that is no multiple yet. So
+  a multiple has bounds on both sides.
 - Its classes of characters are of Unicode, and an output that is sampled has some of its rare
   characters: ten thousand kinds of digits fit where a program expects 0 to 9. JSON schemas mean ASCII.
 
@@ -94,6 +95,11 @@ def rewritten(schema: Any) -> Any:
         del result["format"]
     for name in EXCLUDING.keys() & result.keys():
         _include(result, name)
+    # A number that has to be a multiple goes on until it is one, so it needs an end.
+    if _is_number(result.get("multipleOf")):
+        for excluding, name in EXCLUDING.items():
+            if excluding not in result:
+                result.setdefault(name, -UPWARDS[name] * MOST)
     return result
 
 

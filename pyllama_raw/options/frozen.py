@@ -70,10 +70,25 @@ MAX_TOLD = 5  # mistakes in one message
 _SENTENCE = (
     r"(?:\w+ should (?:be|have)|Value error,) (.*?)(?: after validation, not \d+)?"
 )
+# The branch of a union, as pydantic has it in the place of a mistake.
+_BRANCH = re.compile(r"[a-z]+(-[a-z]+)+\[")
 SHORTER = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
     "greater than": "more than",
+}
+# What fits, by the beginning of pydantic's type of a mistake: callers know no "valid tuple".
+KINDS = {
+    "bool_": "True or False",
+    "dict_": "a mapping",
+    "float_": "a number",
+    "int_": "a whole number",
+    "list_": "a list",
+    "missing": "a value, because it has no default",
+    "model_type": "{class_name}, or a mapping of its options",
+    "path_": "a path",
+    "string_type": "text",
+    "tuple_": "a list",
 }
 
 
@@ -117,7 +132,10 @@ class Documented(type(BaseModel)):  # type: ignore[misc]
 
 
 def _default(kind: type[BaseModel], name: str) -> str:
-    value = kind.model_fields[name].get_default(call_default_factory=True)
+    field = kind.model_fields[name]
+    if field.is_required():
+        return "..., which has no default"
+    value = field.get_default(call_default_factory=True)
     return f"{type(value).__name__}()" if isinstance(value, BaseModel) else repr(value)
 
 
@@ -263,7 +281,11 @@ def mistake_of(kind: type[BaseModel], item: ErrorDetails) -> Mistake:
 
 def place(path: Iterable[object]) -> str:
     """The name of an option inside of others, like `settings.stop[1]`."""
-    name = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+    name = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}"
+        for part in path
+        if not _BRANCH.match(str(part))
+    )
     return cut(name.removeprefix("."), 80)
 
 
@@ -271,6 +293,9 @@ def allowed(item: ErrorDetails) -> str:
     """Values that fit in the place of a mistake, in words of pydantic, after "give"."""
     if item["type"] == "wrong_option":
         return str(item["ctx"]["allowed"])
+    for kind, words in KINDS.items():
+        if item["type"].startswith(kind):
+            return words.format_map(item.get("ctx", {}))
     sentence = re.fullmatch(_SENTENCE, item["msg"], re.DOTALL)
     if sentence is None:
         return f"what fits: {item['msg']}"

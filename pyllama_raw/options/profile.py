@@ -189,7 +189,8 @@ class Profile(Frozen):
             reason = "it nests too deeply, a profile has 3 levels"
             raise ConfigError(f"profile {str(file)!r}: {reason}") from None
         except (OSError, ValueError) as error:  # ConfigError is one
-            raise ConfigError(f"profile {str(file)!r}: {error}") from error
+            reason = getattr(error, "strerror", None) or str(error)  # without the path
+            raise ConfigError(f"profile {str(file)!r}: {reason}") from error
         return loaded
 
     def save(self, file: str | Path) -> None:

@@ -118,6 +118,7 @@ Whole = Annotated[int, Strict(), BeforeValidator(_plain_int)]
 Flag = Annotated[bool, Strict()]
 Name = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_SALT)]
 Priority = Annotated[Whole, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+SlotIndex = Annotated[Whole, Field(ge=0, le=MAX_POSITION)]
 Seconds = Annotated[
     float, Strict(), Field(gt=0, le=MAX_DEADLINE_S, allow_inf_nan=False)
 ]
@@ -181,7 +182,7 @@ class TextOptions(TypedDict, total=False):
     """Options of serving a request."""
 
     priority: Priority
-    """Requests with a lower number run first; 0 by default."""
+    """Requests with a lower number run first; 0 by default, negative ones are allowed."""
     deadline_s: Seconds | None
     """Seconds from now after which the request ends with what it has. None: never."""
     max_wait_s: Seconds | None
@@ -189,14 +190,27 @@ class TextOptions(TypedDict, total=False):
 
 
 class RequestOptions(TextOptions, ChatOptions, total=False):
-    """Options of serving a request; only adapters and those of chats change its output."""
+    """
+    Options of serving a request; only adapters and those of chats change its output.
+
+    help() shows no fields of a TypedDict. Of any request: priority, deadline_s, max_wait_s,
+    cache_salt, cache_points, slot, adapters, speculation, client, policy_data. Of a chat: tools,
+    tool_choice, parallel_tool_calls, reply, template_kwargs, chat_template. docs/api.md, and the
+    source below, describe each.
+    """
 
     adapters: Scales | None
-    """Loaded adapters by name, each with the scale of its effect; 0 is as if left out."""
+    """Loaded adapters by name, at most 16, each with the scale of its effect, -100 to 100; 0 is as if
+    left out."""
     cache_salt: Name | None
-    """Only requests with an equal salt share cached prefixes."""
+    """Only requests with an equal salt share cached prefixes; text of 1 to 1024 characters."""
     cache_points: Points
-    """Positions of the prompt that are worth a snapshot."""
+    """Positions of the prompt, in tokens, that are worth a snapshot; at most 1024."""
+    slot: SlotIndex | None
+    """
+    The slot that the request is to have if no other one runs in it, so that `save_slot()` finds it there. What
+    others have left in it is given up. None, or one that the engine has not: the slot that is missed least.
+    """
     speculation: Flag
     """Whether drafts of the output may be verified, if the engine has any; True by default."""
     client: Name | None

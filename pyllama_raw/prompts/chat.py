@@ -190,6 +190,7 @@ def _is_marker(text: str, template: str) -> bool:
     return text.strip() in template or _MARKER_FORM.fullmatch(text) is not None
 
 
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of a message
 RESERVED = {"bos_token", "eos_token", "messages", "tools"}
 TemplateRunner = TemplateProcesses | TemplateHere
 NO_TEMPLATE = (
@@ -373,15 +374,24 @@ def _is_system(message: Mapping[str, Any]) -> bool:
 
 
 def _begun(messages: list[Any]) -> str | None:
-    """The text that the answer goes on with, or None."""
+    """
+    The text that the answer goes on with, or None.
+
+    An answer that begins with nothing has not begun: its message is taken off.
+    """
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or last.get("tool_calls"):
         return None
-    content = last.get("content")
+    texts = content = last.get("content")
     if isinstance(content, list):  # of parts: they are printed one after the other
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        texts = [p.get("text", p) if isinstance(p, dict) else p for p in content]
         content = texts[-1] if texts else None
-    return content if isinstance(content, str) and content.strip() else None
+    if isinstance(content, str) and content.strip():
+        return content
+    is_blank = not texts or not "".join(map(str, filter(None, texts))).strip()
+    if is_blank and len(messages) > 1 and not any(map(last.get, THOUGHTS)):
+        messages.pop()
+    return None
 
 
 def _cut_after(rendered: Rendered, start: str) -> Rendered:

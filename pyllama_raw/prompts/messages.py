@@ -216,6 +216,9 @@ def plain_messages(messages: Sequence[Message]) -> list[Any]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             allowed = 'messages with a "role" and a "content"'
             raise InvalidRequest("prompt", message, allowed)
+        # A user says something: a name that is misspelt, as "contents", would be an empty message.
+        if message["role"] == "user" and "content" not in message:
+            raise InvalidRequest("content", message, 'a message with a "content"')
         content = message.get("content")
         if is_sequence(content):
             for part in content:
@@ -238,11 +241,13 @@ def _check_part(part: object) -> None:
     names = [name for name in (part.get("type"), *part) if isinstance(name, str)]
     for kind, kinds in MEDIA.items():
         if any(name.removeprefix("input_").startswith(kind) for name in names):
-            raise InvalidRequest(
-                "content",
-                f"a part with {kind}",
-                f"text: this model takes no {kinds}, or not so",
+            allowed = (
+                f"text: this model takes no {kinds} without a projector (MediaConfig.mmproj), and "
+                "none in other words than those of docs/images.md"
             )
+            if kind == "video":
+                allowed = "text: this model takes no videos, and no other does here"
+            raise InvalidRequest("content", f"a part with {kind}", allowed)
 
 
 @dataclass(slots=True)
@@ -269,11 +274,11 @@ class _Copier:
             }
         if is_sequence(value):
             return [self.copy(item, depth + 1) for item in value]
-        raise InvalidRequest(
-            self._name,
-            f"a value of type {type(value).__name__}",
-            "text, numbers, True, False, None, lists and mappings",
-        )
+        allowed = "text, numbers, True, False, None, lists and mappings"
+        if self._name == "tools" and callable(value):
+            allowed = "what pyllama_raw.tools.schema_of() makes of a function"
+        kind = f"a value of type {type(value).__name__}"
+        raise InvalidRequest(self._name, kind, allowed)
 
     def _key(self, key: object, depth: int) -> str:
         if not isinstance(key, str):
@@ -300,12 +305,12 @@ class _Copier:
 
 def check_roles(messages: list[Any], template: str) -> None:
     """Raise InvalidRequest if a role is not standard, and *template* does not name it."""
-    roles = [m["role"] for m in messages if m["role"] not in STANDARD]
+    roles = {i: m["role"] for i, m in enumerate(messages) if m["role"] not in STANDARD}
     words = quoted_words(template) if roles else ()
-    for role in roles:
+    for i, role in roles.items():
         if role not in words:
             allowed = f"{', '.join(STANDARD)}, or a role that the chat template names"
-            raise InvalidRequest("role", role, allowed)
+            raise InvalidRequest(f"messages[{i}].role", role, allowed)
 
 
 def quoted_words(template: str) -> set[str]:

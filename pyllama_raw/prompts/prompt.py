@@ -55,6 +55,10 @@ MANY_IDS = 2**14  # token ids, likewise
 LONG_TOKEN = 8  # characters of a token; most texts have about four
 LONG_PIECE = 2**20  # characters that are looked at in one call of C
 SHORTEN = "shorten it"
+PROMPTS = (
+    "text, token ids or chat messages, which are mappings; complete_many() takes a list "
+    "of prompts"
+)
 NO_PROJECTOR = "the engine has no projector: give MediaConfig(mmproj=FILE)"
 SEAM = 16  # tokens that a text may have more if it is cut in two
 
@@ -166,11 +170,10 @@ class PromptEncoder:
                 read.tokens = self._tokenize(
                     prompt, add_special=True, parse_special=True
                 )
-            elif is_sequence(prompt):
+            elif is_sequence(prompt) and not _is_of_lists(prompt):
                 read.tokens = self._ids(prompt)
             else:
-                allowed = "text, token ids or chat messages"
-                raise InvalidRequest("prompt", prompt, allowed)
+                raise InvalidRequest("prompt", prompt, PROMPTS)
         if not read.tokens:
             raise InvalidRequest("prompt", prompt, "at least one token")
         self._check_fits(len(read.tokens))
@@ -203,8 +206,13 @@ class PromptEncoder:
                 else:
                     tokens = self._ids(text)
             except PromptTooLong as error:
-                n_tokens = error.n_prompt
-                raise TextTooLong(where, n_tokens, self._n_ctx_slot, SHORTEN) from None
+                raise TextTooLong(
+                    where,
+                    error.n_prompt,
+                    self._n_ctx_slot,
+                    SHORTEN,
+                    is_part=error.is_part,
+                ) from None
             except InvalidRequest as error:
                 raise InvalidRequest(where, error.value, error.allowed) from None
             if not tokens:
@@ -380,10 +388,10 @@ class PromptEncoder:
                 read.tokens += self._tokenize(
                     part, add_special=False, parse_special=may_be_special
                 )
-                self._check_fits(len(read.tokens))
+                self._check_fits(len(read.tokens), is_part=True)
             if index is not None:
                 read.add_media(media[index])
-                self._check_fits(len(read.tokens))
+                self._check_fits(len(read.tokens), is_part=True)
         read.tokens += around[n_before:]
 
     @cached_property
@@ -420,19 +428,19 @@ class PromptEncoder:
             n_tokens = 0
             for at in range(0, len(text), PIECE):
                 n_tokens += len(encode(text[at : at + PIECE])) - SEAM
-                self._check_fits(n_tokens)
+                self._check_fits(n_tokens, is_part=True)
         return text
 
-    def _check_fits(self, n_tokens: int) -> None:
-        """Raise PromptTooLong, also if there are only more tokens to come."""
+    def _check_fits(self, n_tokens: int, *, is_part: bool = False) -> None:
+        """Raise PromptTooLong; *is_part*: there may be more tokens to come."""
         if self._users.are_refused:
             raise ClosedError("the engine is closed")
         if n_tokens >= self._n_ctx_slot:
-            raise self._too_long(n_tokens)
+            raise self._too_long(n_tokens, is_part=is_part)
 
-    def _too_long(self, n_tokens: int) -> PromptTooLong:
+    def _too_long(self, n_tokens: int, *, is_part: bool = False) -> PromptTooLong:
         limit = self._n_source or self._n_ctx_slot
-        return PromptTooLong(n_tokens, limit, self._n_source)
+        return PromptTooLong(n_tokens, limit, self._n_source, is_part=is_part)
 
 
 @dataclass(slots=True)
@@ -482,6 +490,11 @@ class MediaPrompt:
         )
         self.payloads += placed.payloads
         self.tokens += placed.tokens
+
+
+def _is_of_lists(prompt: Sequence[Any]) -> bool:
+    """Whether it begins with a text or a list: these are several prompts, or ("user", "Hi")."""
+    return len(prompt) > 0 and isinstance(prompt[0], str | bytes | list | tuple)
 
 
 def has_media(prompt: Any) -> TypeGuard[Sequence[object]]:

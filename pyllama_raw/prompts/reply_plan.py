@@ -46,7 +46,7 @@ from pyllama_raw.replies.constraint import AnswerForm, lark_for, opens_thoughts
 from pyllama_raw.replies.derive import spec_for
 from pyllama_raw.replies.parser import ReplyParser
 from pyllama_raw.replies.schemas import Tool, is_strict_tool, tools_of
-from pyllama_raw.replies.spec import ReplySpec
+from pyllama_raw.replies.spec import ReasoningSpec, ReplySpec
 
 MAX_SPECS = 16  # that are remembered
 MAX_TAIL = 1024  # tokens at the end of a prompt that may begin a reply
@@ -188,6 +188,9 @@ class Replies:
             tail = tail_of(tokens, controls)
             prefix = self._encoder.detokenize(tail, special=True)
         variables = options.get("template_kwargs") or {}
+        may_think = variables.get("enable_thinking") is not False
+        if may_think and bound.spec.reasoning and isinstance(source, str):
+            may_think = self._can_think(bound.spec.reasoning, source)
         return ReplyPlan(
             bound=bound,
             tools=[tool for tool in tools if isinstance(_name_of(tool), str)],
@@ -195,8 +198,19 @@ class Replies:
             is_parallel=is_parallel,
             is_parsed=is_parsed,
             prefix=prefix,
-            may_think=variables.get("enable_thinking") is not False,
+            may_think=may_think,
         )
+
+    def _can_think(self, reasoning: ReasoningSpec, template: str) -> bool:
+        """
+        Whether the model thinks at all, as far as its *template* and its vocabulary show.
+
+        Models of one syntax of calls think or do not. One that does not would have to choose between
+        thoughts and a form of the answer, and might never come to an end of the thoughts.
+        """
+        names = [text.strip() for text in (*reasoning.start, *reasoning.end)]
+        special = self._parts.vocab.special_texts
+        return any(name in template or name in special for name in names)
 
     def _compiled(self, params: SamplingParams, plan: ReplyPlan) -> Constrained:
         """The constraint of a whole reply, which compiles; the engine remembers the latest."""

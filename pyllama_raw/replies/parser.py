@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from itertools import groupby
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -108,6 +109,28 @@ def calls_of(parts: Iterable[Part]) -> tuple[ToolCall, ...]:
         )
         for _, deltas in sorted(calls.items())
     )
+
+
+def merged(parts: Iterable[Part]) -> list[Part]:
+    """*parts* with one in the place of neighbours of a kind, or of a call."""
+    joined: list[Part] = []
+    for _, neighbours in groupby(parts, _kind):
+        first, *following = neighbours
+        if isinstance(first, CallDelta):
+            arguments = "".join(map(_text, following))
+            joined.append(replace(first, arguments=first.arguments + arguments))
+        else:
+            text = "".join(map(_text, following))
+            joined.append(replace(first, text=first.text + text))
+    return joined
+
+
+def _kind(part: Part) -> tuple[type, int | None]:
+    return type(part), part.index if isinstance(part, CallDelta) else None
+
+
+def _text(part: Part) -> str:
+    return part.arguments if isinstance(part, CallDelta) else part.text
 
 
 class ReplyParser:

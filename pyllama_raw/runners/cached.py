@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyllama_raw import Prompt
 from pyllama_raw.core.residency import ModelState
@@ -50,11 +50,13 @@ class CachedModel:
     """Its identity: replace() changes a model that has another key."""
     adapters: frozenset[str] = frozenset()
     """Names of adapters that are loaded with it."""
+    source: str = "preset"
+    """The list that has it, in a word of who makes the list."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEvent:
-    """A change of a model, or of the list of models if it has no state."""
+    """A change of a model, or of the list of models if it has neither a state nor a kind."""
 
     model: str
     """Its name; "*": the list is another one."""
@@ -62,6 +64,10 @@ class ModelEvent:
     """The state that it has now."""
     error: PyllamaError | None = None
     """The reason, if a load has failed."""
+    kind: str | None = None
+    """A word of who tells it, if it is none of the cache."""
+    data: Mapping[str, Any] | None = None
+    """Facts of that kind."""
 
 
 @dataclass(frozen=True, slots=True)

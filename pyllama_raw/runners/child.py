@@ -18,7 +18,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from math import inf
@@ -39,6 +39,8 @@ from pyllama_raw.runners.runner import RunnerMetadata
 KEEPER = str(Path(__file__).with_name("keeper.py"))
 KEPT_BYTES = 2**16  # of what the child has written
 PIPE_BYTES = 2**16  # that a pipe holds
+MAX_LINE = 1000  # bytes of a line that are told
+Hears = Callable[[str], object]
 ADDRESS = re.compile(rb"(?:serving at|listening on) (http://[\w.\[\]:]+:\d+)\s")
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - a child that listens on all
 LOOK_S = 0.02  # between two looks whether the child has ended
@@ -53,6 +55,7 @@ class Child:
     Args:
         environment: variables beside those of this process.
         kept_bytes: of the end of what it writes.
+        hears: called with each line that it writes, cut off at MAX_LINE bytes, in a thread of its own.
 
     Raises:
         ConfigError: the system cannot start it.
@@ -64,8 +67,10 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str],
         kept_bytes: int = KEPT_BYTES,
+        hears: Hears | None = None,
     ) -> None:
         self.name, self._kept_bytes = name, kept_bytes
+        self._hears, self._line = hears, bytearray()
         self.url = ""  # at which it listens, once it has told it
         self._written = bytearray()
         self._ended = Event()
@@ -186,10 +191,19 @@ class Child:
                 # A process that has left the session may hold the pipe for ever.
                 is_last = ends in ready or not written
                 self._written += written
+                if self._hears is not None:
+                    self._hear(self._hears, written)
                 if not self.url and (match := ADDRESS.search(self._written)):
                     self.url = _reachable(match[1].decode())
                 del self._written[: -self._kept_bytes]
         os.close(ends)
+
+    def _hear(self, hears: Hears, written: bytes) -> None:
+        """Tell the lines that end in *written*."""
+        *lines, half = (self._line + written).split(b"\n")
+        for line in lines:
+            hears(line[:MAX_LINE].decode(errors="replace").strip())
+        self._line = half[:MAX_LINE]
 
     def _wait(self, ends: int) -> None:
         """Wait for its end, kill what it leaves behind, and close *ends*."""

@@ -110,6 +110,8 @@ class ModelCache:
         max_wait_s: seconds after which a claim is due, and others give way to its model.
         max_overtakes: later claims that may run before it.
         max_waiting: claims that may wait.
+        max_waiting_bytes: bytes that requests whose claims wait may have, as far as claims tell; one alone
+            may have any. None: any number.
         health_s: seconds after which a runner is asked whether it is well. One that is not is closed
             when its claims have ended, and loaded anew.
         evicted: called with the name of a model that has left.
@@ -125,6 +127,7 @@ class ModelCache:
         max_wait_s: float = 10.0,
         max_overtakes: int = 64,
         max_waiting: int = 1024,
+        max_waiting_bytes: int | None = None,
         health_s: float = 10.0,
         evicted: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = monotonic,
@@ -135,6 +138,8 @@ class ModelCache:
         if any(n <= 0 for n in limits.values()):
             raise ConfigError(f"the budget {limits} has no room: give numbers above 0")
         self.max_models, self.max_waiting = max_models, max_waiting
+        self._max_bytes = max_waiting_bytes
+        self._n_bytes = 0  # of requests whose claims wait
         self._residency = Residency(
             limits, max_wait_s=max_wait_s, max_overtakes=max_overtakes
         )
@@ -199,6 +204,10 @@ class ModelCache:
     def adapters_of(self, name: str) -> frozenset[str]:
         """Names of the adapters that are loaded with a model. Raises ModelNotFound."""
         return self._entry(name).model.adapters
+
+    def source_of(self, name: str) -> str:
+        """The list that has a model. Raises ModelNotFound."""
+        return self._entry(name).model.source
 
     @property
     def budget(self) -> dict[str, int]:
@@ -274,7 +283,7 @@ class ModelCache:
         for name, model in models.items():
             if name not in self._entries:
                 self.add(name, model)
-        self._tell(ModelEvent("*"))
+        self.tell(ModelEvent("*"))
         self._turn()
 
     def runner(self, name: str) -> CachedRunner:
@@ -312,21 +321,38 @@ class ModelCache:
             self.release(claim)
 
     async def claim(
-        self, name: str, *, client: str = "", keep_alive_s: float | None = None
+        self,
+        name: str,
+        *,
+        client: str = "",
+        keep_alive_s: float | None = None,
+        n_bytes: int = 0,
     ) -> Claim:
-        """Return once the model is loaded, until release(); raises as lent()."""
-        # The model may become another one meanwhile, whose size is not known yet.
-        while True:
-            claim = await self._claim(name, client, keep_alive_s)
-            if claim.is_running:
-                return claim
-            self.release(claim)
+        """
+        Return once the model is loaded, until release(); raises as lent().
 
-    async def _claim(self, name: str, client: str, keep_alive_s: float | None) -> Claim:
+        Args:
+            n_bytes: of the request, which it keeps in memory while it waits.
+        """
+        self._n_bytes += n_bytes
+        try:
+            # The model may become another one meanwhile, whose size is not known yet.
+            while True:
+                claim = await self._claim(name, client, keep_alive_s, n_bytes)
+                if claim.is_running:
+                    return claim
+                self.release(claim)
+        finally:
+            self._n_bytes -= n_bytes
+
+    async def _claim(
+        self, name: str, client: str, keep_alive_s: float | None, n_bytes: int
+    ) -> Claim:
         """A claim that runs, or that has to be made anew; raises as lent()."""
         entry = self._entry(name)
         self._check_open()
         while not entry.is_sized:
+            self._check_bytes(n_bytes)
             await self._size(entry)
             entry = self._entry(name)  # the list may be another one by now
         if entry.resident.state is ModelState.LOADED:
@@ -341,6 +367,8 @@ class ModelCache:
         wait = self._waits[claim] = _Wait()
         try:
             self._turn()
+            if not wait.over.is_set():
+                self._check_bytes(n_bytes)
             await wait.over.wait()
         except BaseException:
             self.release(claim)
@@ -462,6 +490,12 @@ class ModelCache:
         if self.is_dynamic and self._group is None:
             raise WrongUse("use `async with` on the cache of models first")
 
+    def _check_bytes(self, n_bytes: int) -> None:
+        """Raise QueueFull if those that wait have too many bytes with these, which are counted."""
+        limit, n_all = self._max_bytes, self._n_bytes
+        if limit is not None and n_all > limit and n_all > n_bytes:
+            raise QueueFull("max_waiting_bytes", n_all, limit)
+
     def _describe(self, entry: _Entry, model: CachedModel) -> None:
         resident, entry.model = entry.resident, model
         resident.is_pinned = model.is_pinned
@@ -534,7 +568,7 @@ class ModelCache:
         failure = _unavailable(entry, error, entry.resident.retry_at - now)
         failure.__cause__ = error
         self._end(claims, failure)
-        self._tell(ModelEvent(entry.name, entry.resident.state, entry.error))
+        self.tell(ModelEvent(entry.name, entry.resident.state, entry.error))
         return failure
 
     def _end(self, claims: tuple[Claim, ...], error: PyllamaError) -> None:
@@ -562,7 +596,8 @@ class ModelCache:
             for claim in self._residency.dismiss(entry.name):
                 self._waits[claim].over.set()
 
-    def _tell(self, event: ModelEvent) -> None:
+    def tell(self, event: ModelEvent) -> None:
+        """Tell all readers of a change."""
         for reader in self._readers:
             with suppress(anyio.WouldBlock):
                 reader.send_nowait(event)
@@ -579,7 +614,7 @@ class ModelCache:
             entry = self._entries[name]
             assert self._group is not None
             if move is Move.LOAD:
-                self._tell(ModelEvent(name, ModelState.LOADING))
+                self.tell(ModelEvent(name, ModelState.LOADING))
                 self._group.start_soon(self._load, entry)
             else:
                 self._group.start_soon(self._part, entry, move)
@@ -601,7 +636,7 @@ class ModelCache:
         except ModelTooLarge as error:  # of which no load has told, as there was none
             entry = self._entry(name)
             entry.error = error
-            self._tell(ModelEvent(name, entry.resident.state, error))
+            self.tell(ModelEvent(name, entry.resident.state, error))
         except PyllamaError:
             pass
 
@@ -627,13 +662,13 @@ class ModelCache:
             self._failed(entry, error)
         elif is_cancelled:
             self._residency.gave_up(name)
-            self._tell(ModelEvent(name, resident.state))
+            self.tell(ModelEvent(name, resident.state))
         else:
             now = self._clock()
             entry.checked_at, entry.error = now, None
             self._residency.loaded(name, now, now - began)
             logger.info("%s is loaded after %.2f s", name, now - began)
-            self._tell(ModelEvent(name, ModelState.LOADED))
+            self.tell(ModelEvent(name, ModelState.LOADED))
             if not is_asleep and self._group is not None:
                 self._group.start_soon(self._follow, entry)
         if resident.state is ModelState.UNLOADED:
@@ -665,12 +700,12 @@ class ModelCache:
                 self._residency.stayed(name)
             else:
                 self._residency.gone(name, asleep=True)
-                self._tell(ModelEvent(name, ModelState.SLEEPING))
+                self.tell(ModelEvent(name, ModelState.SLEEPING))
         else:
             await self._close(entry)
             self._residency.gone(name)
             logger.info("%s is unloaded", name)
-            self._tell(ModelEvent(name, ModelState.UNLOADED, entry.error))
+            self.tell(ModelEvent(name, ModelState.UNLOADED, entry.error))
             try:
                 self._evicted(name)
             except Exception:

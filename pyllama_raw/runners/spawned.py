@@ -41,7 +41,7 @@ from pyllama_raw.options.machine import NoInterpreter, interpreter
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import VERBS, Verb
-from pyllama_raw.runners.child import HOST, STOP_S, Child
+from pyllama_raw.runners.child import HOST, STOP_S, Child, Hears
 from pyllama_raw.runners.connection import http_library
 from pyllama_raw.runners.errors import (
     NetworkError,
@@ -170,6 +170,8 @@ class SpawnedRunner(ModelRunner):
 
     stop_s = STOP_S
     """Seconds that the child has to end when this is closed."""
+    hears: Hears | None = None
+    """A function that is called with each line that the child writes, in a thread of its own."""
 
     def __init__(
         self,
@@ -413,8 +415,9 @@ class SpawnedRunner(ModelRunner):
         key = self._key = self._fixed_key or token_urlsafe(32)
         self._check_open()
         logger.info("%s: %s", self._program.name, shlex.join(command))
+        environment = self._program.environment(key)
         child = self._child = Child(
-            self._program.name, command, self._program.environment(key)
+            self._program.name, command, environment, hears=self.hears
         )
         try:
             with anyio.fail_after(self._start_s):

@@ -32,11 +32,12 @@ from pyllama_raw.serve.service import Service
 COUNTS_S, LOOK_S = 1.0, 0.02  # for a request that was left to end
 FILE_NAME = re.compile(r"[^\x00-\x20\x7f/\\:*?\"<>|.][^\x00-\x1f\x7f/\\:*?\"<>|]*")
 MAX_NAME_BYTES = 255
+OWN = "of-"  # begins the name of the folder of a key's own files
 UNWRITABLE = (EACCES, EPERM, EROFS)  # faults of the folder, which no other name mends
 SCALES = TypeAdapter(list[LoraScale])
 NOT_HERE = (  # endpoints of llama-server that are not done here
     *("/v1/audio/transcriptions", "/audio/transcriptions", "/tools", "/cors-proxy"),
-    *("/models", "/v1/chat/completions/control", "/v1/streams/lookup", "/v1/stream"),
+    *("/v1/chat/completions/control", "/v1/streams/lookup", "/v1/stream"),
 )
 
 
@@ -99,7 +100,8 @@ def routes(app: FastAPI, service: Service) -> None:
         if action in ("save", "restore"):
             content = (await request.receive())["body"]
             async with turn:
-                return JSON(await _moved(service, engine, int(slot), action, content))
+                own = folder_of(service.config.slot_save_path, request)
+                return JSON(await _moved(own, engine, int(slot), action, content))
         if action != "erase":
             raise refused("action", "give erase, save or restore")
         n_used = engine.stats().n_cells_used
@@ -126,11 +128,23 @@ def routes(app: FastAPI, service: Service) -> None:
         )
 
 
+def folder_of(base: str | None, request: Request) -> Path | None:
+    """
+    The folder of files of slots that are those of who sends *request*.
+
+    Keys that see all share one, as all do without keys. Another key has its own, so that it can
+    neither read nor replace what others have saved.
+    """
+    key = request.state.exchange.key
+    if base is None or key is None or key.sees_all:
+        return None if base is None else Path(base)
+    return Path(base) / f"{OWN}{key.salt(None)}"
+
+
 async def _moved(
-    service: Service, engine: AsyncEngine, slot: int, action: str, content: bytes
+    folder: Path | None, engine: AsyncEngine, slot: int, action: str, content: bytes
 ) -> dict[str, Any]:
     """Save or restore a slot; the answer is in llama-server's words. Raises Failure."""
-    folder = service.config.slot_save_path
     if folder is None:
         reason = "start the service with --slot-save-path"
         raise Failure(501, "unsupported", f"action={action}: {reason}", "action")
@@ -141,7 +155,7 @@ async def _moved(
     is_name = FILE_NAME.fullmatch(name) and ".." not in name and name[-1] not in ". "
     if not is_name or len(os.fsencode(name)) > MAX_NAME_BYTES:
         raise refused("filename", "Invalid filename: give a name without a folder")
-    path = Path(folder) / name
+    path = folder / name
     try:
         if action == "save":
             await to_thread.run_sync(_check_folder, path.parent, engine)
@@ -163,15 +177,17 @@ async def _moved(
 
 
 def _check_folder(folder: Path, engine: AsyncEngine) -> None:
-    """Raise Failure if files of slots take as much as files of prefixes may."""
+    """Raise Failure if files of slots, of all keys, take as much as files of prefixes may."""
+    is_own = folder.name.startswith(OWN)
+    base = folder.parent if is_own else folder
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         n_bytes = 0
-        for entry in os.scandir(folder):
-            with suppress(
-                FileNotFoundError
-            ):  # another process has deleted it meanwhile
-                n_bytes += entry.stat().st_size if entry.is_file() else 0
+        for place in (base, *base.glob(f"{OWN}*/")):
+            for entry in os.scandir(place):
+                # Another process may delete one meanwhile.
+                with suppress(FileNotFoundError):
+                    n_bytes += entry.stat().st_size if entry.is_file() else 0
     except OSError as error:
         raise _unusable(error) from error
     limit = engine.info.config.cache.max_disk_bytes

@@ -47,7 +47,7 @@ from pyllama_raw.errors import (
     first_of,
 )
 from pyllama_raw.options.sampling import CONSTRAINTS
-from pyllama_raw.replies.parser import CallDelta, Content, Part, Reasoning
+from pyllama_raw.replies.parser import CallDelta, Part
 from pyllama_raw.serve.failures import JSON, Failure, failure_of
 from pyllama_raw.serve.service import Exchange, ServedModel, Service, retry_s
 
@@ -290,10 +290,12 @@ class TextAnswer(Response):
                 ends: list[dict[int, LineEnd]] = [{} for _ in generations]
                 async with _together() as group:
                     for generation, of_prompt in zip(generations, ends, strict=True):
-                        if request.lines is None:
-                            group.start_soon(generation.collect_all)
-                        else:
+                        if request.lines is not None:
                             group.start_soon(self._watch, generation, of_prompt)
+                        elif self._codec.blocks is not None:
+                            group.start_soon(self._codec.blocks.read, generation)
+                        else:
+                            group.start_soon(generation.collect_all)
                 return self._whole(generations, ends)
         finally:
             # All are left now, so what a client has not waited for counts, too.
@@ -466,6 +468,10 @@ class EventStream:
 class Codec(Protocol):
     """Output *index* of a delta or result is that of `n`, *prompt* that of the list of prompts."""
 
+    @property
+    def blocks(self) -> Blocks | None:
+        """The blocks of the one output, in their order; None: its answer has none."""
+
     def begin(self, n_prompt: int) -> bytes:
         """Frames before the first delta; the prompt has *n_prompt* tokens."""
 
@@ -522,17 +528,6 @@ class Block:
         return "".join(self.pieces)
 
 
-def blocks_of(result: Result) -> list[Block]:
-    """The blocks of a whole answer: thoughts, the text, and the calls."""
-    parts: list[Part] = [Reasoning(result.reasoning)] if result.reasoning else []
-    parts += [Content(result.text)] if result.text else []
-    parts += [
-        CallDelta(i, call.id, call.name, call.arguments)
-        for i, call in enumerate(result.tool_calls)
-    ]
-    return [Block.of(part, index) for index, part in enumerate(parts)]
-
-
 class Growth(NamedTuple):
     """The change of an answer by one part."""
 
@@ -548,6 +543,12 @@ class Blocks:
     def __init__(self) -> None:
         self.all: list[Block] = []
         self._last: object = None  # the kind and the call of the last block
+
+    async def read(self, generation: Generation) -> None:
+        """Take all parts of *generation*, whose results have them without their order."""
+        async for delta in generation:
+            for part in delta.parts:
+                self.take(part)
 
     def take(self, part: Part) -> Growth:
         """Add *part* to the last block, or begin one with it."""

@@ -44,7 +44,7 @@ from pyllama_raw.runners.guards import duration_s
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.failures import Failure, refused, renamed
 from pyllama_raw.serve.forms import READERS, Form, ResponseFormat, form_of
-from pyllama_raw.serve.service import ServedModel, Service
+from pyllama_raw.serve.service import CURRENT, ServedModel, Service
 
 ANY_SEED = 2**32 - 1
 
@@ -110,7 +110,7 @@ class Body(BaseModel):
     need: ClassVar[Operation | None] = None
 
     model: str | None = None
-    """A name of `/v1/models`; left out: the first model that can do what is asked."""
+    """A name of `/v1/models`; left out or empty: the first model that can do what is asked."""
     keep_alive: float | str | None = None
     """
     Seconds that the model stays loaded without use afterwards, where models are loaded on demand;
@@ -132,7 +132,9 @@ class Body(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         cls.kinds_of, cls.with_default = {}, set()
-        for name, field in {**cls.takes, **cls.model_fields}.items():
+        # A rule of the dialect wins over what all bodies take.
+        takes = {name: f for name, f in cls.takes.items() if name not in cls.rules}
+        for name, field in {**takes, **cls.model_fields}.items():
             alias = field.validation_alias
             names = (name,) if alias is None else getattr(alias, "choices", (alias,))
             kinds = frozenset(_kinds_of(field.annotation))
@@ -336,6 +338,8 @@ class TextBody(ServedBody):
     adapters: Named[float] | None = None
     policy_data: dict[str, Any] | None = None
     speculation: bool = True
+    id_slot: Any = None
+    """llama.cpp's name of a slot, which is had if it is free and slots have files; -1: any."""
 
     @cached_property
     def form(self) -> Form:
@@ -370,6 +374,13 @@ class TextBody(ServedBody):
             except IndexError as error:
                 reason = f"each id is that of an adapter, and there are {len(names)}"
                 raise refused("lora", reason) from error
+        if self.id_slot is not None:
+            # Who cannot save a slot has nothing of its number, and others would lose what is in it.
+            exchange, has_files = CURRENT.get(), service.config.slot_save_path
+            if has_files and type(self.id_slot) is int and self.id_slot >= 0:
+                options["slot"] = self.id_slot % model.engine.info.n_slots
+            elif exchange is not None:
+                exchange.ignored.append("id_slot")
         scales = scales_of(self.adapters, model, service, by_number)
         if scales or self.lora is not None:
             options["adapters"] = scales

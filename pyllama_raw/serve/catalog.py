@@ -8,6 +8,7 @@ nothing keeps one awake.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -62,6 +63,7 @@ def routes(app: FastAPI, service: Service) -> None:
             or [_model(service, name, engine, end) for end in ("", *_adapters(engine))]
             if not (service.is_llama and model["parent"])
         ]
+        data += _downloads(service)
         answer = {"object": "list", "data": data}
         if service.is_llama:
             inputs = {name: _inputs(engine) for name, engine in engines.items()}
@@ -72,7 +74,9 @@ def routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{name:path}", tags=["models"])
     async def model(name: str) -> Response:
-        """One model."""
+        """One model; all of them behind a slash alone."""
+        if not name:
+            return await models()
         name = unquote(name)
         for card in (await _cards(service)).get(service.base_of(name) or "", []):
             if card["id"] == service.config.aliases.get(name, name):
@@ -87,7 +91,7 @@ def routes(app: FastAPI, service: Service) -> None:
     @app.post("/models/load", tags=["models"])
     async def load_model(request: Request) -> Response:
         """Begin to load a model, or to wake it; `/models/sse` tells how that goes on."""
-        name = await _named_model(request, service)
+        name = _named_model(await _wish(request, service), request, service)
         if service.models.status(name).state not in (UNLOADED, SLEEPING, LEAVING):
             raise Failure(400, "invalid_request", "model is already running", "model")
         service.models.begin(name)
@@ -95,8 +99,11 @@ def routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/models/unload", tags=["models"])
     async def unload_model(request: Request) -> Response:
-        """Unload a model as soon as no request uses it."""
-        name = await _named_model(request, service)
+        """Unload a model as soon as no request uses it; one that is being fetched is left."""
+        wish = await _wish(request, service)
+        if service.downloads is not None and await service.downloads.cancel(wish):
+            return JSON({"success": True})
+        name = _named_model(wish, request, service)
         if service.models.status(name).state is UNLOADED:
             raise Failure(400, "invalid_request", "model is not running", "model")
         service.models.unload(name)
@@ -191,8 +198,26 @@ def _as_of_router(service: Service, name: str) -> dict[str, Any]:
     """What a service that has several models tells of one."""
     if not service.is_router:
         return {}
-    entry: dict[str, Any] = {"status": status_of(service, name), "source": "preset"}
-    return entry | {"can_remove": False, "need_download": False}
+    source = service.models.source_of(name)
+    entry: dict[str, Any] = {"status": status_of(service, name), "source": source}
+    return entry | {"can_remove": source == "cache", "need_download": False}
+
+
+def _downloads(service: Service) -> list[dict[str, Any]]:
+    """The models that are being fetched."""
+    progress = {} if service.downloads is None else service.downloads.progress()
+    common = {"object": "model", "created": service.started, "owned_by": "llamacpp"}
+    common |= {"aliases": [], "tags": [], "source": "cache", "can_remove": True}
+    texts = {"input_modalities": ["text"], "output_modalities": ["text"]}
+    return [
+        {
+            "id": name,
+            **common,
+            "status": {"value": "downloading", "args": [], "progress": files},
+            "architecture": texts,
+        }
+        for name, files in progress.items()
+    ]
 
 
 def status_of(service: Service, name: str) -> dict[str, Any]:
@@ -242,14 +267,19 @@ def _check_on_demand(service: Service) -> None:
         raise Failure(501 if service.is_llama else 400, "unsupported", message)
 
 
-async def _named_model(request: Request, service: Service) -> str:
-    """The model that the body names. Raises Failure."""
+async def _wish(request: Request, service: Service) -> str:
+    """The name in the body. Raises Failure."""
     _check_on_demand(service)
+    content = (await request.receive())["body"]
     try:
-        body = ModelBody.model_validate_json((await request.receive())["body"])
+        return ModelBody.model_validate_json(content).model
     except ValidationError:
         raise refused("model", "give the name of a model") from None
-    name = service.base_of(body.model)
+
+
+def _named_model(wish: str, request: Request, service: Service) -> str:
+    """The model that *wish* stands for. Raises Failure."""
+    name = service.base_of(wish)
     if name is None:
         status = 404 if request.url.path.endswith("/load") else 400
         raise Failure(status, "model_not_found", "model is not found", "model")
@@ -297,6 +327,8 @@ class ModelEvents(Response):
 
 def _event(change: ModelEvent) -> bytes:
     """A change in llama-server's words."""
+    if change.kind is not None:
+        return _frame(change.kind, change.model, change.data)
     if change.state is None:
         return _frame("models_reload", change.model, None)
     data: dict[str, Any] = {"status": change.state}
@@ -305,6 +337,6 @@ def _event(change: ModelEvent) -> bytes:
     return _frame("model_status", change.model, data)
 
 
-def _frame(kind: str, model: str, data: dict[str, Any] | None) -> bytes:
+def _frame(kind: str, model: str, data: Mapping[str, Any] | None) -> bytes:
     fields: dict[str, Any] = {"model": model, "event": kind}
     return event(fields if data is None else fields | {"data": data})

@@ -87,6 +87,8 @@ class ModelsConfig(Frozen):
     """
     max_model_waiting: Annotated[int, Field(ge=1)] = 1024
     """Requests that may wait for their models."""
+    max_model_waiting_bytes: Annotated[int, Field(ge=1)] = 2**28
+    """Bytes that the bodies of these may have together; one alone may have more."""
 
 
 class ServeConfig(Frozen):

@@ -14,7 +14,8 @@ Rules:
    these the one that has been silent longest, then of the idle ones. If all are being answered,
    the new one is told so.
 5. What comes behind a request waits until few answers are ahead of it.
-6. In the place of llama-server names of headers begin with large letters, as there, because some
+6. A client of HTTP/1.0 gets an answer without chunks, which ends with the connection.
+7. In the place of llama-server names of headers begin with large letters, as there, because some
    clients compare them letter by letter.
 """
 
@@ -37,6 +38,10 @@ MAX_HEAD = 2**16  # bytes
 SLICE = 2**12  # bytes that are parsed at once
 MAX_AHEAD = 16  # requests of a connection that wait for their turn
 LINGER_S, LINGER_BYTES = 1.0, 2**26  # for what comes behind a request that is refused
+
+# Headers of a wish for another protocol, and of a body.
+HOPS = (b"connection", b"upgrade", b"http2-settings")
+FRAMES = {b"content-length", b"transfer-encoding"}
 
 TOO_LARGE = Failure(
     431,
@@ -122,6 +127,7 @@ class Connection(HttpToolsProtocol):
         self._is_quiet = True
         self._in_head, self._in_message = True, False
         self._is_refused = False  # nothing more is parsed
+        self._is_upgrade = False  # of a request with a body, whose head is parsed again
         self._n_let_go = 0
         self._since: float | None = None  # when the client began to owe something
         self._unread = 0  # bytes that the client has not read, at the latest look
@@ -231,14 +237,35 @@ class Connection(HttpToolsProtocol):
             self._is_quiet = True
             try:
                 self.parser.feed_data(part)
-            except httptools.HttpParserUpgrade:  # the request is answered as any other
-                self._end()
+            # The request is answered as any other.
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._is_upgrade:
+                    at += upgrade.args[0] - len(part)
+                    self._parse_head_again()
+                else:
+                    self._end()
             except httptools.HttpParserError:
                 self._refuse(NO_HTTP)
             self._n_quiet = self._n_quiet + len(part) if self._is_quiet else 0
             if max(self._n_quiet, self._n_head) > MAX_HEAD:
                 self._refuse(TOO_LARGE)
         self._unparsed = b"" if self._is_refused else bytes(data[at:])
+
+    def _parse_head_again(self) -> None:
+        """
+        Parse the head without the wish for another protocol, which nobody has to grant.
+
+        Clients of Java have it by default, and httptools takes no body behind it.
+        """
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [
+            b"%b: %b" % header for header in self.headers if header[0] not in HOPS
+        ]
+        self._is_upgrade = False
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     def _refuse(self, failure: Failure) -> None:
         """Answer *failure* if it is its turn, and parse no more."""
@@ -290,9 +317,15 @@ class Connection(HttpToolsProtocol):
         self._in_head = self._is_quiet = False
         if self._n_head > MAX_HEAD:
             self._refuse(TOO_LARGE)
+        names = {name for name, _ in self.headers}
+        if self.parser.should_upgrade() and names & FRAMES and not self._is_refused:
+            self._is_upgrade = True
+            return
         if not self._is_refused:
             self._since = None
             super().on_headers_complete()
+            if self.scope["http_version"] == "1.0":
+                self.cycle.__class__ = UnframedCycle
             if self.pipeline:  # goes on to read, or nobody sees that the client leaves
                 self.flow.resume_reading()
             else:
@@ -305,10 +338,29 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request is whole."""
+        """A request is whole, unless its body comes behind a head that is parsed again."""
+        if self._is_upgrade:
+            return
         self._is_quiet, self._in_message = False, False
         if not self._is_refused:
             super().on_message_complete()
+
+
+class UnframedCycle(RequestResponseCycle):
+    """A request of HTTP/1.0, which knows no chunks: an answer of no known length ends with the connection."""
+
+    _has_length = True
+
+    async def send(self, message: Any) -> None:
+        """Send a message of ASGI."""
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self._has_length = b"content-length" in names
+            if not self._has_length:
+                self.chunked_encoding = False
+        elif not self._has_length:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class TitledTransport:

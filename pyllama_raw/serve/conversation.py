@@ -44,7 +44,10 @@ NAMES = {  # of fields that all chats have, by what the engine calls them
     "template_kwargs": "chat_template_kwargs",
 }
 CHOICES = ("auto", "none", "required")  # of tools, beside a function
-HISTORY = ("assistant", "tool", "function")  # roles of what the user does not say
+RESULTS = ("tool", "function")  # roles of what tools say
+TEXTS = ("input_text", "output_text")  # of responses, beside the text of chats
+THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # parts of what is no content
+REASONING = ("reasoning_content", "reasoning", "thinking")  # fields of a message
 MAX_MARKS = 4
 MAX_NAME = 80  # characters of what a stand-in names
 NAMED_BY = ("tool_name", "name", "title", "filename", "query", "url")  # of blocks
@@ -58,6 +61,7 @@ KINDS = {  # that are counted by their name; clients may make up any number of o
     "tool_reference", "tool_search_call", "tool_search_output", "web_search",
     "web_search_call", "web_search_tool_result",
 }  # fmt: skip
+PARTS = KINDS - {"file"} | {*TEXTS, *THOUGHTS}  # a list of files is a usual result
 PROBE = {"role": "user", "content": "\N{REPLACEMENT CHARACTER}"}
 
 
@@ -80,19 +84,91 @@ class ChatMessage(TypedDict, total=False):
 
 def _readable(message: Any) -> Any:
     """
-    *message* with the content of history as text, where it is no text and has no parts.
-
-    Agents send results of tools as the tools give them, and again with each request.
+    *message* with its content as text or as parts, where other dialects have other forms of both.
     """
-    if not isinstance(message, dict) or message.get("role") not in HISTORY:
+    if not isinstance(message, dict):
         return message
-    content = message.get("content")
+    role, content = message.get("role"), message.get("content")
     if content is None or isinstance(content, str):
         return message
-    if isinstance(content, list) and all(map(_is_part, content)):
-        parts = [part | {"text": ""} if _lacks_text(part) else part for part in content]
-        return {**message, "content": parts}
-    return {**message, "content": json.dumps(content, ensure_ascii=False)}
+    if role in RESULTS:
+        return {**message, "content": plain_result(content)}
+    # A text alone is a list of one, and a text among parts is a part.
+    parts = [content] if _is_text(content) else content
+    if isinstance(parts, list):
+        parts = [
+            {"type": "text", "text": p} if isinstance(p, str) else p for p in parts
+        ]
+    is_whole = isinstance(parts, list) and all(map(_is_part, parts))
+    # What the assistant has said is never refused.
+    if role != "assistant":
+        return {**message, "content": _as_texts(parts)} if is_whole else message
+    if not is_whole:
+        return {**message, "content": json.dumps(content, ensure_ascii=False)}
+    thoughts = "".join(map(_thought, parts))
+    content = [part for part in parts if part["type"] not in THOUGHTS]
+    message = {**message, "content": _with_texts(content)}
+    if thoughts and not any(message.get(name) for name in REASONING):
+        message["reasoning_content"] = thoughts
+    return message
+
+
+def plain_result(content: Any, *, is_typed: bool = False) -> Any:
+    """
+    The result of a tool as text or as parts of a message.
+
+    Agents send results as the tools give them, and again with each request. So what is neither is
+    JSON of its own, also a list of objects that have a type and are no parts.
+
+    Args:
+        is_typed: the dialect has a type for each part, so whatever has one is a part of some version.
+    """
+    if content is None or isinstance(content, str):
+        return content
+    is_alone = _is_part(content) and _is_known(content)
+    parts = [content] if is_alone else content
+    is_whole = isinstance(parts, list) and all(map(_is_part, parts))
+    if is_whole and (is_typed or not parts or any(map(_is_known, parts))):
+        return _with_texts(parts)
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _as_texts(parts: Iterable[Any]) -> list[Any]:
+    """*parts* in which all texts have the name that they have in chats."""
+    return [{**p, "type": "text"} if p["type"] in TEXTS else p for p in parts]
+
+
+def _with_texts(parts: Iterable[Any]) -> list[Any]:
+    """*parts* of the history, where a text may be nothing."""
+    return [
+        part | {"text": ""} if _lacks_text(part) else part for part in _as_texts(parts)
+    ]
+
+
+def _is_text(part: object) -> bool:
+    """Whether *part* is a text, by the name of any dialect."""
+    return (
+        isinstance(part, dict)
+        and part.get("type") in ("text", *TEXTS)
+        and isinstance(part.get("text"), str)
+    )
+
+
+def _is_known(part: Mapping[str, Any]) -> bool:
+    """Whether *part* is one of a message, and not only an object that has a type."""
+    kind = part["type"]
+    return kind in part or kind in PARTS
+
+
+def _thought(part: Mapping[str, Any]) -> str:
+    """The thought that *part* is, which some dialects have in parts again; "" for any other."""
+    if part["type"] not in THOUGHTS:
+        return ""
+    thought = part.get("thinking") or part.get("text") or part.get("reasoning")
+    if isinstance(thought, list):
+        texts = (inner.get("text") for inner in thought if isinstance(inner, dict))
+        return "".join(text for text in texts if isinstance(text, str))
+    return thought if isinstance(thought, str) else ""
 
 
 def _is_part(part: object) -> bool:
@@ -180,8 +256,7 @@ class ChatTurns:
             return
         if not (arguments is None or isinstance(arguments, str | Mapping)):
             arguments = json.dumps(arguments, ensure_ascii=False)
-        call_id = call_id if isinstance(call_id, str) else None
-        call = tool_call(call_id, name, arguments)
+        call = tool_call(id_of(call_id), name, arguments)
         self._open(origin).setdefault("tool_calls", []).append(call)
 
     def stand_in(self, kind: object, block: Any) -> str:
@@ -221,6 +296,12 @@ class ChatTurns:
             last = self.messages[-1]
             last["content"] = ""
         return last
+
+
+def id_of(value: object) -> str | None:
+    """The id of a call as text; None: it is told from others by its place."""
+    is_number = isinstance(value, int | float)
+    return value if isinstance(value, str) else str(value) if is_number else None
 
 
 def text_of(block: Mapping[str, Any], name: str, place: str) -> str:
@@ -401,6 +482,7 @@ def tool_options(
         if name_of(tool) is None:
             place = f"tools[{i}]"
             raise refused(place, 'give {"type": "function", "function": {"name": ...}}')
+    tools = [*map(_as_printed, tools)]
     # Some of the tools are allowed: there are no others then, and the choice is a word.
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         allowed = _inner(choice)
@@ -435,11 +517,31 @@ def tool_options(
     return options
 
 
+def _as_printed(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """
+    A *tool* with its fields where templates look for them, and with parameters.
+
+    Many templates read the properties of all parameters, also of a function that has none.
+    """
+    inner = _inner(tool)
+    parameters = inner.get("parameters") or inner.get("input_schema")
+    if inner is not tool and inner.get("parameters") is not None:
+        return tool
+    apart = ("type", "parameters", "input_schema", "cache_control")
+    fields = {
+        name: value
+        for name, value in inner.items()
+        if name not in apart and value is not None
+    }
+    fields["parameters"] = parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": fields}
+
+
 def function_tool(
     tool: Mapping[str, Any], parameters: object, **fields: Any
 ) -> dict[str, Any]:
     """A *tool* of a dialect as chat templates know it."""
-    schema = parameters or {"type": "object"}
+    schema = parameters or {"type": "object", "properties": {}}
     function = {"name": tool.get("name"), "parameters": schema, **fields}
     if tool.get("description") is not None:
         function["description"] = tool["description"]

@@ -86,6 +86,8 @@ class Deployment(ListenConfig):
     """When models are loaded, and what gives way."""
     places: dict[str, ModelPlace] = Field(default_factory=dict)
     """Places of models, by name, as far as they say something of it."""
+    sources: dict[str, str] = Field(default_factory=dict)
+    """The lists that have models, by name, as llama-server's router calls them."""
 
     @property
     def is_on_demand(self) -> bool:
@@ -124,7 +126,10 @@ class Deployment(ListenConfig):
             if place := {n: entry.pop(n) for n in PLACE if n in entry}:
                 places[name] = place
             _check_parts(name, entry)
-            settings[name] = shared.updated(entry).updated(flags or {})
+            try:
+                settings[name] = shared.updated(entry).updated(flags or {})
+            except ConfigError as error:
+                raise _of_model(name, error) from None
         configs = {
             name: model_settings.updated(
                 _own_logs(name, model_settings, settings)
@@ -182,6 +187,15 @@ def _joined(files: dict[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**files, **entry, **({"media": media} if media else {})}
 
 
+def _of_model(name: str, error: ConfigError) -> ConfigError:
+    """*error* with the table of the model *name* in its places."""
+    mistakes = tuple(
+        (f"models.{name}.{option}", value, words)
+        for option, value, words in error.mistakes
+    )
+    return ConfigError(f"models.{name}: {error}", mistakes)
+
+
 def _table(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         example = "such as [models.assistant] with a path"
@@ -235,4 +249,5 @@ def read(file: str | Path) -> dict[str, Any]:
         reason = f"it nests too deeply, at most {MAX_DEPTH} levels are sure to be read"
         raise ConfigError(f"config {str(file)!r}: {reason}: flatten it") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"config {str(file)!r}: {error}") from error
+        reason = getattr(error, "strerror", None) or str(error)  # without the path
+        raise ConfigError(f"config {str(file)!r}: {reason}") from error

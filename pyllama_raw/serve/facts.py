@@ -53,6 +53,7 @@ SHOWN = (  # of /props, to keys that do not see all
     *("endpoint_slots", "endpoint_props", "endpoint_metrics", "ui", "is_sleeping"),
 )
 ENDPOINTS = ("slots", "props", "metrics")
+ANSWERS = "pyllama_raw:model_process_answers"
 
 
 def routes(app: FastAPI, service: Service) -> None:
@@ -104,9 +105,12 @@ def routes(app: FastAPI, service: Service) -> None:
     async def livez() -> Response:
         """200 unless an engine thread hangs or has failed: then restart the process."""
         stall_s = service.config.stall_s
-        states = {n: e.health(stall_s).state for n, e in service.engines.items()}
+        states: dict[str, str] = {}
+        states |= {n: e.health(stall_s).state for n, e in service.engines.items()}
         lives = not {HealthState.STALLED, HealthState.DEAD} & {*states.values()}
         answer: dict[str, Any] = {"status": "ok" if lives else "stalled"}
+        # A process of a model that hangs takes nothing along, so this one need not be restarted.
+        states |= await _states_of_processes(service)
         # Probes need no key, so they tell no names where there are keys.
         if not service.keys:
             answer["models"] = states
@@ -166,12 +170,32 @@ def _without_users(adapter: dict[str, Any]) -> dict[str, Any]:
     return facts | {"path": Path(adapter["path"]).name}
 
 
+async def _states_of_processes(service: Service) -> dict[str, str]:
+    """The states of models in processes of their own, by name; what processes say is not waited for long."""
+    states: dict[str, str] = {}
+
+    async def ask(name: str, process: ServingProcess) -> None:
+        states[name] = await process.state()
+
+    async with create_task_group() as group:
+        for name, process in service.processes.items():
+            group.start_soon(ask, name, process)
+    return states
+
+
 async def _of_processes(service: Service) -> list[tuple[str, Metric]]:
-    """Families of models in processes of their own, with the names of the models."""
+    """
+    Families of models in processes of their own, with the names of the models.
+
+    One that does not answer has the family alone that says so.
+    """
     families: list[tuple[str, Metric]] = []
 
     async def ask(name: str, process: ServingProcess) -> None:
-        families.extend((name, family) for family in await process.metrics())
+        own = await process.metrics()
+        text = "Whether the process of the model told its counts in time"
+        answers = GaugeMetricFamily(ANSWERS, text, float(own is not None))
+        families.extend((name, family) for family in (answers, *(own or ())))
 
     async with create_task_group() as group:
         for name, process in service.processes.items():
@@ -194,7 +218,7 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
         "model_path": engine.info.model_path,
         "total_slots": engine.info.n_slots,
         "default_generation_settings": usual,
-        "chat_template": _template(engine),
+        "chat_template": template_of(engine),
         "build_info": service.config.build,
         "modalities": {"vision": uses.images, "audio": uses.sounds, "video": False},
         "chat_template_caps": {
@@ -214,7 +238,7 @@ async def _props(name: str, engine: AsyncEngine, service: Service) -> dict[str, 
     }
 
 
-def _template(engine: AsyncEngine) -> str:
+def template_of(engine: AsyncEngine) -> str:
     """The text of the chat template that chats have."""
     option = engine.info.config.model.chat_template
     own = engine.info.metadata.get("tokenizer.chat_template", "")

@@ -57,6 +57,8 @@ ADVICE = {  # of errors whose own advice is for programs, by what is not support
 # Whether errors of the current request have their status in `code`, as llama-server's have; our own
 # word is `reason` then.
 NUMBERED: ContextVar[bool] = ContextVar("numbered", default=False)
+# The id of the current request, which errors of Anthropic's API tell.
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 NAMES = {
     "texts": "input",
     "token_ids": "tokens",
@@ -137,7 +139,8 @@ class Failure(Exception):
         error = self.body()["error"]
         other = "api_error" if self.status >= 500 else error["type"]
         error["type"] = ANTHROPIC.get(self.status, other)
-        return {"type": "error", "error": error}
+        request_id = REQUEST_ID.get() or None
+        return {"type": "error", "error": error, "request_id": request_id}
 
 
 class ErrorText(TypedDict):

@@ -131,9 +131,7 @@ TEXT: Rules = ANY | {
     # hints, and facts of an answer that is the same without them
     **_idle("verbosity", "reasoning_effort", "parallel_tool_calls", "prediction"),
     **_idle("verbose", "reasoning_format", "guided_decoding_backend", "watermarking"),
-    **_idle(
-        "backend_sampling", "cache_prompt", "id_slot", "n_cache_reuse", "n_discard"
-    ),
+    **_idle("backend_sampling", "cache_prompt", "n_cache_reuse", "n_discard"),
     **_idle("n_indent", "n_keep", "return_progress", "sse_ping_interval"),
     **_idle("t_max_predict_ms", "t_max_prompt_ms", "timings_per_token"),
     **_idle("speculative.type", "speculative.n_max", "speculative.n_min"),
@@ -180,6 +178,9 @@ TEXT: Rules = ANY | {
     **_refused(NOT_DONE, "return_prompt_text", "return_hidden_states", "details"),
     **_refused(NOT_DONE, "return_routed_experts", "return_meta_info"),
     **_refused(NOT_DONE, "return_full_text", "decoder_input_details"),
+    **_refused(
+        "give echo and logprobs to /v1/completions, or ask /v1/score", "prompt_logprobs"
+    ),
     # what other dialects ask for in other words
     **_refused(NOT_DONE, "include", "reasoning"),
     "truncation": Neutral(("disabled",)),
@@ -212,16 +213,20 @@ CHATS: Rules = TEXT | {
     **_idle("response_fields"),
     "suffix": Neutral(("",), "ask for a completion"),
 }
+UNTOLD = "no log-probabilities are told here: ask for a chat completion"
+NO_LOGPROBS: Rules = {
+    "logprobs": Neutral((False,), UNTOLD),
+    "top_logprobs": Neutral((0,), UNTOLD),
+}
 RESPONSES: Rules = CHATS | {
     **_idle("access_programs", "context_management", "max_tool_calls", "truncation"),
     **_idle("background_options"),
-    "top_logprobs": Neutral(
-        (0,), "no log-probabilities are told here: ask for a chat completion"
-    ),
+    **NO_LOGPROBS,
     "image": Neutral((), "the answers are texts"),
     "personality": Neutral((), NOT_DONE),
 }
 MESSAGES: Rules = CHATS | {
+    **NO_LOGPROBS,
     **_idle("betas", "billing_policy", "cache_control", "compaction", "container"),
     **_idle("context_management", "diagnostics", "fallback_credit_token", "fallbacks"),
     **_idle("inference_geo", "speed", "user_profile_id", "workspace_id"),

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama_raw.errors import first_of
 from pyllama_raw.options.arguments import SENDER
-from pyllama_raw.serve.failures import NUMBERED, Failure
+from pyllama_raw.serve.failures import MESSAGES, NUMBERED, REQUEST_ID, Failure
 from pyllama_raw.serve.keys import ADMIN, MONITOR, number_of
 from pyllama_raw.serve.reading import is_small, let_go, replayed
 from pyllama_raw.serve.service import CURRENT, LEFT, Exchange, Service
@@ -66,6 +66,7 @@ class Gate:
         # Without keys each connection has a turn of its own.
         sender = SENDER.set(":".join(map(str, scope.get("client") or ())) or None)
         numbered = NUMBERED.set(service.is_llama)
+        id_token = REQUEST_ID.set(request_id)
         service.traffic.in_flight += 1
         try:
             await self._pass(scope, headers, receive, answer)
@@ -79,6 +80,7 @@ class Gate:
             CURRENT.reset(current)
             SENDER.reset(sender)
             NUMBERED.reset(numbered)
+            REQUEST_ID.reset(id_token)
             service.traffic.in_flight -= 1
             # Another model may have the room, if nobody else uses this one.
             if exchange.claim is not None:
@@ -189,6 +191,8 @@ class _Answer:
         if message["type"] == "http.response.start":
             exchange.status = message["status"]
             own = [(b"x-request-id", exchange.request_id.encode())]
+            if MESSAGES in exchange.path:  # Anthropic's API has a name of its own
+                own.append((b"request-id", exchange.request_id.encode()))
             if exchange.ignored:
                 names = ", ".join(dict.fromkeys(exchange.ignored))
                 own.append((b"x-ignored-fields", names.encode()))

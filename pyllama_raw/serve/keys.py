@@ -30,6 +30,7 @@ from pyllama_raw.serve.failures import Failure
 
 VARIABLE = "PYLLAMA_RAW_API_KEYS"
 COMMENT = re.compile(r"(?:^|\s)#")  # a key may have a # in it
+BEARER = re.compile(r"bearer\s+", re.IGNORECASE)
 SENDER_HEADER = "x-pyllama-sender"  # says for whom a service in front asks
 ADMIN, MONITOR = "admin", "monitor"  # owners whose keys have a right
 
@@ -69,7 +70,8 @@ class Keys:
             try:
                 self._add(path.read_text().splitlines(), str(path))
             except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"the keys in {path}: {error}") from error
+                reason = getattr(error, "strerror", None) or str(error)
+                raise ConfigError(f"the keys in {path}: {reason}") from error
         if (value := os.environ.get(VARIABLE)) is not None:
             self._add(value.split(","), VARIABLE)
 
@@ -90,14 +92,11 @@ class Keys:
         key = None
         # Either header may have the key; a wrong one does not hide a right one.
         if self._owners:
-            kind, _, token = headers.get("authorization", "").partition(" ")
-            tokens = (
-                token if kind.lower() == "bearer" else "",
-                headers.get("x-api-key", ""),
-            )
+            # The word in front may be left out, or stand in the other header, as at llama-server.
+            values = headers.get("authorization", ""), headers.get("x-api-key", "")
+            tokens = (BEARER.sub("", value.strip(), 1) for value in values)
             owners = (
-                self._owners.get(_digest(token.strip().encode("latin-1")))
-                for token in tokens
+                self._owners.get(_digest(token.encode("latin-1"))) for token in tokens
             )
             key = next(filter(None, owners), None)
         if key is None and self._owners:

@@ -420,6 +420,8 @@ async def tokens_of(engine: AsyncEngine, prompt: object) -> list[int]:
 class NativeCodec:
     """Writes the answer to one or more prompts; output *index* counts through all."""
 
+    blocks = None
+
     def __init__(
         self, request: TextRequest, body: NativeBody, texts: Sequence[PromptText]
     ) -> None:

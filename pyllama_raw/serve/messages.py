@@ -14,7 +14,6 @@ Rules:
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -37,7 +36,6 @@ from pyllama_raw.serve.answer import (
     Blocks,
     TextAnswer,
     TextRequest,
-    blocks_of,
     named_event,
 )
 from pyllama_raw.serve.body import Items
@@ -51,6 +49,8 @@ from pyllama_raw.serve.conversation import (
     chat_variables,
     finish_chat,
     function_tool,
+    id_of,
+    plain_result,
     text_of,
     tool_options,
     unknown,
@@ -145,6 +145,8 @@ async def read(body: MessagesBody, service: Service) -> TextRequest:
     model = service.find(body.model, Operation.GENERATE)
     if body.n not in (None, 1):
         raise refused("n", "an answer has one output", "unsupported")
+    if body.n_probs:
+        raise refused("n_probs", fields.UNTOLD, "unsupported")
     reading = partial(_read, body, model, service)
     return await finish_chat(*await service.read_body(reading), service)
 
@@ -186,7 +188,8 @@ def _read(
     functions = []
     for tool in body.tools or ():
         if "input_schema" in tool:
-            functions.append(function_tool(tool, tool["input_schema"]))
+            strict = {"strict": True} if tool.get("strict") else {}
+            functions.append(function_tool(tool, tool["input_schema"], **strict))
         else:
             chat.stand_in(tool.get("name"), tool)
     choice = body.tool_choice or {}
@@ -245,11 +248,7 @@ def _say(
 
 
 def _result(chat: ChatTurns, block: Any, place: str) -> None:
-    content = block.get("content") or ""
-    if isinstance(content, dict):  # a block alone
-        content = [content]
-    elif not isinstance(content, str | list):
-        content = json.dumps(content)
+    content = plain_result(block.get("content"), is_typed=True) or ""
     parts = list(_parts(_listed(content), f"{place}.content", chat))
     # Templates have no other way to say that a tool failed.
     if block.get("is_error"):
@@ -257,7 +256,7 @@ def _result(chat: ChatTurns, block: Any, place: str) -> None:
     if all(part["type"] == "text" for part, _ in parts):
         text = "".join(part["text"] for part, _ in parts)
         parts = [PlacedPart.of_text(text, place)]
-    chat.say("tool", parts, place, tool_call_id=block.get("tool_use_id"))
+    chat.say("tool", parts, place, tool_call_id=id_of(block.get("tool_use_id")))
 
 
 def _write(chat: ChatTurns, blocks: BlockList, place: str) -> None:
@@ -272,7 +271,8 @@ def _write(chat: ChatTurns, blocks: BlockList, place: str) -> None:
                 chat.write(text, place)
             case {"type": "thinking", "thinking": str(text)}:
                 chat.think(text, place)
-            case {"type": "redacted_thinking"}:  # it has nothing to tell the model
+            # What is hidden or left out has nothing to tell the model.
+            case {"type": "redacted_thinking" | "thinking"}:
                 pass
             case {"type": "tool_use"}:
                 name, arguments = fields.get("name"), fields.get("input")
@@ -311,19 +311,35 @@ def _part(block: Any, kind: object, at: str) -> dict[str, Any]:
         case "text":
             text = text_of(block, "text", at)
         case "document":
-            text = text_of(_source(block, "text", at), "data", at)
-        case "search_result":  # its content is texts, and nothing that has parts again
-            inner = block.get("content")
-            if not isinstance(inner, list):
-                raise refused(f"{at}.content", "give a list of texts")
-            text = "\n".join(
-                _text(part, f"{at}.content[{j}]") for j, part in enumerate(inner)
-            )
+            source = block.get("source")
+            if isinstance(source, dict) and source.get("type") == "content":
+                text = _texts(source.get("content"), f"{at}.source.content")
+            else:
+                text = text_of(_source(block, "text", at), "data", at)
+            text = _headed(block, ("title", "context"), text)
+        case "search_result":
+            text = _texts(block.get("content"), f"{at}.content")
+            text = _headed(block, ("title", "source"), text)
         case "image":
             return _image(block, at)
         case _:
             raise unknown(kind, at)
     return {"type": "text", "text": text}
+
+
+def _headed(block: Any, names: Sequence[str], text: str) -> str:
+    """*text* below what a block says of it in the fields *names*."""
+    heads = [block.get(name) for name in names]
+    return "\n".join([*(h for h in heads if isinstance(h, str) and h), text])
+
+
+def _texts(content: Any, place: str) -> str:
+    """*content* that is texts, and nothing that has parts again. Raises Failure."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise refused(place, "give a list of texts")
+    return "\n".join(_text(part, f"{place}[{j}]") for j, part in enumerate(content))
 
 
 def _text(block: Any, place: str) -> str:
@@ -359,7 +375,7 @@ class MessagesCodec:
     """Writes one answer."""
 
     def __init__(self, request: TextRequest) -> None:
-        self._blocks = Blocks()
+        self.blocks = Blocks()
         ids = {"id": f"msg_{uuid4().hex}", "model": request.model.name}
         self._message: dict[str, Any] = {"type": "message", "role": "assistant", **ids}
 
@@ -375,7 +391,7 @@ class MessagesCodec:
         """New blocks, and the text that is new in them."""
         frames = b""
         for part in delta.parts:
-            closed, block, is_new, text = self._blocks.take(part)
+            closed, block, is_new, text = self.blocks.take(part)
             if closed is not None:
                 frames += _close(closed)
             if is_new:
@@ -392,7 +408,7 @@ class MessagesCodec:
 
     def ended(self, prompt: int, result: Result) -> bytes:  # noqa: ARG002
         """The end of the last block, and why the answer ended."""
-        blocks = self._blocks.all
+        blocks = self.blocks.all
         end = named_event("message_delta", delta=_end(result), usage=_usage(result))
         return (_close(blocks[-1]) if blocks else b"") + end
 
@@ -407,7 +423,7 @@ class MessagesCodec:
     def whole(self, results: Sequence[Sequence[Result]]) -> dict[str, Any]:
         """The message at once."""
         result = results[0][0]
-        content = [_content(block, block.text) for block in blocks_of(result)]
+        content = [_content(block, block.text) for block in self.blocks.all]
         end = {"content": content, **_end(result), "usage": _usage(result)}
         return self._message | end
 

@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import json
 from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -49,6 +50,7 @@ from pyllama_raw.serve.conversation import (
     chat_request,
     chat_variables,
     finish_chat,
+    id_of,
     tool_call,
     tool_options,
 )
@@ -161,11 +163,10 @@ def _read_chat(
         reason = "the assistant has begun an answer, which goes on"
         raise refused("add_generation_prompt", reason, "unsupported")
 
-    # Templates print functions only, so a call of a custom tool becomes one of a function.
+    chat = ChatTurns(body.messages)
     for message in body.messages:
-        calls: Any = message.get("tool_calls")
-        if isinstance(calls, list):
-            calls[:] = map(_as_function, calls)
+        if "tool_calls" in message or "tool_call_id" in message:
+            _mend_calls(message, chat)
     tools = tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
 
     # Whether and how hard the model thinks is said in three ways.
@@ -193,7 +194,6 @@ def _read_chat(
     names = dict.fromkeys(OF_MESSAGES, "messages") | NAMES
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    chat = ChatTurns(body.messages)
     return chat, chat_request(
         body,
         chat,
@@ -220,17 +220,60 @@ def _reasoning_of(
     return effort, thinks
 
 
-def _as_function(call: Any) -> Any:
-    """The *call* of a custom tool as that of a function; any other stays as it is."""
-    custom = call.get("custom") if isinstance(call, dict) else None
-    if not isinstance(custom, dict) or call.get("type") != "custom":
-        return call
-    arguments = {"input": custom.get("input")}
-    return tool_call(call.get("id"), custom.get("name"), arguments)
+def _mend_calls(message: Any, chat: ChatTurns) -> None:
+    """
+    Give *message* the calls that templates can print, and the ids that are texts.
+
+    Clients send their history again with each request, so a call that cannot be used is a short text.
+    """
+    if "tool_call_id" in message:
+        message["tool_call_id"] = id_of(message["tool_call_id"])
+    if message["role"] != "assistant" or message.get("tool_calls") is None:
+        return
+    calls = message["tool_calls"]
+    calls = calls if isinstance(calls, list) else [calls] if calls else []
+    mended, texts = [], []
+    for call in calls:
+        function = _function_of(call)
+        if function is None:
+            kind = call.get("type") if isinstance(call, dict) else None
+            kind = "call" if kind in (None, "function") else kind
+            texts.append(chat.stand_in(kind, call))
+        else:
+            call_id = id_of(call.get("id"))
+            mended.append(tool_call(call_id, function["name"], function["arguments"]))
+    message["tool_calls"] = mended
+    # What stands for calls is said behind all else.
+    if texts and isinstance(content := message.get("content"), list):
+        content += [{"type": "text", "text": text} for text in texts]
+    elif texts:
+        message["content"] = "\n".join(filter(None, (message.get("content"), *texts)))
+
+
+def _function_of(call: Any) -> dict[str, Any] | None:
+    """The function that *call* calls, or its custom tool as one; None: nothing has a name."""
+    if not isinstance(call, dict):
+        return None
+    custom = call.get("custom")
+    # Templates print functions only, so the text for a custom tool is an argument.
+    if call.get("type") == "custom" and isinstance(custom, dict):
+        function: Any = {**custom, "arguments": {"input": custom.get("input")}}
+    else:
+        function = call.get("function", call if "name" in call else None)
+    if not isinstance(function, dict):
+        return None
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name:
+        return None
+    if not (arguments is None or isinstance(arguments, str | dict)):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {"name": name, "arguments": arguments}
 
 
 class ChatCodec:
     """Writes the answer to a chat: content, reasoning and calls of tools."""
+
+    blocks = None
 
     def __init__(
         self,
@@ -476,15 +519,17 @@ class CompletionBody(TextBody):
     """llama.cpp's name of max_tokens, which wins; -1: what is left of the context."""
     echo: bool | None = None
     """Whether the prompt comes before the output; with max_tokens 0, alone."""
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Likely tokens that are listed with each token."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | Literal[False] | None = None
+    """Likely tokens that are listed with each token; false: nothing is listed."""
     best_of: int | None = None
     """As many as n, if it is given."""
     suffix: str | None = None
     """The text behind the output, of models that can fill gaps."""
 
     def model_post_init(self, context: Any) -> None:  # noqa: ARG002
-        """Take n_predict for max_tokens."""
+        """Take n_predict for max_tokens, and false for no log-probabilities."""
+        if self.logprobs is False:
+            self.logprobs = None
         if self.max_tokens is None and self.n_predict not in NO_LIMIT:
             self.max_tokens = self.n_predict
 
@@ -563,6 +608,8 @@ class CompletionCodec:
     Args:
         echoes: of each prompt.
     """
+
+    blocks = None
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ Rules:
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import string
@@ -28,6 +29,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
+from math import inf
+from time import monotonic
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
@@ -61,6 +64,7 @@ from pyllama_raw.serve.failures import MESSAGES, Failure, failure_of, refused
 from pyllama_raw.serve.keys import SENDER_HEADER, VARIABLE
 from pyllama_raw.serve.service import Exchange, Service
 
+logger = logging.getLogger(__name__)
 Prepare = Callable[
     [str | None, EngineConfig | None], tuple[str | None, EngineConfig | None]
 ]
@@ -72,6 +76,10 @@ PROCESS_BYTES = 96 * 2**20  # of host memory, beside what libllama takes
 START_S = 3600.0  # for a model to load
 HEALTH_S = 30.0  # for a process to say that it is well
 FACTS_S = 2.0  # for what a process says of itself
+STATE_S = 0.5  # for whether it is well, where a probe waits for that
+WELL = "ok"
+MAX_LINES, LINES_S = 100, 10.0  # lines of a process that are logged in so many seconds
+ASKED = ("loaded ", "serving at ")  # begins lines that this process waits for
 LOOK_S = 0.25  # between two looks how far a load is
 RETRY_S = 1.0
 RESPONSES = "/responses"
@@ -88,7 +96,7 @@ NOT_SENT_ON = {
 }
 NOT_SENT_BACK = {
     *("connection", "keep-alive", "transfer-encoding", "upgrade", "trailer"),
-    *("date", "server", "x-request-id"),
+    *("date", "server", "x-request-id", "request-id"),
 }
 
 
@@ -283,6 +291,7 @@ class ModelProcess(SpawnedRunner):
     ) -> None:
         super().__init__(ProcessProgram(model), name=model.name, start_s=START_S)
         self.model, self._progress = model, progress
+        self.hears = Lines(model.name)
 
     @property
     def n_places(self) -> int:
@@ -304,13 +313,23 @@ class ModelProcess(SpawnedRunner):
             raise first_of(errors) from None
 
     async def health(self) -> RunnerHealth:
-        """Whether its engine makes progress, as /livez tells; a busy process takes its time for that."""
-        status = 0
-        with suppress(PyllamaError), move_on_after(HEALTH_S):
+        """
+        Whether its engine makes progress, as /livez tells; a busy process takes its time for that.
+
+        One that says that it hangs, or nothing at all, is ended, because its requests would never be.
+        """
+        state = await self.state(HEALTH_S)
+        is_well, child = state == WELL, self._child
+        if not is_well and child is not None:
+            await child.end(0.0)
+        return RunnerHealth(is_well, is_well, self.n_open, detail=state)
+
+    async def state(self, limit_s: float = STATE_S) -> str:
+        """What it says of its engine within *limit_s*: `ok`, or `stalled`; else `silent`."""
+        with suppress(PyllamaError, ValueError, LookupError), move_on_after(limit_s):
             async with self.exchange("GET", "/livez") as response:
-                status = response.status_code
-        is_well = status == 200
-        return RunnerHealth(is_well, is_well, self.n_open, detail=f"status {status}")
+                return str(json.loads(await response.aread())["status"])
+        return "silent"
 
     async def sleep(self) -> None:
         """Have its engine sleep; the process stays, with what the context held."""
@@ -330,9 +349,11 @@ class ModelProcess(SpawnedRunner):
                     return json.loads(content) if is_json else content.decode()
         return None
 
-    async def metrics(self) -> list[Metric]:
-        """The families that it tells of its engine."""
-        text = await self.fact("/metrics") or ""
+    async def metrics(self) -> list[Metric] | None:
+        """The families that it tells of its engine. None: it tells nothing within FACTS_S."""
+        text = await self.fact("/metrics")
+        if text is None:
+            return None
         families = text_string_to_metric_families(text)
         return [f for f in families if not f.name.startswith("pyllama_raw:http_")]
 
@@ -356,6 +377,28 @@ class ModelProcess(SpawnedRunner):
             fractions = [] if child is None else FRACTION.findall(child.said)
             if fractions:
                 self._progress(float(fractions[-1]))
+
+
+class Lines:
+    """Lines that a process writes, for the log of this one, with its name: so many in a while, and no more."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = monotonic) -> None:
+        self._name, self._clock = name, clock
+        self._n, self._since = 0, -inf
+
+    def __call__(self, line: str) -> None:
+        """Log a line that is none of those that this process asked for."""
+        if not line or line.startswith(ASKED):
+            return
+        now = self._clock()
+        if now - self._since > LINES_S:
+            if self._n > MAX_LINES:
+                n_more = self._n - MAX_LINES
+                logger.warning("%s: %d more lines are left out", self._name, n_more)
+            self._n, self._since = 0, now
+        self._n += 1
+        if self._n <= MAX_LINES:
+            logger.warning("%s: %s", self._name, line)
 
 
 class SentOn(Response):

@@ -159,6 +159,10 @@ class Bodies:
         """
         if not body:
             raise refused("body", "Field required")
+        coding = headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):
+            message = f"body: it is in {coding[:20]!r}: send it as it is, without content-encoding"
+            raise Failure(415, "unsupported_encoding", message, "body")
         # A page of another host cannot leave the content type out, and cannot say JSON. curl says
         # another one, which llama-server does not look at.
         kind = headers.get("content-type")

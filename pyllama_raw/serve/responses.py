@@ -8,11 +8,13 @@ Rules:
 2. Thoughts that are hidden from us have nothing to tell the model.
 3. Clients send items that are not known here with each request, because an earlier server made
    them, so a short text stands in for one. A part of what the user says now is refused.
+   A reference to an item of ours is refused, too: its client believes that it is kept.
 4. Functions may come in an item `additional_tools`; they join the `tools` of the body.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from time import time
@@ -35,7 +37,6 @@ from pyllama_raw.serve.answer import (
     Blocks,
     TextAnswer,
     TextRequest,
-    blocks_of,
     named_event,
     timings,
 )
@@ -50,6 +51,8 @@ from pyllama_raw.serve.conversation import (
     chat_variables,
     finish_chat,
     function_tool,
+    id_of,
+    plain_result,
     text_of,
     tool_options,
     unknown,
@@ -64,6 +67,7 @@ LOGPROBS = "message.output_text.logprobs"
 AT_END = ("message", "additional_tools")  # items that may follow what the user says now
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text"}
 TEXTS |= {"refusal": "refusal", "summary_text": "text", "reasoning_text": "text"}
+OWN_ID = re.compile(r"(msg|rs|fc)_[0-9a-f]{36}")
 IDS = {Content: "msg", Reasoning: "rs", CallDelta: "fc"}
 EVENTS = {  # of the text of a block
     Content: "response.output_text",
@@ -163,6 +167,8 @@ async def read(body: ResponsesBody, service: Service) -> TextRequest:
     model = service.find(body.model, Operation.GENERATE)
     if body.n not in (None, 1):
         raise refused("n", "an answer has one output", "unsupported")
+    if body.n_probs:
+        raise refused("n_probs", fields.UNTOLD, "unsupported")
     reading = partial(_read, body, model, service)
     return await finish_chat(*await service.read_body(reading), service)
 
@@ -245,6 +251,11 @@ def _conversation_of(instructions: str | None, items: str | ItemList) -> ChatTur
     n_failed = 0
     for i, item in enumerate(items):
         place = f"input[{i}]"
+        # Its client takes for granted that this server has what it said itself.
+        item_id: Any = item.get("id")
+        if item.get("type") == "item_reference" and OWN_ID.fullmatch(str(item_id)):
+            reason = "nothing is kept here: send the item itself, as with store: false"
+            raise refused(place, reason, "unsupported")
         try:
             _add(chat, item, place, is_new=i in new)
         except Failure as failure:
@@ -299,8 +310,9 @@ def _add(chat: ChatTurns, item: Any, place: str, *, is_new: bool) -> None:
             arguments = {"input": item.get("input")}
             chat.call(item.get("call_id"), item.get("name"), arguments, place)
         case "function_call_output" | "custom_tool_call_output":
-            parts = _parts(item.get("output") or "", f"{place}.output", chat)
-            chat.say("tool", parts, place, tool_call_id=item.get("call_id"))
+            output = plain_result(item.get("output"), is_typed=True) or ""
+            parts = _parts(output, f"{place}.output", chat)
+            chat.say("tool", parts, place, tool_call_id=id_of(item.get("call_id")))
         case kind:
             raise unknown(kind, place)
 
@@ -330,6 +342,9 @@ def _parts(
     for i, part in enumerate(content):
         # In the history a short text stands for a part that cannot be used.
         at = f"{place}[{i}]"
+        if isinstance(part, str):
+            yield PlacedPart.of_text(part, at)
+            continue
         kind = part.get("type") if isinstance(part, dict) else None
         try:
             yield PlacedPart(_part(part, kind, at), at)
@@ -356,7 +371,7 @@ class ResponsesCodec:
     """Writes one answer."""
 
     def __init__(self, request: TextRequest, body: ResponsesBody) -> None:
-        self._blocks = Blocks()
+        self.blocks = Blocks()
         self._response = _response(request, body)
         self._key = uuid4().hex  # of the ids of items
         self._n_events = 0
@@ -371,7 +386,7 @@ class ResponsesCodec:
         """New blocks, and the text that is new in them."""
         frames = b""
         for part in delta.parts:
-            closed, block, is_new, text = self._blocks.take(part)
+            closed, block, is_new, text = self.blocks.take(part)
             if closed is not None:
                 frames += self._close(closed)
             if is_new:
@@ -384,7 +399,7 @@ class ResponsesCodec:
 
     def ended(self, prompt: int, result: Result) -> bytes:  # noqa: ARG002
         """The end of the last block."""
-        blocks = self._blocks.all
+        blocks = self.blocks.all
         return self._close(blocks[-1], result) if blocks else b""
 
     def failed(self, failure: Failure) -> bytes:
@@ -396,7 +411,7 @@ class ResponsesCodec:
     def done(self, results: Sequence[Sequence[Result]]) -> bytes:
         """All of the response."""
         result = results[0][0]
-        response = self._finished(result, self._blocks.all)
+        response = self._finished(result, self.blocks.all)
         times = timings(result, result.usage.completion_tokens)
         kind = f"response.{response['status']}"
         return self._event(kind, response=response, timings=times)
@@ -404,7 +419,7 @@ class ResponsesCodec:
     def whole(self, results: Sequence[Sequence[Result]]) -> dict[str, Any]:
         """The response at once."""
         result = results[0][0]
-        return self._finished(result, blocks_of(result))
+        return self._finished(result, self.blocks.all)
 
     def _finished(self, result: Result, blocks: Sequence[Block]) -> dict[str, Any]:
         """The response with its items, and why it ended."""

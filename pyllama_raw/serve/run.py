@@ -45,6 +45,7 @@ from pyllama_raw.serve.connections import (
     usable,
 )
 from pyllama_raw.serve.deployment import AdapterEntry, Deployment, ModelPlace
+from pyllama_raw.serve.downloads import Downloads
 from pyllama_raw.serve.listening import (
     LoadingApp,
     NoModels,
@@ -63,8 +64,7 @@ Say = Callable[[str], None]
 
 HOST = "CPU"
 MARGIN_BYTES = 2**30  # of a device that stay free, or a 16th of a small one
-TICK_S = 0.05
-TICKS = 10  # of uvicorn, in a second
+TICK_S = 1.0  # between two looks at connections and at the date
 LOOK_S = 0.5  # between two looks for the parent
 DESCRIPTORS = 2**16  # that a process asks for, if it has fewer
 EXIT = b"exit"  # the end of a line that a router of llama-server sends to end a process
@@ -138,7 +138,11 @@ async def deploy(
             options = {"autoload": deployment.loading.autoload, "refresh": read}
             options["has_processes"] = deployment.loading.model_processes
             app = make_app(models, deployment.service, has_media=has_media, **options)
-            return answering(app)
+            service = answering(app)
+            if service.is_llama and read is not None:
+                downloads = await stack.enter_async_context(Downloads(service))
+                service.downloads = downloads
+            return service
 
         def answering(app: FastAPI) -> Service:
             service: Service = app.state.service
@@ -229,7 +233,7 @@ async def _serve(
             service = opening if isinstance(opening, Service) else await opening()
         except Exception as error:  # noqa: BLE001 - raised when the server has ended
             failures.append(error)
-            server.should_exit = True
+            server.end()
             return
         signals.is_open, connections.send_s = True, service.config.send_s
         for line in _lines(sockets, listen):
@@ -282,6 +286,7 @@ async def model_cache(
         max_wait_s=config.turn_wait_s,
         max_overtakes=config.max_model_overtakes,
         max_waiting=config.max_model_waiting,
+        max_waiting_bytes=config.max_model_waiting_bytes,
     )
 
 
@@ -371,6 +376,7 @@ def _cached(
             of_all.model_processes,
         ),
         adapters=frozenset(adapter.name for adapter in adapters),
+        source=deployment.sources.get(name, "preset"),
     )
 
 
@@ -417,7 +423,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
         self.servers: list[asyncio.Server] = []
-        self.listens = anyio.Event()
+        self.listens, self._ends = anyio.Event(), anyio.Event()
         self._connections = connections
 
     @contextmanager
@@ -457,11 +463,17 @@ class _Server(uvicorn.Server):
         for connection in [*self._connections.all]:
             connection.abort()
 
-    async def on_tick(self, counter: int) -> bool:
-        """Look for connections that are over their time, every second."""
-        if counter % TICKS == 0:
+    def end(self) -> None:
+        """Have the server end."""
+        self.should_exit = True
+        self._ends.set()
+
+    async def main_loop(self) -> None:
+        """Look for connections that are over their time, until the end: an idle server costs next to nothing."""
+        while not await self.on_tick(0):
             self._connections.sweep(asyncio.get_running_loop().time())
-        return await super().on_tick(counter)
+            with anyio.move_on_after(TICK_S):
+                await self._ends.wait()
 
 
 class _Signals:
@@ -474,7 +486,8 @@ class _Signals:
         """
         self.is_open = False  # all engines are
         self.release = release
-        self._n = 0
+        self._n, self._loop = 0, asyncio.get_running_loop()
+        self._came = anyio.Event()  # one after the latest look
         self._before: dict[signal.Signals, Any] = {}
 
     @contextmanager
@@ -498,11 +511,17 @@ class _Signals:
             self.release()
             os._exit(128 + number)
         self._n += 1
+        # A handler runs between any two lines, so the loop sets the event when it comes to that.
+        self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        self._came.set()
 
     async def arrival(self, n: int) -> None:
         """Return when *n* have come."""
-        while self._n < n:  # noqa: ASYNC110 - a handler may set no event
-            await anyio.sleep(TICK_S)
+        while self._n < n:
+            self._came = anyio.Event()
+            await self._came.wait()
 
 
 def _end_with(listen: ListenConfig) -> None:
@@ -530,7 +549,7 @@ async def _end_at_signal(signals: _Signals, service: Service, server: _Server) -
         group.start_soon(_drain, service, group.cancel_scope)
         await signals.arrival(2)
         group.cancel_scope.cancel()
-    server.should_exit = True
+    server.end()
 
 
 async def _drain(service: Service, scope: anyio.CancelScope) -> None:

@@ -32,7 +32,7 @@ from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.api.metrics import EngineMetrics
-from pyllama_raw.errors import ClosedError, ConfigError
+from pyllama_raw.errors import ClosedError, ConfigError, QueueFull
 from pyllama_raw.results import Operation, Pooling, Watcher
 from pyllama_raw.runners import (
     CachedModel,
@@ -126,8 +126,24 @@ class ServingProcess(Protocol):
     async def fact(self, path: str) -> Any:
         """The answer to GET *path*. None: there is none for now."""
 
-    async def metrics(self) -> list[Metric]:
-        """Families of its engine."""
+    async def metrics(self) -> list[Metric] | None:
+        """Families of its engine. None: there are none for now."""
+
+    async def state(self) -> str:
+        """A word for how it is."""
+
+
+class Fetching(Protocol):
+    """Models that are being fetched, as downloads.py has them."""
+
+    def progress(self) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+        """Bytes of the files of each, by name."""
+
+    async def cancel(self, name: str) -> bool:
+        """End one; False: there is none of that name."""
+
+    def close(self) -> None:
+        """Have all end."""
 
 
 class Elsewhere(Exception):
@@ -178,6 +194,7 @@ class Service:
         # Clients of llama-server tell a router by the status of its models.
         self.is_router = models.is_dynamic and (refresh is not None or len(models) > 1)
         self.drains = False  # drain() was called
+        self.downloads: Fetching | None = None
         self._reading, self._n_reads = Lock(), 0  # of the list of models
         self._reread_at = -inf  # from when on it may be read
         self.is_llama = config.in_place_of is not None
@@ -243,6 +260,8 @@ class Service:
         """Take no new requests from now on."""
         self.drains = True
         self.bodies.drain()
+        if self.downloads is not None:
+            self.downloads.close()
 
     def check_room(self) -> None:
         """Raise Failure if the service is about to end, or handles as many requests as it may."""
@@ -314,10 +333,21 @@ class Service:
         try:
             with move_on_after(limit_s):
                 exchange.claim = await self.models.claim(
-                    model, client=exchange.client, keep_alive_s=keep_alive_s
+                    model,
+                    client=exchange.client,
+                    keep_alive_s=keep_alive_s,
+                    n_bytes=exchange.n_read,
                 )
         except ClosedError as error:  # which advises programs
             raise Failure(503, "server_is_draining", DRAINING) from error
+        except QueueFull as error:
+            # The service has its limits as options of other names.
+            knob = f"max_model_{error.knob.removeprefix('max_')}"
+            reason = f"requests that wait for models take all the room ({knob})"
+            message = f"{reason}: try again, or elsewhere"
+            headers = {"retry-after": str(retry_s(self.engines.values()))}
+            code = "server_is_overloaded"
+            raise Failure(503, code, message, headers=headers) from error
         if exchange.claim is None:
             message = (
                 f"model {model} was not loaded within {limit_s:g} s: try again later"
@@ -368,6 +398,7 @@ class Service:
 
     def _meant(self, name: str | None, need: Operation | None) -> str:
         """The model that a request is for, also where it names none. Raises Failure."""
+        name = name or None
         model = None if name is None else self.base_of(name)
         if name is not None and model is not None:
             adapter = self.config.aliases.get(name, name)[len(model) + 1 :]
@@ -413,7 +444,7 @@ class Service:
             Failure: there is no such model.
             Unsupported: it cannot do this.
         """
-        model = None
+        model, name = None, name or None  # clients without a model send an empty name
         exchange = CURRENT.get()
         # A model that is loaded on demand was chosen when the request came in.
         if exchange is not None and exchange.claim is not None:
@@ -447,6 +478,7 @@ class Service:
             Elsewhere: a process has it.
         """
         engines, exchange = self.engines, CURRENT.get()
+        name = name or None
         if self.has_processes:
             raise Elsewhere(self._process(name))
         if name is None:

@@ -15,11 +15,17 @@ from starlette.responses import Response
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.body import Body, Items
-from pyllama_raw.serve.conversation import template_variables
+from pyllama_raw.serve.conversation import SentMessage
+from pyllama_raw.serve.facts import template_of
 from pyllama_raw.serve.failures import JSON, refused
+from pyllama_raw.serve.llamacpp import Mixed, n_texts
 from pyllama_raw.serve.openai import ChatBody, read_chat
 from pyllama_raw.serve.service import Service
 
+# Fields of a chat that is to become tokens.
+OF_CHATS = {
+    "model", "messages", "tools", "chat_template_kwargs", "add_generation_prompt",
+}  # fmt: skip
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 
 
@@ -28,9 +34,10 @@ class TokenizeBody(Body):
 
     rules: ClassVar[fields.Rules] = fields.TOKENS
 
-    content: str | None = None
+    content: str | Mixed | None = None
+    """A text, or texts and token ids, one behind the other."""
     prompt: str | None = None
-    messages: Items[dict[str, Any]] | None = None
+    messages: Items[SentMessage] | None = None
     add_special: bool | None = None
     """Whether tokens that begin or end a prompt are added."""
     add_special_tokens: bool | None = None
@@ -63,7 +70,18 @@ def routes(app: FastAPI, service: Service) -> None:
     async def tokenize(body: TokenizeBody) -> Response:
         """Make tokens of a text, or of a chat."""
         engine = service.named(body.model).engine
-        tokens = await _tokens(engine, body)
+        if isinstance(body.content, list):
+            service.check_texts("content", n_texts([body.content]))
+        # A chat goes through the template, as one that is to be answered.
+        if body.messages is None:
+            tokens = await _tokens(engine, body)
+        elif not body.messages:
+            raise refused("messages", "give at least one message")
+        else:
+            chat = ChatBody.model_construct(**body.model_dump(include=OF_CHATS))
+            request = await read_chat(chat, service)
+            engine = request.model.engine
+            tokens = await engine.tokenize(request.prompts[0], **request.of_chat)
         answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
         has_pieces = body.with_pieces or body.return_token_strs
         pieces = await engine.pieces(tokens) if has_pieces else []
@@ -86,12 +104,11 @@ def routes(app: FastAPI, service: Service) -> None:
         return JSON({"content": text, "prompt": text})
 
     @app.get("/tokenizer_info", tags=["tokens"])
-    async def tokenizer_info() -> Response:
-        """Tokens that have a role, and the chat template."""
-        engine = service.named(None).engine
+    async def tokenizer_info(model: str | None = None) -> Response:
+        """Tokens that have a role, and the chat template that chats have."""
+        engine = service.named(model).engine
         metadata = engine.info.metadata
-        template = metadata.get("tokenizer.chat_template")
-        answer: dict[str, Any] = {"chat_template": template}
+        answer: dict[str, Any] = {"chat_template": template_of(engine) or None}
         # The file names tokens by their ids; a role may have none.
         for role, key in ROLES.items():
             token = metadata.get(f"tokenizer.ggml.{key}_token_id", "")
@@ -114,23 +131,24 @@ def routes(app: FastAPI, service: Service) -> None:
 
 async def _tokens(engine: AsyncEngine, body: TokenizeBody) -> list[int]:
     """Unless it is told, llama-server adds nothing to a text, and vLLM what begins prompts."""
-    # A chat goes through the template, as one that is to be answered.
-    if body.messages is not None:
-        if not body.messages:
-            raise refused("messages", "give at least one message")
-        variables, asks = body.chat_template_kwargs, body.add_generation_prompt
-        options: Any = {"template_kwargs": template_variables(variables, asks)}
-        if body.tools:
-            options["tools"] = body.tools
-        return await engine.tokenize(body.messages, **options)
     text = body.content if body.content is not None else body.prompt
     if text is None:
         raise refused("content", "give a text, or prompt or messages instead")
     flags = body.add_special, body.add_special_tokens, body.content is None
     adds = next(flag for flag in flags if flag is not None)
-    return await engine.tokenize(
-        text, add_special=adds, parse_special=body.parse_special
-    )
+    if isinstance(text, str):
+        text = [text]
+    tokens: list[int] = []
+    # What begins prompts is added to a text in front only, as llama-server does.
+    for at, part in enumerate(text):
+        if isinstance(part, int):
+            tokens.append(part)
+            continue
+        special = body.parse_special
+        tokens += await engine.tokenize(
+            part, add_special=adds and not at, parse_special=special
+        )
+    return tokens
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:

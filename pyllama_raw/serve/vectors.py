@@ -148,6 +148,7 @@ def routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/rerank", tags=["vectors"])
     @app.post("/rerank", include_in_schema=False)
+    @app.post("/v2/rerank", include_in_schema=False)
     @app.post("/reranking", include_in_schema=False)
     @app.post("/v1/reranking", include_in_schema=False)
     async def rerank(body: RerankBody, request: Request) -> Response:
@@ -308,7 +309,10 @@ def _result(rank: Ranked, documents: list[str], body: RerankBody) -> dict[str, A
     if body.raw_scores is False or body.use_activation:
         value = 1 / (1 + exp(-min(max(value, -700.0), 700.0)))
     result: dict[str, Any] = {"index": rank.index, score: value}
-    if body.return_documents:
+    # A list of texts is that of text-embeddings-inference, and one of documents that of SGLang.
+    if body.return_documents and body.texts is not None:
+        result["text"] = text
+    elif body.return_documents:
         result["document"] = text if body.wants_list else {"text": text}
     return result
 

@@ -165,7 +165,7 @@ def _check_idle(engine: AsyncEngine, outcome: Outcome, parts: EngineParts) -> No
         parts.scheduler.check_integrity()
         check_held(parts)
         parts.scheduler.clear_cache()
-        slots = parts.scheduler._memory.slots
+        slots = parts.scheduler.memory.slots
         assert slots.cells.n_used == 0, f"{slots.cells.n_used} cells"
         assert not parts.executor._open.by_id, "samplers"
         assert not engine._thread.records.all(), "requests"

@@ -33,6 +33,19 @@ def verbs(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
+def test_a_fork_is_told_whose_engine_it_has(monkeypatch):
+    """
+    Its threads stayed with the parent, where the engine is open as before.
+    """
+    with blocking() as engine:
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: 1)
+            with pytest.raises(ClosedError, match="after the fork"):
+                engine.complete("a", PARAMS)
+
+        assert engine.alive
+
+
 def test_it_has_the_same_verbs():
     """
     What AsyncEngine can do Engine can do, with the same arguments.

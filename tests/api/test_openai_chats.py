@@ -55,7 +55,7 @@ def said(content: object) -> dict[str, object]:
         ([USER, said("Well, ")], {}, "<user>hi</><assistant>Well, "),
         ([USER, said("/")], {}, "<user>hi</><assistant>/"),
         ([USER, said([part("a"), part("b ")])], {}, "<user>hi</><assistant>a\nb "),
-        ([USER, said("")], {}, "<user>hi</><assistant></><assistant>"),
+        ([USER, said("")], {}, "<user>hi</><assistant>"),
     ],
 )
 async def test_chats_are_rendered_as_clients_mean_them(messages, options, text):
@@ -102,8 +102,12 @@ async def test_templates_that_want_parts_get_them():
             {"chat_template": "{{ messages[0].content }}"},
             "messages",
         ),
-        ([USER | {"role": "bogus"}], {}, "role"),
-        ([USER | {"role": "</>"}], {"chat_template": "{{ '</>' }}"}, "role"),
+        ([USER | {"role": "bogus"}], {}, "messages[0].role"),
+        (
+            [USER | {"role": "</>"}],
+            {"chat_template": "{{ '</>' }}"},
+            "messages[0].role",
+        ),
         ([USER], {"tools": [TOOL], "chat_template": "a"}, "chat_template"),
     ],
 )

@@ -7,11 +7,10 @@ from array import array
 import pytest
 
 from pyllama_raw import FinishReason, Result, SamplingParams
-from pyllama_raw.api.preparation import merged
 from pyllama_raw.errors import InvalidRequest, Unsupported
 from pyllama_raw.prompts import reply_plan
 from pyllama_raw.prompts.reply_plan import MAX_TAIL, tail_of
-from pyllama_raw.replies.parser import CallDelta, Content, Reasoning, ToolCall
+from pyllama_raw.replies.parser import CallDelta, Content, Reasoning, ToolCall, merged
 from pyllama_raw.replies.spec import ReplySpec
 from pyllama_raw.results import StopString, StopToken
 from tests.support.replying import TEMPLATE, TOOL, ReplyVocab, reply_engine, tokens_of
@@ -87,7 +86,7 @@ def test_a_late_reader_finds_parts_merged():
         *(Content("d"), Content("e")),
     ]
 
-    assert list(merged(parts)) == [
+    assert merged(parts) == [
         *(Reasoning("ab"), Content("c"), CallDelta(0, "1", "f", "{}")),
         *(CallDelta(1, "2", "g"), Content("de")),
     ]

@@ -15,6 +15,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.errors import BadGrammar, BadSchema, InvalidRequest
+from pyllama_raw.options.chat_templates import TEMPLATES
 from pyllama_raw.replies.spec import ReplySpec, bundled
 from tests.support.replying import TEMPLATE
 from tests.support.tiny import tiny_model
@@ -28,6 +29,7 @@ CONFIG = EngineConfig(
     context=ContextConfig(n_ctx=2048, n_threads=1), scheduler=SchedulerConfig(n_slots=1)
 )
 CHAT = [{"role": "user", "content": "Rain?"}]
+HERMES = TEMPLATES["hermes"]
 SEEDS = range(4)
 
 
@@ -253,6 +255,23 @@ async def test_a_chat_that_may_think_has_its_form_in_the_answer(engine, form, be
     assert thought.text in texts
     assert thought.reasoning or not begins
     assert (off.text in texts, off.reasoning) == (True, "")
+
+
+async def test_a_model_that_does_not_think_has_a_form_from_the_first_token_on(engine):
+    """
+    Also where others write their thoughts and calls as it writes its calls.
+    """
+    [opening] = await engine.tokenize("<", add_special=False)
+    params = SamplingParams(max_tokens=9, regex="[0-9]{3}", logit_bias={opening: 100})
+    think = "{# <think> #}"
+
+    plain = await engine.complete(CHAT, params, reply=True, chat_template=HERMES)
+    other = await engine.complete(
+        CHAT, params, reply=True, chat_template=HERMES + think
+    )
+
+    assert (len(plain.text), plain.reasoning) == (3, "")
+    assert other.text == ""
 
 
 async def test_a_mistake_in_a_form_is_told_as_without_thoughts(engine):

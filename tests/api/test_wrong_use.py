@@ -11,6 +11,7 @@ import pytest
 from pyllama_raw import AsyncEngine, Engine, Model, SamplingParams
 from pyllama_raw.api import blocking as sync
 from pyllama_raw.core.policies import SchedulingPolicy
+from pyllama_raw.engine.info import EngineState
 from pyllama_raw.engine.logs import Logs
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import WrongUse
@@ -200,6 +201,17 @@ async def test_a_second_reader_of_a_generation_is_refused():
                 first += [delta.text async for delta in other]
 
     assert ["".join(text) for text in [*texts, first]] == [result.text] * 2
+
+
+def test_an_engine_that_is_not_open_yet_has_no_verbs():
+    """
+    Who forgets `await` is told so. Python's warning is for coroutines alone.
+    """
+    opening = AsyncEngine.open("nothing.gguf")
+
+    with pytest.raises(AttributeError, match=r"'complete' before .* await AsyncEngine"):
+        _ = opening.complete
+    assert copy.copy(opening).state == opening.state == EngineState.IDLE
 
 
 def test_a_second_blocking_reader_is_refused():

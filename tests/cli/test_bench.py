@@ -52,6 +52,8 @@ def test_run_measures_shows_and_compares(tmp_path: Path):
 
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in out.read_text().splitlines()]
+    options = results[0]["options"]
+    assert [name for name, value in options.items() if "<" in str(value)] == []
     assert [(r["round"], r["max_concurrency"]) for r in results] == [
         (0, 2),
         (0, 4),

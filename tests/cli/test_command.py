@@ -267,7 +267,7 @@ def test_missing_input_file(cli: Cli, tmp_path: Path):
     status, out, err = cli("generate", "--input", str(tmp_path / "none"))
 
     assert (status, out) == (1, "")
-    assert "none" in err
+    assert err == f"error: {tmp_path}/none: No such file or directory\n"
 
 
 def test_summary_that_cannot_be_written(cli: Cli, opened: list[object], tmp_path: Path):

@@ -15,7 +15,7 @@ GENERATE, RUN = ("generate", "a"), ("bench", "run", "offline")
     ("arguments", "message"),
     [
         ((*GENERATE, "--slots", "0"), "--slots 0: give at least 1"),
-        ((*GENERATE, "--slots", "x"), "--slots x: give a valid integer"),
+        ((*GENERATE, "--slots", "x"), "--slots x: give a whole number"),
         ((*GENERATE, "--slots"), "--slots expected one argument"),
         ((*GENERATE, "--max-tokens", "0"), "--max-tokens 0: give at least 1"),
         (
@@ -52,7 +52,7 @@ GENERATE, RUN = ("generate", "a"), ("bench", "run", "offline")
         ((*RUN, "--rate", "-1"), "--rate -1: give more than 0"),
         (
             ("tune", "--output-tokens", "0.5"),
-            "--output-tokens 0.5: give a valid integer",
+            "--output-tokens 0.5: give a whole number",
         ),
         (
             (*GENERATE, "--thread", "2"),

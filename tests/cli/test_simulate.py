@@ -137,3 +137,18 @@ def test_a_policy_of_the_current_folder_is_compared_and_a_broken_one_costs_no_ta
     *lines, failure = run.stderr.splitlines()
     assert [line.split()[0] for line in lines[-3:]] == ["1/3", "2/3", "3/3"]
     assert failure.startswith("error: policy broken: order_key ")
+
+
+def test_an_engine_that_speculates_is_simulated(capsys):
+    """
+    Outputs that say every token again come faster with drafts than without.
+    """
+    speeds = []
+    for mode in ("off", "lookup"):
+        flags = ["--slots", "2", "--speculation", mode, "--repetition", "1"]
+        assert main(["simulate", "--requests", "40", "--rate", "20", *flags]) == 0
+        heading, row = capsys.readouterr().out.splitlines()[:2]
+        assert heading.split()[:2] == ["policy", "tok/s"]
+        speeds.append(float(row.split()[1]))
+
+    assert speeds[1] > speeds[0]

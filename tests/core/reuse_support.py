@@ -110,7 +110,7 @@ class Engine:
                 held = self.memory.tokens(work.slot)
                 assert held == self.texts[work.request_id][: len(held)]
 
-    def _take(self, events, _) -> None:
+    def _take(self, events) -> None:
         self.ends |= finished(events)
         for event in events:
             if isinstance(event, NewTokens):

@@ -93,7 +93,7 @@ class Engine:
         while self.executor.memory.reading:
             self.scheduler.take_report(self.executor.memory.end_fetch())
 
-    def _take(self, events, _):
+    def _take(self, events):
         self.events += events
 
     @property

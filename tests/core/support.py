@@ -126,9 +126,7 @@ def run_until_idle(
     """Step until nothing is left; returns the plans with works and all events."""
     events: list[Event] = []
     executor = Answering(scheduler, execute)
-    driver = Driver(
-        scheduler, executor, executor.clock, lambda new, _: events.extend(new)
-    )
+    driver = Driver(scheduler, executor, executor.clock, events.extend)
     for now in range(max_steps):
         executor.now = float(now)
         if not driver.step():

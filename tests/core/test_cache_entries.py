@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_raw.core.memory.cache import Eviction
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import Adapted
+from pyllama_raw.core.stats import Eviction
 from tests.core.cache_support import find, make_cache, store, toks
 
 RANGE, STATE, EXACT, CHAIN = SnapshotKind

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_raw.core.memory.cache import Refusal
 from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.stats import Refusal
 from tests.core.cache_support import find, held, make_cache, spans, store, toks
 
 RANGE, STATE, EXACT, CHAIN = SnapshotKind

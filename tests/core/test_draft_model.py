@@ -388,7 +388,7 @@ def test_a_request_that_ends_while_it_is_drafted_leaves_nothing():
     machine = DraftingMachine()
     machine.driver.add((make_request(0, n_prompt=8, max_tokens=60),), 0.0)
     while True:
-        plan, _, _ = machine.driver.plan()
+        plan, _ = machine.driver.plan()
         if plan.lot == DRAFTS:
             break
         machine.driver.run(plan)

@@ -21,7 +21,7 @@ def play_fork(n_cells, fails=()):
     """
     engine = Engine(3, n_cells=n_cells, n_ctx_slot=64)
     engine.run(LONG)
-    engine.scheduler._memory.reclaim(n_cells)
+    engine.scheduler.memory.reclaim(n_cells)
     engine.add([*A[:20], *range(400, 420)], 14)
     engine.step()
     engine.step()
@@ -69,7 +69,7 @@ def test_the_last_idle_slot_is_not_given_up_for_what_cannot_be_had():
     """
     engine = Engine(2, n_cells=76, n_ctx_slot=64)
     engine.run(LONG)
-    engine.scheduler._memory.reclaim(76)
+    engine.scheduler.memory.reclaim(76)
     engine.add(B[:20], 14)
     engine.step()
     engine.run(A[:10], max_tokens=1)

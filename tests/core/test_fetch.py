@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from pyllama_raw.core.memory.cache import Eviction, PrefixCache
+from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import StoredState, Tier
 from pyllama_raw.core.request import CacheTier, FinishReason
+from pyllama_raw.core.stats import Eviction
 from pyllama_raw.core.step import Copy, Fetch, Load
 from pyllama_raw.testing.executor import HEAD_BYTES, TOKEN_BYTES, FakeFile
 from tests.core.reuse_support import ANSWER, B, Engine
@@ -212,7 +213,7 @@ def test_a_file_that_finds_no_cells_any_more_is_a_miss():
     engine = make_engine()
     waiting = engine.add(ASKED)
     engine.step()
-    slots = engine.scheduler._memory.slots
+    slots = engine.scheduler.memory.slots
     slots.limits = replace(slots.limits, n_cells=100)
 
     finish(engine)
@@ -246,7 +247,7 @@ def test_a_long_file_is_loaded_a_portion_a_step():
     Streams go on in each of these steps; the request goes on when it has all.
     """
     engine = make_engine()
-    engine.scheduler._memory.load_tokens = 32
+    engine.scheduler.memory.load_tokens = 32
     waiting = engine.add(ASKED)
     engine.step()
     finish(engine)
@@ -267,7 +268,7 @@ def test_who_leaves_between_portions_leaves_what_was_loaded(n_steps):
     The slot keeps it, and the memory of the rest is free.
     """
     engine = make_engine()
-    engine.scheduler._memory.load_tokens = 32
+    engine.scheduler.memory.load_tokens = 32
     waiting = engine.add(ASKED)
     engine.step()
     finish(engine)
@@ -289,7 +290,7 @@ def test_a_portion_that_fails_is_a_miss():
     What was loaded before it is gone, the prompt is computed, and the file goes.
     """
     engine = make_engine()
-    engine.scheduler._memory.load_tokens = 32
+    engine.scheduler.memory.load_tokens = 32
     waiting = engine.add(ASKED)
     engine.step()
     finish(engine)
@@ -308,7 +309,7 @@ def test_a_new_context_begins_a_load_again():
     The portions before are lost with the old one.
     """
     engine = make_engine()
-    engine.scheduler._memory.load_tokens = 32
+    engine.scheduler.memory.load_tokens = 32
     waiting = engine.add(ASKED)
     engine.step()
     finish(engine)

@@ -261,7 +261,7 @@ class History:
         if not here or self.scheduler._suspects.all:  # who is suspected goes alone
             self.bounds.clear()
             return
-        running = self.scheduler._memory.slots.running.values()
+        running = self.scheduler.memory.slots.running.values()
         running = [each for each in running if each.leader is None]
         limits = self.scheduler.limits
         # Of a lot: streams and prompts, rows and those that see each other.

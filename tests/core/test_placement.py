@@ -100,3 +100,25 @@ def test_the_slot_of_a_sequence_and_its_start(wanted, sources, offers, free, exp
     not the one that is copied.
     """
     assert place(wanted, sources, offers, free) == expected
+
+
+@pytest.mark.parametrize(
+    ("sources", "offers", "wish", "expected"),
+    [
+        ([], [], 1, (1, Cold())),
+        ([], [], 2, (3, Cold())),
+        ([idle(3, 20, 20)], [], 1, (1, CopyOf(3, 20))),
+        ([idle(3, 20, 20), idle(1, 20, 90)], [], 1, (1, TakeOver(1, 20))),
+        ([idle(3, 21, 21), idle(1, 20, 90)], [], 1, (1, CopyOf(3, 21))),
+        ([idle(1, 20, 20)], [host(21)], 1, (1, load(host(21)))),
+        ([idle(1, 20, 20)], [host(20)], 1, (1, TakeOver(1, 20))),
+        ([idle(1, 20, 20), running(0, 0, 40)], [], 1, (1, Follow(0, 40))),
+    ],
+)
+def test_a_slot_that_the_caller_chose_is_had_if_it_is_idle(
+    sources, offers, wish, expected
+):
+    """
+    Whatever is in it, and from the best start that there is for it.
+    """
+    assert place(CUT, sources, offers, [3, 1], wish) == expected

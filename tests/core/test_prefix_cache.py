@@ -6,8 +6,8 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.memory.cache import Eviction, Refusal
 from pyllama_raw.core.memory.snapshots import SnapshotKind, snapshot_points, spaced
+from pyllama_raw.core.stats import Eviction, Refusal
 from tests.core.cache_support import find, held, make_cache, spans, store, toks
 
 RANGE, STATE, EXACT, CHAIN = SnapshotKind

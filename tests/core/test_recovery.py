@@ -408,7 +408,7 @@ def test_prompts_that_lack_cells_make_room():
         engine.add(prompt, 100)
     while min(len(text) for text in engine.texts.values()) < 108:
         engine.step()
-    engine.scheduler._memory.reuses = False  # nothing is shared this time
+    engine.scheduler.memory.reuses = False  # nothing is shared this time
     engine.step(breaks=True)
 
     engine.run()

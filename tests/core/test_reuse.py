@@ -9,7 +9,8 @@ from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.placement import Source, find_sources
 from pyllama_raw.core.memory.slots import ContextLimits, Slots
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.policy_runner import Prefixes
+from pyllama_raw.core.policies import Fcfs
+from pyllama_raw.core.policy_runner import PolicyRunner, Prefixes, pass_on_interrupts
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.step import (
@@ -282,7 +283,7 @@ def test_who_missed_the_point_of_its_leader_starts_anew():
     leader = engine.add(A)
     follower = engine.add(A)
     engine.step()
-    running = engine.scheduler._memory.slots.running
+    running = engine.scheduler.memory.slots.running
     assert running[follower].leader is running[leader]
     running[follower].fork_at = 4
 
@@ -390,7 +391,8 @@ def test_what_is_cached_can_be_asked_for_many_at_once(kind):
     """
     rng = Random(0)  # noqa: S311
     engine = Engine(4, kind=kind, n_ctx_slot=64, n_cells=160, max_bytes=0)
-    memory = engine.scheduler._memory
+    memory = engine.scheduler.memory
+    runner = PolicyRunner(Fcfs(), memory, 16, pass_on_interrupts)
 
     def prompt():
         return [rng.choice((1, 3)) for _ in range(3)] + [4] * rng.randrange(1, 30)
@@ -400,11 +402,12 @@ def test_what_is_cached_can_be_asked_for_many_at_once(kind):
         if rng.random() < 0.4:
             engine.add(prompt(), max_tokens=rng.randrange(1, 6))
         engine.step()
-        sequence, prefixes = make_sequence(prompt()), Prefixes(memory.slots)
+        sequence = make_sequence(prompt())
         later = [s.n_later for s in find_sources(memory.slots, sequence)]
-        found.append(
-            (memory.n_cached(sequence, prefixes.n_longest), max(later, default=0))
-        )
+        runner.begin(0.0)
+        runner._probed = sequence
+        n_cached = runner._n_cached(sequence.request.request_id)
+        found.append((n_cached, max(later, default=0)))
 
     assert [fast for fast, _ in found] == [slow for _, slow in found]
     assert len(set(found)) > 5

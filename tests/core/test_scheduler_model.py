@@ -144,8 +144,8 @@ class SchedulerModel(RuleBasedStateMachine):
             snapshot_interval_tokens=interval,
             speculates=speculates,
         )
-        self.scheduler._memory.min_wait = 2
-        self.scheduler._memory.load_tokens = 4
+        self.scheduler.memory.min_wait = 2
+        self.scheduler.memory.load_tokens = 4
         self.now = 0.0
         self.memory = FakeMemory(self.scheduler.limits, self.fails)
         self.data = None
@@ -218,7 +218,7 @@ class SchedulerModel(RuleBasedStateMachine):
 
     def unrepeatable(self):
         """Who runs and must not be preempted: shifted, where cells are never short."""
-        limits, running = self.scheduler.limits, self.scheduler._memory.slots.running
+        limits, running = self.scheduler.limits, self.scheduler.memory.slots.running
         return {
             request_id
             for request_id, each in running.items()
@@ -371,7 +371,7 @@ class SchedulerModel(RuleBasedStateMachine):
         return output(work, *drafts[:n_right], token, lost=lost)
 
     def pending(self):
-        return self.scheduler._memory.slots._moves
+        return self.scheduler.memory.slots._moves
 
     @precondition(lambda self: self.plan is not None)
     @rule(token=st.sampled_from([21, 22, 97, STOP_TOKEN]), data=st.data())

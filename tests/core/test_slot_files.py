@@ -118,3 +118,24 @@ def test_a_state_that_cannot_be_loaded_leaves_the_slot_empty():
     [end] = other.run([*A, ANSWER, *B[:10]])
 
     assert (is_filled, end.n_cached) == (False, 0)
+
+
+def test_a_request_has_the_slot_that_it_names_if_no_other_one_runs_in_it():
+    """
+    With what the cache has of its prompt, also from another slot; else any slot, without a wait.
+    """
+    engine = Engine()
+    engine.run(A, slot=1)
+    counts = [place.n_held for place in engine.scheduler.memory.slots.all]
+    [copied_end] = engine.run([*A, *B[:10]], slot=0)
+    first, second = (engine.add(tokens, 9, slot=1) for tokens in (A, B))
+    engine.step()
+    slots = {
+        running.request.request_id: running.slot
+        for running in engine.scheduler.memory.slots.running.values()
+    }
+
+    assert counts == [0, len(A) + 1]
+    assert copied_end.n_cached == len(A)
+    assert slots[first] == 1
+    assert slots[second] != 1

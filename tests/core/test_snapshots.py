@@ -4,9 +4,9 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.memory.cache import Eviction, Refusal
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
+from pyllama_raw.core.stats import Eviction, Refusal
 from pyllama_raw.core.step import (
     Load,
     Release,
@@ -280,7 +280,7 @@ def test_points_behind_what_was_restored_are_dropped():
     engine = Engine(1, kind=SnapshotKind.EXACT)
     request_id = engine.add(A)
     engine.step()
-    running = engine.scheduler._memory.slots.running[request_id]
+    running = engine.scheduler.memory.slots.running[request_id]
     running.points[:] = [10, 12, running.n_computed]
 
     engine.run()

@@ -47,7 +47,7 @@ class Bench:
         self.now += 0.5
         return self.now
 
-    def tell(self, events, _) -> None:
+    def tell(self, events) -> None:
         for event in events:
             if isinstance(event, NewTokens):
                 self.tokens.setdefault(event.request_id, []).extend(event.tokens)

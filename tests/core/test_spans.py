@@ -196,8 +196,8 @@ def test_a_file_is_loaded_in_portions_that_hold_images_whole():
         engine.driver.step()
     engine.driver.cancel(1)
     engine.write_all()
-    engine.scheduler._memory.cache.clear()
-    engine.scheduler._memory.load_tokens = 8
+    engine.scheduler.memory.cache.clear()
+    engine.scheduler.memory.load_tokens = 8
     engine.add([*ASKED, *IMAGE, *range(130, 141)], 1, key=b"k" * 32)
     engine.driver.step()
     engine.read_all()

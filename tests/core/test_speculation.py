@@ -164,6 +164,23 @@ def test_all_at_once_the_longest_match_is_the_source(tokens):
         assert lookup.source == longest
 
 
+def test_a_text_that_repeats_nothing_is_looked_at_less_often():
+    """
+    A match is seen some tokens later then; while one goes on, all tokens are looked at.
+    """
+    tokens, looks = array("i", range(100)), []
+    lookup, shared = Lookup(list(FIRST_CHANCES)), list(FIRST_CHANCES)
+    for n_tokens in range(100, 340):
+        looks.append(lookup.follow(tokens, shared))
+        tokens.append(n_tokens if n_tokens < 320 else n_tokens - 270)
+
+    gaps = [len(gap) for gap in "".join(map(str, map(int, looks))).split("1")]
+    assert looks[: rules.IDLE] == [True] * rules.IDLE
+    assert max(gaps[:-1]) == rules.MAX_IDLE - 1
+    assert lookup.source == 69
+    assert looks[-3:] == [True] * 3
+
+
 # -- texts of other requests ---------------------------------------------------------------
 
 
@@ -331,7 +348,7 @@ def test_rows_of_images_are_no_text():
     """
     A request with spans is not shown to others.
     """
-    speculation = Speculation(make_scheduler(cache=reuse())._memory, CostHistory())
+    speculation = Speculation(make_scheduler(cache=reuse()).memory, CostHistory())
     plain = Sequence(make_request(0, n_prompt=9), 0, 0.0)
     spans = (Span(0, 4, 4, True, b"k" * 32),)
     media = Sequence(Request(1, array("i", [-1] * 4 + [5]), 3, spans=spans), 1, 0.0)
@@ -355,16 +372,28 @@ def history(*steps):
 
 def test_seconds_of_a_size_that_was_seen_are_those_that_it_took():
     """
-    The median of its latest steps, so a busy moment counts nothing.
+    The lower quartile of its latest steps, so a busy time counts little.
     """
     assert CostHistory().decode_seconds(4) == []
 
-    costs = history((1, 1, 1.0), (1, 1, 1.2), (1, 1, 9.0), (4, 4, 2.0), (2, 2, 1.5))
+    ones = [(1, 1, seconds) for seconds in (9.0, 1.2, 1.3, 1.0, 8.0)]
+    costs = history(*ones, (4, 4, 2.0), (2, 2, 1.5))
     seconds = costs.decode_seconds(4)
     assert [seconds[1], seconds[2], seconds[4]] == [1.2, 1.5, 2.0]
     # Between two sizes it rises evenly.
     assert seconds[3] == pytest.approx(1.75)
     assert 0 <= seconds[0] < 1.2
+
+
+def test_a_rare_size_is_not_forgotten_beside_a_frequent_one():
+    """
+    Else it would be tried again and again, as if nobody knew what it takes.
+    """
+    costs = history((5, 5, 2.0), (8, 8, 2.2), *[(4, 4, 1.0)] * 40)
+
+    assert costs.decode_seconds(8)[4:] == pytest.approx(
+        [1.0, 2.0, 6.2 / 3, 6.4 / 3, 2.2]
+    )
 
 
 def test_seconds_of_larger_steps_are_a_guess_that_is_tried():
@@ -423,7 +452,7 @@ class Machine:
             scheduler,
             self.executor,
             lambda: self.now,
-            lambda new, _: self.events.extend(new),
+            self.events.extend,
         )
 
     def pass_time(self, plan, seconds):
@@ -461,8 +490,8 @@ def cycle(*tokens):
     return next_token
 
 
-def speculating(n_slots=1, **options):
-    return make_scheduler(n_slots, speculates=True, n_outputs=32, **options)
+def speculating(n_slots=1, n_outputs=32, **options):
+    return make_scheduler(n_slots, speculates=True, n_outputs=n_outputs, **options)
 
 
 REPEATS = cycle(50, 51, 52, 53)
@@ -520,6 +549,51 @@ def test_rows_that_cost_too_much_are_not_drafted():
 
     # A few steps are tried, because nothing was known of their sizes.
     assert sum(map(bool, machine.depths)) <= 6
+
+
+def flat(n_rows, *, limit, dearer):
+    """Steps of up to *limit* rows take a second, larger ones *dearer* times as long."""
+    return 1.0 if n_rows <= limit else dearer
+
+
+@pytest.mark.parametrize(("dearer", "drafts"), [(1.3, False), (1.1, True)])
+def test_a_stream_does_not_pay_for_another_one(dearer, drafts):
+    """
+    One of four has drafts that are right, which slow all. It pays where it gains more, in
+    proportion, than the three others lose.
+    """
+
+    def next_token(history):
+        return REPEATS(history) if history[0] == 50 else 60 + len(history) * 7 % 97
+
+    machine = Machine(
+        speculating(4, n_ctx_slot=512, n_batch=512),
+        next_token,
+        lambda n: flat(n, limit=4, dearer=dearer),
+    )
+    prompts = [array("i", [first] * 4) for first in (50, 51, 52, 53)]
+    machine.run(*[Request(i, prompt, 90) for i, prompt in enumerate(prompts)])
+
+    later = [
+        sum(len(work.tokens) - 1 for work in plan.works)
+        for plan in machine.plans[10:]
+        if len(plan.works) == 4
+    ]
+    # What nobody knows is tried.
+    assert (sum(map(bool, later)) > 4) is drafts
+
+
+@pytest.mark.parametrize(("dearer", "drafts"), [(1.87, False), (1.77, True)])
+def test_drafts_begin_where_they_gain_more_than_a_step_ahead(dearer, drafts):
+    """
+    Twice the tokens in 1.87 times the time are too little; in 1.77 times they are enough.
+    """
+    machine = Machine(
+        speculating(n_outputs=2), REPEATS, lambda n: flat(n, limit=1, dearer=dearer)
+    )
+    machine.run(make_request(n_prompt=4, max_tokens=55))
+
+    assert (sum(machine.depths[-20:]) > 5) is drafts
 
 
 def test_depth_follows_the_measured_seconds():
@@ -727,7 +801,7 @@ def test_a_request_that_ends_while_drafts_are_verified_is_counted():
     machine = Machine(scheduler, REPEATS)
     machine.driver.add((make_request(max_tokens=60),), 0.0)
     while True:
-        plan, _, _ = machine.driver.plan()
+        plan, _ = machine.driver.plan()
         if type(plan.works[-1]) is Verify:
             break
         machine.driver.run(plan)

@@ -68,7 +68,7 @@ def test_who_is_sooner_computed_is_not_swapped():
 
 
 def slow_copies(engine):
-    tiers = engine.scheduler._memory.tiers
+    tiers = engine.scheduler.memory.tiers
     engine.scheduler._costs.observe(1000, 0, 1.0)
     tiers._speeds["host"].observe(1000, 1.0)
 
@@ -79,7 +79,7 @@ def test_who_is_dearer_to_copy_than_to_compute_is_not_swapped():
     """
 
     def dear_captures(engine):
-        tiers = engine.scheduler._memory.tiers
+        tiers = engine.scheduler.memory.tiers
         tiers.captures = Captures(
             CopyPrice(base_s=5.0, run_s=5.0, restore_s=5.0),
             engine.scheduler._costs,

@@ -58,7 +58,7 @@ def play(
     rng, visits = Random(seed), Random(seed)  # noqa: S311
     tokens, n_added, cancelled = {}, 0, set()
 
-    def take(events: list[Event], _: bool) -> None:
+    def take(events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Finished):
                 assert event.error is None

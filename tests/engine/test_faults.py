@@ -70,7 +70,7 @@ class Burst:
         return stream
 
     def report(self, report):
-        self.thread._post(partial(self.thread._take_report, report))
+        self.thread._post(partial(self.scheduler.take_report, report))
 
     def go_on(self):
         self.held.allow(1000)
@@ -261,7 +261,7 @@ def test_a_death_at_a_command_answers_all_that_was_taken(
             ),
             Errand(lambda: None, answer),
             partial(thread._cancel, i),
-            partial(thread._take_report, Written(i, None)),
+            partial(burst.scheduler.take_report, Written(i, None)),
         ]
     doomed = commands[position]
     for command in commands:

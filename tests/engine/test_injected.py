@@ -85,7 +85,7 @@ def play(name: str, begin=lambda: None) -> tuple[dict[int, list[int]], list[Fini
     tokens: dict[int, list[int]] = {}
     ends: list[Finished] = []
 
-    def take(events, _):
+    def take(events):
         for event in events:
             if isinstance(event, Finished):
                 ends.append(event)

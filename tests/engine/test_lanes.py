@@ -86,7 +86,7 @@ class Runs:
                 self._executor.stop(work.request_id)
         return self._executor.execute(plan)
 
-    def _take(self, events, _) -> None:
+    def _take(self, events) -> None:
         for event in events:
             if isinstance(event, Finished):
                 self.used[event.request_id] = event.sampler

@@ -8,7 +8,7 @@ import pytest
 
 from pyllama_raw import EngineConfig, QueueFull, SamplingParams, SchedulerConfig
 from pyllama_raw.api.engine import AsyncEngine
-from pyllama_raw.core.memory.cache import Eviction
+from pyllama_raw.core.stats import Eviction
 from pyllama_raw.core.step import DecodeStatus
 from pyllama_raw.engine.watcher import Teller
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits

@@ -88,7 +88,7 @@ class Served:
         self.n_rebuilt = after.rebuilds - before.rebuilds
         scheduler.clear_cache()
 
-    def _take(self, events, _) -> None:
+    def _take(self, events) -> None:
         for event in events:
             if isinstance(event, Finished):
                 self.ends[event.request_id] = event

@@ -1,15 +1,16 @@
 """Numbers that random tokens write are those of their schemas; docs name what is refused."""
 
+import json
 import re
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from pyllama_raw.engine.guidance import Guidance
+from pyllama_raw.engine.guidance import BYTES, Guidance, MaskTokenizer, _compile
 from pyllama_raw.errors import BadSchema
 from pyllama_raw.native.model import Model
-from pyllama_raw.options.constraints import FORMATS
+from pyllama_raw.options.constraints import FORMATS, for_llguidance
 from tests.support.number_schemas import invalid, is_valid, outputs
 from tests.support.tiny import tiny_model
 
@@ -83,6 +84,31 @@ def test_an_excluded_bound_is_not_written(model, guidance, schema):
 
     assert [text for text in texts if not is_valid(text, schema)] == []
     assert texts
+
+
+@pytest.mark.parametrize("multiple", [2, 7, 100, 2.5])
+@pytest.mark.parametrize("bounds", [{}, {"minimum": 3}, {"exclusiveMinimum": 0.5}])
+def test_a_multiple_comes_to_an_end(multiple, bounds):
+    """
+    Though a model writes the same digit again and again, which makes no multiple.
+    """
+    schema = for_llguidance({"type": "number", "multipleOf": multiple, **bounds})
+    matcher = _compile(
+        MaskTokenizer(BYTES, [256], None), "json_schema", json.dumps(schema)
+    )
+    text = ""
+    while len(text) < 60:
+        matcher.compute_mask()
+        bits = int.from_bytes(matcher.mask.tobytes(), "little")
+        tokens = [token for token in range(257) if bits >> token & 1]
+        token = next(t for t in (ord("1"), 256, *tokens) if t in tokens)
+        if token == 256:
+            break
+        matcher.accept(token)
+        text += chr(token)
+
+    assert len(text) <= 18
+    assert float(text) % multiple == 0
 
 
 def test_docs_name_what_is_refused(guidance):

@@ -58,7 +58,7 @@ class Runs:
     def now(self) -> float:
         return self._now
 
-    def _take(self, events, _) -> None:
+    def _take(self, events) -> None:
         for event in events:
             if not isinstance(event, Finished):
                 self.tokens.setdefault(event.request_id, []).extend(event.tokens)

@@ -84,7 +84,7 @@ def test_a_driver_goes_on_without_a_watcher_that_raises(hook, told, error, caplo
         fake_parts(executor).scheduler,
         executor,
         lambda: 0.0,
-        lambda new, _: events.extend(new),
+        events.extend,
         watchers=(raising, other),
     )
     for request_id in range(2):

@@ -134,7 +134,7 @@ class MediaPlayer:
 
     def set_min_gain(self, n_tokens: int) -> None:
         """The fewest tokens that a file is written or read for."""
-        self.parts.scheduler._memory.tiers.disk.min_gain = n_tokens
+        self.parts.scheduler.memory.tiers.disk.min_gain = n_tokens
 
     def run(self) -> None:
         while self.step():
@@ -211,7 +211,7 @@ class MediaPlayer:
                 self.parts.scheduler.take_report(report)
             self._reports.clear()
 
-    def _take(self, events: list[Any], _: bool) -> None:
+    def _take(self, events: list[Any]) -> None:
         for event in events:
             if isinstance(event, Finished):
                 self.ends[event.request_id] = event

@@ -150,7 +150,7 @@ def test_a_hit_from_a_file_changes_no_bit(play, tmp_path, name):
     with play(name, token_budget=7, **files) as player:
         player.play(PROMPT)
         player.play(OTHER)
-        player.parts.scheduler._memory.cache.clear()
+        player.parts.scheduler.memory.cache.clear()
         played = player.play(PROMPT + MORE)
 
         assert played.end.cache_tier is CacheTier.DISK

@@ -179,7 +179,7 @@ def test_host_memory_is_what_is_counted(name, layout):
     limit = 200_000
     options = LAYOUTS[layout] | {"max_bytes": limit, "snapshot_interval_tokens": 16}
     with playing(tiny_model(name), n_slots=2, parked_slots=0, **options) as player:
-        cache = player.parts.scheduler._memory.cache
+        cache = player.parts.scheduler.memory.cache
         for n in range(30):
             player.add(make_tokens(n % 7, 20 + n) + make_tokens(n, 20), 2)
         while player.step():

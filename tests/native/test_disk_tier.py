@@ -139,9 +139,7 @@ def test_streams_lose_no_step_while_a_file_is_loaded(tmp_path):
     parts = build(model, config)
     reports, events = deque(), []
     parts.files.report = reports.append
-    driver = Driver(
-        parts.scheduler, parts.executor, lambda: 0.0, lambda new, _: events.extend(new)
-    )
+    driver = Driver(parts.scheduler, parts.executor, lambda: 0.0, events.extend)
     sampling = SamplingParams(temperature=0, seed=1, ignore_eos=True)
     stream = Request(0, array("i", NEWS), 900, sampling=sampling)
     late = Request(1, array("i", [*PROMPT, *NEWS]), 1, sampling=sampling)

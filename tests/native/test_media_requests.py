@@ -179,7 +179,7 @@ def test_the_same_image_in_two_requests_is_computed_once(name):
     """
     with playing_media(name, n_slots=2, **LAYOUTS["unified"]) as player:
         n_rows = sum(span.stop - span.start for span in player.prompt().spans)
-        player.parts.scheduler._memory.min_wait = 2
+        player.parts.scheduler.memory.min_wait = 2
         for _ in range(2):
             player.add(player.prompt())
         player.run()

@@ -72,7 +72,7 @@ def play(
     tokens: dict[int, list[int]] = {}
     open_ids: set[int] = set()
 
-    def take(events: list[Event], _: bool) -> None:
+    def take(events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Finished):
                 assert event.error is None

@@ -82,5 +82,5 @@ def test_a_kept_prompt_repeats(play, name, tmp_path):
         player.play(OTHERS[0])
         assert_same(player.play(PROMPT), cold, CacheTier.HOST)
         player.play(OTHERS[1])
-        player.parts.scheduler._memory.cache.clear()
+        player.parts.scheduler.memory.cache.clear()
         assert_same(player.play(PROMPT), cold, CacheTier.DISK)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from fcntl import LOCK_EX, flock
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
+from pyllama_raw.engine.state_files import sweep_parts
 from pyllama_raw.errors import InvalidRequest, Unsupported, WrongUse
 from tests.support.limits import LIMIT_S
 from tests.support.native_loops import anyio_backend  # noqa: F401
@@ -161,3 +163,25 @@ async def test_a_slot_is_not_moved_while_it_is_in_use_or_nowhere(tmp_path):
 
     assert len(result.token_ids) == 400
     assert again.usage.cached_tokens > 80
+
+
+def test_what_a_killed_save_has_left_is_removed(tmp_path):
+    """
+    By the next save; not what somebody writes, nor what is young, nor a file of another name.
+    """
+    old, young, locked, other = (tmp_path / f".{c * 32}.part" for c in "abcg")
+    link = tmp_path / f".{'d' * 32}.part"
+    link.symlink_to(other)
+    for path in (old, young, locked, other):
+        path.touch()
+        if path != young:
+            os.utime(path, (0, 0))
+    os.utime(link, (0, 0), follow_symlinks=False)
+    with locked.open() as stream:
+        flock(stream, LOCK_EX)
+        sweep_parts(tmp_path)
+        is_left = [path.is_symlink() or path.exists() for path in (old, locked, young)]
+    sweep_parts(tmp_path / "none")
+
+    assert is_left == [False, True, True]
+    assert [other.exists(), link.is_symlink()] == [True, True]

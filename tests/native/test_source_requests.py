@@ -62,7 +62,7 @@ class Bench:
         )
         self.ids = count()
 
-    def tell(self, events, _) -> None:
+    def tell(self, events) -> None:
         for event in events:
             if isinstance(event, NewTokens):
                 self.tokens[event.request_id] += event.tokens

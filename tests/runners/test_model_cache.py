@@ -656,6 +656,38 @@ async def test_what_cannot_be_is_refused():
         ModelCache({"A": CachedModel(Loading)}).add("A", CachedModel(Loading))
 
 
+async def test_requests_that_wait_have_bytes_that_are_bounded():
+    """
+    One that would wait beyond them is refused by name, and one whose model is there is not. One alone may have more.
+    """
+    shelf = Shelf(room=2, max_waiting_bytes=10)
+    goes_on = anyio.Event()
+    shelf.make["B"] = {"may_load": goes_on}
+    claims = []
+
+    async def claim(name, n_bytes):
+        claims.append(await shelf.cache.claim(name, n_bytes=n_bytes))
+
+    with anyio.fail_after(LIMIT_S):
+        async with shelf.cache as cache:
+            await claim("A", 4)
+            async with anyio.create_task_group() as group:
+                group.start_soon(claim, "B", 11)
+                await idle()
+                await claim("A", 4)
+                with pytest.raises(QueueFull) as caught:
+                    await claim("C", 4)
+                goes_on.set()
+            for claimed in claims:
+                cache.release(claimed)
+            await claim("C", 11)
+            cache.release(claims[-1])
+
+    error = caught.value
+    assert (error.knob, error.value, error.limit) == ("max_waiting_bytes", 15, 10)
+    assert [claimed.model for claimed in claims] == ["A", "A", "B", "C"]
+
+
 async def test_closing_ends_waits_and_lets_run_what_may():
     """
     Those who wait have a ClosedError, and what runs has drain_s.

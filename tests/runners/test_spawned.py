@@ -462,3 +462,18 @@ async def test_what_the_system_cannot_start_is_a_mistake_of_options():
         Child("a", ["a\0b"], {})
 
     assert threading.active_count() == before
+
+
+async def test_lines_of_a_child_are_heard_as_they_come():
+    """
+    Whole ones, the beginning of a long one, and nothing of one that has no end.
+    """
+    lines = []
+    program = (
+        "import sys; sys.stdout.write('a\\n' + 'b' * 200_000 + '\\n\\xfc\\n\\nend')"
+    )
+    child = Child("lines", [sys.executable, "-c", program], {}, hears=lines.append)
+    assert await child.ended_within(LIMIT_S)
+    await child.end()
+
+    assert lines == ["a", "b" * 1000, "ü", ""]

@@ -1,5 +1,6 @@
 """Bodies that are too large, too slow, or none."""
 
+import gzip
 import json
 from threading import get_ident
 
@@ -350,6 +351,21 @@ async def test_bodies_that_come_at_the_end_are_refused(anyio_backend_name):
 
     assert (status, told["error"]["code"]) == (503, "server_is_draining")
     assert headers["connection"] == "close"
+
+
+async def test_a_body_that_is_packed_is_refused_by_its_header(anyio_backend_name):
+    """
+    415, and not by a mistake in its JSON.
+    """
+    body = gzip.compress(chat())
+    async with chatting() as engine:
+        async with serving(make_app({"a": engine}), anyio_backend_name) as url:
+            async with wire(url) as client:
+                await client.post(body, content_encoding="gzip")
+                status, _, answer = await client.answer()
+
+    assert (status, answer["error"]["param"]) == (415, "body")
+    assert "content-encoding" in answer["error"]["message"]
 
 
 async def test_half_a_pair_of_characters_comes_back_as_a_mark(anyio_backend_name):

@@ -257,6 +257,10 @@ def test_options_of_engines_are_those_of_the_other_commands(tmp_path):
             "embedding, media, log, speculation, engine; did you mean models.a.context.n_ctx?",
         ),
         ("[models.a]\ncontext = 5", "models.a.context=5: give a table"),
+        (
+            "[models.a.context]\nnctx = 5",
+            "models.a: EngineConfig.context.nctx=5: give a known option; did you mean context.n_ctx?",
+        ),
         ("a = " + "[" * 5000, "it nests too deeply"),
     ],
 )
@@ -279,7 +283,14 @@ def test_a_mistake_in_a_file_has_its_place(text, message, tmp_path):
         (("a.gguf", "b.gguf", "--alias", "x"), "1 names for 2 models"),
         (("a.gguf", "b/a.gguf"), "give each MODEL an --alias of its own"),
         (("--alias", "x", "--alias", "y"), "2 names for 1 models"),
-        (("--config", "missing.toml"), "missing.toml"),
+        (
+            ("--config", "missing.toml"),
+            "config 'missing.toml': No such file or directory",
+        ),
+        (
+            ("--api-keys-file", "missing.txt"),
+            "error: the keys in missing.txt: No such file or directory",
+        ),
         (("--port", "99999"), "--port 99999: give at most 65535"),
     ],
 )
@@ -294,6 +305,19 @@ def test_a_mistake_is_told_in_the_words_of_the_flags(arguments, message, capsys)
 
     assert status == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_option_that_a_file_misspells_is_told_in_its_words(tmp_path, capsys):
+    """
+    With the table of its model; no flag is meant, because flags are not in a file.
+    """
+    file = tmp_path / "service.toml"
+    file.write_text("[models.a.context]\nnctx = 5")
+
+    assert main(["serve", "--config", str(file)]) == 2
+    assert capsys.readouterr().err == (
+        "error: models.a.context.nctx 5: give a known option; did you mean context.n_ctx?\n"
+    )
 
 
 @pytest.mark.native

@@ -221,6 +221,56 @@ async def test_an_upgrade_is_answered_as_any_request():
     assert (status, headers["connection"], rest) == (200, "close", b"")
 
 
+@pytest.mark.parametrize("n_at_once", [1, 50, 2**16])
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_body_behind_a_wish_for_http_2_is_read(n_at_once, is_chunked):
+    """
+    Java's client has the wish by default; the connection stays as it is.
+    """
+    upgrade = (
+        b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n"
+    )
+    body = chat(max_tokens=2, stream=False)
+    frame = b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    if is_chunked:
+        frame = b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+        frame %= (len(body), body)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\n"
+    request = head + b"content-type: application/json\r\n" + upgrade + frame
+    async with listening() as url:
+        async with wire(url) as client:
+            answers = []
+            for _ in range(2):
+                for at in range(0, len(request), n_at_once):
+                    await client.send(request[at : at + n_at_once])
+                answers.append(await client.answer())
+
+    assert [status for status, *_ in answers] == [200, 200]
+    assert all("connection" not in headers for _, headers, _ in answers)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_of_http_1_0_gets_no_chunks(stream):
+    """
+    It does not know them: an answer of no known length ends with its connection.
+    """
+    body = chat(max_tokens=2, stream=stream)
+    head = b"POST /v1/chat/completions HTTP/1.0\r\ncontent-type: application/json\r\n"
+    async with listening() as url:
+        async with wire(url) as client:
+            await client.send(
+                b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+            )
+            status, headers = await client.head()
+            answer = await client.rest()
+
+    assert (status, headers["connection"]) == (200, "close")
+    assert "transfer-encoding" not in headers
+    begin, end = (b"data: {", b"data: [DONE]\n\n") if stream else (b"{", b"}")
+    assert answer.startswith(begin)
+    assert answer.endswith(end)
+
+
 async def test_no_http_is_refused():
     """
     With an error as any other.

@@ -165,6 +165,7 @@ NEUTRAL = [
     *[{"n_probs": 0}, {"n_predict": 3}, {"num_return_sequences": 1}, {"system": ""}],
     *[{"repeat_last_n": -1}, {"dry_penalty_last_n": -1}, {"sampling_params": {}}],
     *[{"include": []}, {"truncation": "disabled"}, {"text": {}}, {"n_cmpl": 1.0}],
+    *[{"model": ""}, {"prompt_logprobs": None}],
 ]
 
 
@@ -185,6 +186,7 @@ async def test_a_value_that_changes_nothing_is_taken(fields):
     ("fields", "param"),
     [
         ({"modalities": ["audio"]}, "modalities"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"length_penalty": 0}, "length_penalty"),
         ({"length_penalty": True}, "length_penalty"),
@@ -219,6 +221,25 @@ async def test_a_value_that_is_not_done_is_refused_by_its_name(fields, param):
         answer = await client.post(PATH, json=CHAT | fields)
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["logprobs", "top_logprobs", "n_probs"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/responses", {"input": "a"}), ("/v1/messages", CHAT)],
+)
+async def test_log_probabilities_that_no_answer_tells_are_refused(path, body, name):
+    """
+    Where a dialect has no place for them; their neutral values are taken.
+    """
+    neutral = False if name == "logprobs" else 0
+    async with asking() as (_, client):
+        answer = await client.post(path, json=body | {name: 2, "max_tokens": 1})
+        plain = await client.post(path, json=body | {name: neutral, "max_tokens": 1})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert plain.status_code == 200
 
 
 @pytest.mark.anyio

@@ -96,7 +96,7 @@ async def test_a_body_for_a_process_stays_no_longer_than_its_request():
     [
         {},
         {"authorization": "Bearer sk-3"},
-        {"authorization": "sk-1"},
+        {"authorization": "Basic sk-1"},
         {"authorization": b"Bearer \xff"},
         {"x-api-key": "alice sk-1"},
     ],
@@ -124,11 +124,13 @@ async def test_a_wrong_key_opens_probes_alone(headers, keys_file):
         {"authorization": "bearer sk-1"},
         {"x-api-key": "sk-2"},
         {"authorization": "Bearer none", "x-api-key": "sk-1"},
+        {"authorization": "sk-1"},
+        {"x-api-key": "Bearer sk-1"},
     ],
 )
 async def test_each_key_opens_all_but_changes(headers, keys_file, monkeypatch):
     """
-    By either header; keys of the environment, too.
+    By either header, with the word in front or without; keys of the environment, too.
     """
     monkeypatch.setenv(VARIABLE, "sk-9, bob sk-8")
     async with asking(headers, api_keys_file=keys_file) as (_, client):

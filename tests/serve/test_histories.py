@@ -1,5 +1,6 @@
 """Sessions of agents whose history has what a server of a text model does not know."""
 
+import json
 from typing import Any
 
 import httpx
@@ -8,6 +9,7 @@ import pytest
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.messages import MessagesBody
 from pyllama_raw.serve.messages import read as read_messages
+from pyllama_raw.serve.openai import ChatBody, read_chat
 from pyllama_raw.serve.responses import ResponsesBody
 from pyllama_raw.serve.responses import read as read_responses
 from pyllama_raw.testing import FakeExecutor, fake_limits
@@ -413,6 +415,175 @@ async def test_answers_of_other_servers_stay_in_a_chat():
         assert part in prompt
 
 
+async def prompts_of(path: str, *bodies: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The messages that the engine gets of *bodies*, which are taken."""
+    model, read = READERS[path]
+    requests = [await request_of(read, model(**body)) for body in bodies]
+    return [list(request.prompts[0]) for request, _ in requests]
+
+
+READERS: dict[str, Any] = {
+    "/v1/chat/completions": (ChatBody, read_chat),
+    "/v1/messages": (MessagesBody, read_messages),
+    "/v1/responses": (ResponsesBody, read_responses),
+}
+
+
+def calling(*calls: Any, content: Any = None) -> list[dict[str, Any]]:
+    return [
+        USER,
+        {"role": "assistant", "content": content, "tool_calls": [*calls]},
+        USER,
+    ]
+
+
+def call_of(name: Any = "f", arguments: Any = "{}", **fields: Any) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": "1", "type": "function", "function": function, **fields}
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (call_of(id=7), call_of(id="7")),
+        (call_of(id=[7], index=0, extra_content={"google": {}}), call_of(id=None)),
+        (call_of(arguments=[1]), call_of(arguments="[1]")),
+        ({"name": "f", "arguments": "{}", "id": "1"}, call_of()),
+        (
+            {"id": "1", "type": "custom", "custom": {"name": "f", "input": "x"}},
+            call_of(arguments={"input": "x"}),
+        ),
+    ],
+)
+async def test_a_call_of_a_chat_is_put_right(call, expected):
+    """
+    Ids that are no text, arguments of any kind, and fields that no template prints.
+    """
+    [messages] = await prompts_of("/v1/chat/completions", {"messages": calling(call)})
+
+    assert messages[1]["tool_calls"] == [expected]
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["f", call_of(name=None), call_of(name=""), {"id": "1", "function": None}],
+)
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "[call]"),
+        ("So.", "So.\n[call]"),
+        (
+            [{"type": "text", "text": "So."}],
+            [{"type": "text", "text": "So."}, {"type": "text", "text": "[call]"}],
+        ),
+    ],
+)
+async def test_a_short_text_stands_for_a_call_of_a_chat_without_a_name(
+    call, content, expected
+):
+    """
+    Beside what the assistant says and calls, because clients send it again each time.
+    """
+    body = {"messages": calling(call, call_of(), content=content)}
+
+    [messages] = await prompts_of("/v1/chat/completions", body)
+
+    assert messages[1]["content"] == expected
+    assert messages[1]["tool_calls"] == [call_of()]
+
+
+OBJECTS = [{"type": "file", "name": "a"}, {"type": "dir", "name": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (["a", "b"], '["a", "b"]'),
+        ([{"rows": 1}], '[{"rows": 1}]'),
+        ({"type": "error", "message": "no"}, '{"type": "error", "message": "no"}'),
+        (5, "5"),
+        ({"type": "text", "text": "a"}, "a"),
+        ([{"type": "text", "text": "a"}], "a"),
+    ],
+)
+async def test_the_result_of_a_tool_is_json_if_it_has_no_parts(result, expected):
+    """
+    In each dialect, and nothing of it is lost.
+    """
+    chat = [*calling(call_of())[:2], tool_said(result)]
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    block = {"type": "tool_result", "tool_use_id": "1", "content": result}
+    messages = [USER, assistant([use]), {"role": "user", "content": [block]}]
+    called = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "1", "output": result}
+
+    prompts = [
+        *await prompts_of("/v1/chat/completions", {"messages": chat}),
+        *await prompts_of("/v1/messages", {"messages": messages}),
+        *await prompts_of("/v1/responses", {"input": [USER, called, output]}),
+    ]
+
+    for messages in prompts:
+        texts = (expected, [{"type": "text", "text": expected}])
+        assert messages[2]["content"] in texts
+
+
+async def test_objects_of_a_result_that_have_a_type_are_no_parts_of_a_chat():
+    """
+    A list of files is what the tool says.
+    """
+    chat = [*calling(call_of())[:2], tool_said(OBJECTS)]
+
+    [messages] = await prompts_of("/v1/chat/completions", {"messages": chat})
+
+    assert messages[2]["content"] == json.dumps(OBJECTS)
+
+
+def tool_said(content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "1", "content": content}
+
+
+async def test_texts_of_a_chat_have_the_names_of_other_dialects():
+    """
+    Thoughts among them are no content.
+    """
+    content = [{"type": "input_text", "text": "a"}, "b"]
+    thoughts = [{"type": "text", "text": "H"}, {"type": "text", "text": "m."}]
+    written = [
+        {"type": "thinking", "thinking": thoughts},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "output_text", "text": "c", "annotations": []},
+    ]
+    chat = [{"role": "user", "content": content}, assistant(written), USER]
+
+    [messages] = await prompts_of("/v1/chat/completions", {"messages": chat})
+
+    texts = [{"type": "text", "text": text} for text in "ab"]
+    answer = {"type": "text", "text": "c", "annotations": []}
+    assert messages[0]["content"] == texts
+    assert messages[1] == assistant([answer]) | {"reasoning_content": "Hm."}
+
+
+@pytest.mark.parametrize("content", ["", None, [], " \n"])
+async def test_an_answer_that_is_begun_with_nothing_has_not_begun(content):
+    """
+    The prompt asks for an answer, as without that message.
+    """
+    bodies = [{"messages": [USER, assistant(content)]}, {"messages": [USER]}]
+    async with odd_engine() as engine:
+        app = make_app({"a": engine}, ServeConfig())
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://a"
+        ) as client:
+            answers = [
+                await client.post("/apply-template", json=body) for body in bodies
+            ]
+
+    assert answers[0].json() == answers[1].json() == {"prompt": "<user>Hi<assistant>"}
+
+
 async def test_functions_among_items_join_the_tools():
     """
     And the model is told of them.
@@ -426,6 +597,20 @@ async def test_functions_among_items_join_the_tools():
     (tool,) = request.options["tools"]
     assert tool["function"]["name"] == "extra"
     assert left_out == {"custom": 1}
+
+
+async def test_a_role_that_no_template_knows_has_its_place():
+    """
+    That of its message, not of all.
+    """
+    odd = {"role": "critic", "content": "No."}
+
+    (of_chat,), _ = await statuses("/v1/chat/completions", [{"messages": [USER, odd]}])
+    (of_items,), _ = await statuses("/v1/responses", [{"input": [USER, odd]}])
+
+    assert of_chat["error"]["param"] == "messages[1].role"
+    assert of_items["error"]["param"] == "input[1]"
+    assert "role 'critic' is not supported here" in of_items["error"]["message"]
 
 
 async def test_a_role_that_stays_refused_is_said_in_the_words_that_agents_look_for():
@@ -458,4 +643,4 @@ async def test_mistakes_of_unions_say_all_that_fits():
     """
     (failure,), _ = await statuses("/v1/responses", [{"input": 5}])
 
-    assert failure["error"]["message"] == "input: give a valid string, or a valid list"
+    assert failure["error"]["message"] == "input: give text, or a list"

@@ -103,6 +103,21 @@ async def test_the_reason_of_an_end(fields, reason, sequence):
     assert (whole.stop_reason, whole.stop_sequence) == (reason, sequence)
 
 
+async def test_blocks_stand_where_the_model_wrote_them():
+    """
+    Also in a answer answer.
+    """
+    body = {"messages": [USER], "tools": TOOLS, "max_tokens": 500}
+    reply = f"{CALL}Then.{CALL}"
+    async with reply_engine(reply) as engine, messaging(engine) as client:
+        answer = await client.messages.create(model="a", **body)
+        events = await message_events(client, **body)
+
+    kinds = [kind for kind, *_ in blocks_of(answer)]
+    assert kinds == ["tool_use", "text", "tool_use"]
+    assert blocks_of(answer) == joined_message(events)
+
+
 async def test_a_call_that_was_cut_has_what_came():
     """
     And is no call that can be run.
@@ -147,6 +162,19 @@ async def test_choices_of_tools_are_those_of_the_engine(choice, options):
         "tools": [wanted],
         **options,
     }
+
+
+async def test_a_tool_may_be_strict():
+    """
+    As functions of the other dialects.
+    """
+    tools = [TOOLS[0] | {"strict": True}, TOOLS[0] | {"strict": False}]
+    body = MessagesBody(messages=[USER], tools=tools)
+
+    request, _ = await request_of(read, body)
+
+    flags = [tool["function"].get("strict") for tool in request.options["tools"]]
+    assert flags == [True, None]
 
 
 async def test_blocks_become_the_messages_of_a_template():
@@ -236,6 +264,45 @@ async def test_a_key_is_needed_in_the_words_of_the_dialect(tmp_path):
 
     assert caught.value.type == "authentication_error"
     assert answer.type == "message"
+
+
+async def test_an_answer_has_its_id_where_clients_look_for_it():
+    """
+    In the header of the dialect, and in errors beside them.
+    """
+    ids = {"x-request-id": "of a client".replace(" ", "-")}
+    body = {"messages": [USER], "max_tokens": 500, "extra_headers": ids}
+    async with reply_engine(REPLY) as engine, messaging(engine) as client:
+        answer = await client.messages.create(model="a", **body)
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            await client.messages.create(model="none", **body)
+
+    assert answer._request_id == caught.value.request_id == "of-a-client"
+    assert caught.value.body["request_id"] == "of-a-client"
+
+
+async def test_documents_and_results_of_searches_have_their_heads():
+    """
+    A title, what is said of it, and where it is from stand above the text.
+    """
+    texts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    content = [
+        {
+            "type": "document",
+            "title": "T",
+            "context": "C",
+            "source": {"type": "text", "media_type": "text/plain", "data": "D"},
+        },
+        {"type": "document", "source": {"type": "content", "content": texts}},
+        {"type": "search_result", "title": "T", "source": "http://s", "content": texts},
+    ]
+    body = MessagesBody(messages=[{"role": "user", "content": content}])
+
+    request, _ = await request_of(read, body)
+
+    [message] = request.prompts[0]
+    parts = [part["text"] for part in message["content"]]
+    assert parts == ["T\nC\nD", "a\nb", "T\nhttp://s\na\nb"]
 
 
 @pytest.mark.native

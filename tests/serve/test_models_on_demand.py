@@ -135,6 +135,35 @@ async def test_facts_neither_load_nor_keep_a_model():
     assert (status.state, status.n_running) == ("unloaded", 0)
 
 
+async def test_bodies_that_wait_for_models_have_a_limit():
+    """
+    One beyond it is a 503 that names the option; a request whose model is there has its answer.
+    """
+    cache = cache_of("abc", max_waiting_bytes=1)
+    answers = []
+
+    async def ask(client):
+        answers.append(await chat(client, "b"))
+
+    async with serving_models(cache) as (client, models):
+        async with models.lent("a"):
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask, client)
+                while not models.n_waiting:
+                    await anyio.lowlevel.checkpoint()
+                refused = await chat(client, "c")
+                served = await chat(client, "a")
+                models.unload("a")
+                group.cancel_scope.cancel()
+
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (503, "server_is_overloaded")
+    assert "max_model_waiting_bytes" in error["message"]
+    assert refused.headers["retry-after"] == "1"
+    assert served.status_code == 200
+    assert answers == []
+
+
 async def test_requests_of_many_models_share_room_for_one():
     """
     All are served, whatever their order.

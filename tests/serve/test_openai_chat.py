@@ -76,7 +76,7 @@ def said(content) -> dict[str, object]:
             said({"role": "user", "content": [{"type": "file"}]}),
             "messages[1].content[0]",
         ),
-        ({"messages": [{"role": "poet", "content": "a"}]}, "messages"),
+        ({"messages": [{"role": "poet", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "a" * 200}]}, "messages"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

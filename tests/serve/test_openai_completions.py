@@ -68,6 +68,18 @@ async def test_an_answer_at_once_has_the_types_of_the_client():
     assert [len(top) for top in choice.logprobs.top_logprobs] == [3, 3]
 
 
+async def test_log_probabilities_may_be_said_to_be_none():
+    """
+    False is what chats say, and null in the answer.
+    """
+    async with fake_engine() as engine, talking(engine) as client:
+        answer = await client.completions.create(
+            model="a", prompt=PROMPT, max_tokens=2, logprobs=False
+        )
+
+    assert answer.choices[0].logprobs is None
+
+
 async def test_text_and_its_ids_are_one_prompt():
     """
     Alone or in a list.

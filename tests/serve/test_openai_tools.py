@@ -197,16 +197,6 @@ def called(*calls: object) -> dict[str, object]:
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"reasoning_format": "x"}, "reasoning_format"),
-        (called("f"), "messages[1].tool_calls[0]"),
-        (called(chosen(3)), "messages[1].tool_calls[0].function.name"),
-        (
-            called(chosen("f"), {"function": {"name": "f", "arguments": ["a"]}}),
-            "messages[1].tool_calls[1].function.arguments",
-        ),
-        (
-            {"messages": [*CHAT, {"role": "tool", "content": "a", "tool_call_id": 3}]},
-            "messages[1].tool_call_id",
-        ),
     ],
 )
 async def test_a_mistake_with_tools_has_its_place(fields, param):

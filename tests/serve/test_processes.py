@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import anyio
@@ -18,8 +19,9 @@ import httpx
 import pytest
 
 from pyllama_raw.errors import PyllamaError
-from pyllama_raw.serve import ServeConfig
-from pyllama_raw.serve.processes import ProcessModel
+from pyllama_raw.runners.errors import RunnerDied
+from pyllama_raw.serve import ServeConfig, processes
+from pyllama_raw.serve.processes import Lines, ModelProcess, ProcessModel
 from scripts.tiny_models.recipe import N_CTX_TRAIN
 from tests.support.limits import LIMIT_S
 from tests.support.tiny import tiny_model
@@ -193,6 +195,89 @@ def test_a_request_that_got_nothing_yet_is_a_503_with_a_time(service, client):
     assert answer.json()["error"]["code"] == "model_unavailable"
     assert (status["value"], status["error"]) == ("unloaded", "runner_died")
     assert again.status_code == 200
+
+
+def test_a_process_that_is_silent_is_told_as_such(service, client):
+    """
+    By /livez, which stays 200, and in the metrics, where its counts are missing; other models' are there.
+    """
+    _, server = service
+    for name in "ab":
+        client.post("/v1/completions", json=SHORT | {"model": name}).raise_for_status()
+    pid = processes_of(server.pid)["a"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        livez = client.get("/livez")
+        lines = client.get("/metrics").text.splitlines()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    again = client.get("/livez").json()["models"]
+
+    assert (livez.status_code, livez.json()) == (
+        200,
+        {"status": "ok", "models": {"a": "silent", "b": "ok"}},
+    )
+    name = "pyllama_raw:model_process_answers"
+    answers = {line for line in lines if line.startswith(name)}
+    assert answers == {
+        f'{name}{{model_name="{n}"}} {v}' for n, v in (("a", 0.0), ("b", 1.0))
+    }
+    counted = [
+        line for line in lines if line.startswith("vllm:generation_tokens_total{")
+    ]
+    assert len(counted) == 1
+    assert again == {"a": "ok", "b": "ok"}
+
+
+class Telling(ModelProcess):
+    """A process that says *status* of itself, or nothing."""
+
+    def __init__(self, status):
+        super().__init__(SimpleNamespace(name="a"), lambda _: None)
+        self._status, self._child, self.ends = status, self, []
+
+    @asynccontextmanager
+    async def exchange(self, method, path):
+        if self._status is None:
+            raise RunnerDied(None)
+        content = json.dumps({"status": self._status}).encode()
+
+        async def aread():
+            return content
+
+        yield SimpleNamespace(aread=aread)
+
+    async def end(self, limit_s):
+        self.ends.append(limit_s)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [("ok", (True, "ok", [])), ("stalled", (False, "stalled", [0.0])),
+     (None, (False, "silent", [0.0]))],
+)  # fmt: skip
+def test_a_process_that_hangs_is_ended(status, expected):
+    """
+    Whether it says so or nothing: its requests would never end by themselves.
+    """
+    process = Telling(status)
+    health = anyio.run(process.health)
+
+    assert (health.ready, health.detail, process.ends) == expected
+
+
+def test_lines_of_a_process_come_with_its_name(caplog, monkeypatch):
+    """
+    So many in a while, then how many there were; not those that are written for the service itself.
+    """
+    monkeypatch.setattr(processes, "MAX_LINES", 3)
+    times = iter([*range(9), 100])
+    lines = Lines("a", lambda: next(times))
+    for text in ["loaded 0.5", "", "serving at x", *map(str, range(9)), "later"]:
+        lines(text)
+
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts == ["a: 0", "a: 1", "a: 2", "a: 6 more lines are left out", "a: later"]
 
 
 def n_running(client) -> int:
@@ -441,6 +526,7 @@ VARYING = re.compile(
     r'"(id|created|created_at|completed_at|started|stats|timings|bytes|item_id|\w+_ms|\w+_s|\w+_per_second)":'
     r'("[^"]*"|[\d.e+-]+|null|\{[^{}]*(\{[^{}]*\})*[^{}]*\})'
 )
+UNEQUAL = re.compile("http_|_created|process_answers")  # metrics of one of both
 TEXT = re.compile(r'"text":("(?:[^"\\]|\\.)*")')
 
 
@@ -470,7 +556,7 @@ def answers_of(folder, *, processes):
             answers.append(((method, path), answer.status_code, headers, content))
         lines = client.get("/metrics").text.splitlines()
     names = {line.partition(" ")[0] for line in lines if not line.startswith("#")}
-    return answers, {n for n in names if "http_" not in n and "_created" not in n}
+    return answers, {n for n in names if not UNEQUAL.search(n)}
 
 
 def test_a_model_in_a_process_answers_as_one_that_is_here(tmp_path_factory):

@@ -10,7 +10,7 @@ from tests.serve.agent_clients import items_of, joined_response, response_events
 from tests.serve.clients import talking
 from tests.serve.support import chatting, request_of
 from tests.support.limits import LIMIT_S
-from tests.support.replying import TOOL, reply_engine
+from tests.support.replying import TOOL, reply_engine, tokens_of
 
 pytestmark = pytest.mark.anyio
 
@@ -23,6 +23,8 @@ ITEMS = [
     ("function_call", "weather", '{"city": "Öl"}'),
     ("function_call", "weather", '{"city": "Öl"}'),
 ]
+SAID = {"role": "user", "content": "Rain?"}
+OF_OURS = f"msg_{'0' * 36}"
 OTHERS = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}]
 
 
@@ -91,6 +93,27 @@ async def test_a_response_that_was_cut_is_incomplete():
     assert items_of(whole) == items_of(events[-1].response)
 
 
+async def test_items_stand_where_the_model_wrote_them():
+    """
+    Also in a answer answer; a call behind which the text was cut is answer.
+    """
+    reply = f"{CALL}Then this and that."
+    n_tokens = len(tokens_of(CALL)) + 4
+    body = {"input": "Rain?", "tools": [FUNCTION], "max_output_tokens": n_tokens}
+    async with reply_engine(reply) as engine, talking(engine) as client:
+        answer = await client.responses.create(model="a", **body)
+        events = await response_events(client, **body)
+
+    last = events[-1].response
+    assert items_of(answer) == items_of(last)
+    assert [(item.type, item.status) for item in answer.output] == [
+        ("function_call", "completed"),
+        ("message", "incomplete"),
+    ]
+    statuses = [item.status for item in answer.output]
+    assert statuses == [item.status for item in last.output]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -101,6 +124,10 @@ async def test_a_response_that_was_cut_is_incomplete():
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"input": [{"type": "item_reference", "id": "1"}]}, "input[0]"),
+        (
+            {"input": [SAID, {"type": "item_reference", "id": OF_OURS}, SAID]},
+            "input[1]",
+        ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
             "input[0].content[0]",

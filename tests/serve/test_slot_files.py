@@ -78,6 +78,26 @@ async def test_a_slot_is_saved_erased_and_restored(client, tmp_path):
     assert (cold["timings"]["cache_n"], warm["timings"]["prompt_n"]) == (0, 2)
 
 
+async def test_a_client_saves_the_slot_that_it_named(client):
+    """
+    Chats and completions have it if it is free; a number beyond the last one begins anew, and -1 is any.
+    """
+    paths = {"/completion": BODY, "/v1/completions": BODY}
+    counts, ignored = [], []
+    for slot, (path, body) in enumerate(paths.items()):
+        words = body | {"prompt": f"{path} {body['prompt']}", "id_slot": slot + 2}
+        answer = await client.post(path, json=words)
+        ignored.append(answer.headers.get("x-ignored-fields"))
+        counts.append(
+            (await act(client, "save", f"{slot}.bin", slot)).json()["n_saved"]
+        )
+    last = await client.post("/completion", json=BODY | {"id_slot": -1})
+
+    assert min(counts) > 40
+    assert ignored == [None, None]
+    assert last.headers["x-ignored-fields"] == "id_slot"
+
+
 @pytest.mark.parametrize(
     "name",
     ["", ".", "..", "../fox", "a/b", "a\\b", "/fox", ".fox", "a..b", "fox.", " fox", "fox ",
@@ -162,14 +182,51 @@ async def test_who_is_at_fault_for_a_file_that_is_not_written(
     assert [*(tmp_path / "slots").iterdir()] == []
 
 
+async def test_a_key_has_files_of_its_own(tmp_path):
+    """
+    Nobody reads or replaces those of another key; keys that see all share one folder; all count together.
+    """
+    keys = tmp_path / "keys"
+    keys.write_text("alice key-a\nbob key-b\nmonitor key-m\n")
+    folder = tmp_path / "slots"
+    config = ServeConfig(
+        in_place_of="llama-server", slot_save_path=str(folder), api_keys_file=str(keys)
+    )
+
+    async def tried(client, key, action):
+        client.headers["authorization"] = f"Bearer {key}"
+        return (await act(client, action)).status_code
+
+    with anyio.fail_after(LIMIT_S):
+        async with AsyncEngine.open(tiny_model("llama"), CONFIG) as engine:
+            headers = {"authorization": "Bearer key-a"}
+            async with client_of(make_app({"a": engine}, config), headers) as client:
+                await client.post("/completion", json=BODY)
+                alone = [await tried(client, "key-a", "save")]
+                alone += [
+                    await tried(client, key, "restore") for key in ("key-b", "key-m")
+                ]
+                saves = [await tried(client, key, "save") for key in ("key-b", "key-m")]
+                names = {path.name for path in folder.rglob("*.bin")}
+                n_files = len([*folder.rglob("*.bin")])
+                (folder / "large.bin").write_bytes(bytes(250_000))
+                full = await tried(client, "key-b", "save")
+
+    assert alone == [200, 400, 400]
+    assert (saves, names, n_files) == ([200, 200], {"fox.bin"}, 3)
+    assert full == 507
+
+
 async def test_without_a_folder_slots_have_no_files():
     """
-    The answer says which flag gives one.
+    The answer says which flag gives one, and it is nothing to a request which slot it has.
     """
     config = ServeConfig(in_place_of="llama-server")
     async with AsyncEngine.open(tiny_model("llama"), CONFIG) as engine:
         async with client_of(make_app({"a": engine}, config)) as client:
             answer = await act(client, "save")
+            text = await client.post("/completion", json=BODY | {"id_slot": 0})
 
+    assert text.headers["x-ignored-fields"] == "id_slot"
     assert answer.status_code == 501
     assert "--slot-save-path" in answer.json()["error"]["message"]

@@ -98,14 +98,16 @@ async def test_a_vector_is_of_what_its_input_stands_for(anyio_backend_name):
 
 async def test_ranks_are_those_of_the_engine(anyio_backend_name):
     """
-    The best first, with the place of each document.
+    The best first, with the place of each document; Cohere's clients have another path.
     """
     asked = {"model": "r", "query": "a question", "documents": TEXTS, "top_n": 1}
     async with three_models(anyio_backend_name) as (url, engines):
         wanted = await engines["r"].rank("a question", TEXTS)
         async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
             answer = (await client.post("/v1/rerank", json=asked)).json()
+            other = (await client.post("/v2/rerank", json=asked)).json()
 
+    assert answer == other
     [best] = answer["results"]
     assert best["index"] == wanted[0].index
     assert np.isclose(best["relevance_score"], wanted[0].score)
@@ -124,6 +126,21 @@ async def test_routers_of_vllm_and_sglang_read_a_list_of_ranks(anyio_backend_nam
 
     best = {"index": wanted.index, "document": TEXTS[wanted.index]}
     assert told == [best | {"score": pytest.approx(wanted.score)}]
+
+
+async def test_ranked_texts_are_told_as_text_embeddings_inference_does(
+    anyio_backend_name,
+):
+    """
+    Each in a field `text`, where SGLang has a `document`.
+    """
+    body = {"model": "r", "query": "a question", "texts": TEXTS, "return_text": True}
+    async with three_models(anyio_backend_name) as (url, _):
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
+            ranks = (await client.post("/rerank", json=body)).json()
+
+    assert [set(rank) for rank in ranks] == [{"index", "score", "text"}] * len(TEXTS)
+    assert all(rank["text"] == TEXTS[rank["index"]] for rank in ranks)
 
 
 async def test_a_text_that_is_too_long_is_told_as_a_prompt_that_is(anyio_backend_name):

@@ -17,7 +17,7 @@ def check_held(parts: Any) -> None:
     A slot that a move of the next plan changes is left out. Call it between two steps, in the
     thread that makes them: what was begun ahead is dropped.
     """
-    executor, slots = parts.executor, parts.scheduler._memory.slots
+    executor, slots = parts.executor, parts.scheduler.memory.slots
     executor._lost |= executor._drop()
     left_out = executor._lost.union(*map(_changed, slots._moves))
     context = executor.context

@@ -205,7 +205,7 @@ class Player:
         self._end_files()
         return result
 
-    def _take(self, events: list[Any], _: bool) -> None:
+    def _take(self, events: list[Any]) -> None:
         for event in events:
             played = self._alive[event.request_id]
             if isinstance(event, Finished):

@@ -12,4 +12,4 @@ def capture_all(parts: Any) -> None:
     Else what is saved follows from seconds that were measured. Where more is saved, requests start
     later in their text, take fewer steps, and are cancelled at other tokens.
     """
-    parts.scheduler._memory.captures.__init__(None, CostHistory(), 1e9)
+    parts.scheduler.memory.captures.__init__(None, CostHistory(), 1e9)

@@ -23,12 +23,12 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pyllama_raw.core.costs import CostHistory
 from pyllama_raw.core.exact import N_FRESH, n_reusable
-from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
+from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.placement import (
     CopyOf,
     Follow,
@@ -59,7 +59,7 @@ from pyllama_raw.core.memory.tiers import (
 )
 from pyllama_raw.core.request import CacheTier, Namespace, Private, border, is_of
 from pyllama_raw.core.sequence import Running, Sequence, take_scores
-from pyllama_raw.core.stats import Captures
+from pyllama_raw.core.stats import CacheStats, Captures
 from pyllama_raw.core.step import Delete, Move, StepResult
 
 MIN_WAIT = 16  # tokens that waiting for a leader must save
@@ -110,6 +110,7 @@ class Memory:
         self._captures_points = self.cache.stores and not limits.kind.can_cut
         self._swaps: dict[Sequence, Swap] = {}  # a few: only preempted ones have any
         self._emptied: list[Running] = []  # to be filled again
+        self._followers: list[Running] = []  # perhaps not any more
         # By fetch_id: sequences that wait for a file, and files that were read.
         self.fetchers: dict[int, Running] = {}
         self.loads: dict[int, Loading] = {}
@@ -121,14 +122,16 @@ class Memory:
         """Give *sequence* an idle slot, and the best start that there is of it."""
         question, sources, offers = self._survey(sequence)
         free = [idle.slot for idle in self.slots.idle]
-        slot, start = place(question, sources, offers, free)
+        slot, start = place(question, sources, offers, free, sequence.request.slot)
+        # A start from elsewhere empties the slot, and may have the one that is wished for, too.
+        empty = slot if slot == sequence.request.slot else free[0]
         if (swap := self._swap_of(sequence, start)) is not None:
-            slot, start = free[0], swap
+            slot, start = empty, swap
         file: EarlyFile | None = None
         if self.ahead.file is not None:
             file = self.ahead.take(sequence, start, self.slots.n_not_running)
         if file is not None:
-            slot, start = free[0], file.restore
+            slot, start = empty, file.restore
         # Hold it first, because what is saved of the slot might evict it.
         elif isinstance(start, Restore):
             self.tiers.hold(start)
@@ -195,6 +198,7 @@ class Memory:
                 leader, can_cut = self.slots.all[slot], self.slots.limits.kind.can_cut
                 assert isinstance(leader, Running)
                 running.leader, running.fork_at = leader, n_tokens
+                self._followers.append(running)
                 # A chunk of the leader ends where the two part: from there on both go
                 # on together, which needs fewer steps. Near its end no chunk can end.
                 n_after = leader.sequence.n_in_chunks - n_tokens
@@ -283,11 +287,12 @@ class Memory:
             if self.slots.is_here(running) and not (waits or running.n_computed):
                 self._refill(running)
         # Followers copy from leaders that are far enough.
-        can_cut = self.slots.limits.kind.can_cut
-        for running in self.slots.running.values():
+        followers, self._followers = self._followers, []
+        for running in followers:
             leader, n_tokens = running.leader, running.fork_at
-            if leader is None:
+            if leader is None or not self.slots.is_here(running):
                 continue
+            can_cut = self.slots.limits.kind.can_cut
             is_past = not can_cut and leader.n_computed > n_tokens
             if is_past or leader.sequence.is_shifted or not self.slots.is_here(leader):
                 # The leader will never stand there.
@@ -295,6 +300,8 @@ class Memory:
             elif leader.n_computed >= n_tokens:
                 running.leader = None
                 self._start(running, CopyOf(leader.slot, n_tokens))
+            else:
+                self._followers.append(running)
 
     def _take_files(self) -> None:
         """Take in what came of files that sequences wait for."""
@@ -499,7 +506,7 @@ class Memory:
         self.slots.lose_all()
         # Files are not of the context.
         self.slots.add(move for move in moves if isinstance(move, Delete))
-        self._emptied = []
+        self._emptied, self._followers = [], []
         for running in self.slots.running.values():
             running.leader = None
             running.points.clear()
@@ -518,29 +525,6 @@ class Memory:
             if idle.n_held and is_of(idle.namespace, salt):
                 self.slots.cut(idle, 0)
         return self.tiers.clear(salt)
-
-    # -- questions ---------------------------------------------------------------------
-
-    def n_cached(
-        self, sequence: Sequence, n_longest: Callable[[Sequence, int], int]
-    ) -> int:
-        """
-        Tokens of a waiting *sequence* that it would not have to compute now.
-
-        Args:
-            n_longest: tells how many of the first ones slots have or will have.
-        """
-        if not self.reuses:
-            return 0
-        n_most = n_reusable(sequence)
-        offers = self.tiers.offers(sequence, n_most, self.slots.n_not_running)
-        counts = [offer.hit.n_tokens for offer in offers]
-        if self.slots.limits.kind.can_cut and not sequence.is_scoring:
-            counts.append(n_longest(sequence, n_most))
-        else:
-            sources = find_sources(self.slots, sequence)
-            counts += [source.n_later for source in sources]
-        return max(counts, default=0)
 
     def stats(self) -> CacheStats:
         """Counts of what was reused and what is stored."""

@@ -96,7 +96,11 @@ Placement = TakeOver | CopyOf | Restore | Follow | Cold
 
 
 def place(
-    question: Question, sources: Items[Source], offers: Items[Offer], idle: Items[int]
+    question: Question,
+    sources: Items[Source],
+    offers: Items[Offer],
+    idle: Items[int],
+    wish: int | None = None,
 ) -> tuple[int, Placement]:
     """
     The slot for a sequence that has none, and what it starts from.
@@ -104,7 +108,14 @@ def place(
     Args:
         offers: of nearer tiers first.
         idle: slots without a sequence, the one that is missed least first.
+        wish: the slot that the caller chose, which is had if it is idle.
     """
+    if wish is not None and wish in idle:
+        # What the slot has itself needs no copy, unless there is more elsewhere.
+        own = max((s.n_now for s in sources if s.slot == wish), default=0)
+        start = fill(question, [s for s in sources if s.slot != wish], offers)
+        n_else = start.hit.n_tokens if isinstance(start, Restore) else start.n_tokens
+        return wish, TakeOver(wish, own) if 0 < own >= n_else else start
     near, start = _nearest(sources), fill(question, sources, offers)
     # No slot has anything of it now: the one that is missed least is emptied.
     if near is None:

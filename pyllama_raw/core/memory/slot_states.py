@@ -65,6 +65,6 @@ def plan_fill(memory: Memory, contents: Contents, payload: object) -> StepPlan |
         n_prompt=contents.n_prompt,
     )
     slots.all[idle.slot] = idle
-    slots.cells.grow(idle.slot, n_tokens)
+    slots.cells.n_used += n_tokens
     slots.add([Load(idle.slot, (Piece(payload, 0, n_tokens),), n_tokens - 1)])
     return StepPlan(memory.take_moves())

@@ -15,7 +15,7 @@ Rules:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -132,7 +132,7 @@ class Slots:
 
     @property
     def idle(self) -> list[Idle]:
-        """Slots without a sequence: useless ones first, then the longest unused."""
+        """Slots without a sequence: those of no use first, then the longest unused."""
         idle = [place for place in self.all if type(place) is Idle]
         return sorted(idle, key=lambda i: i.last_used if i.key and i.is_usable else 0)
 
@@ -154,7 +154,7 @@ class Slots:
         if not self.limits.unified:
             return self.n_free_cells
         # Idle slots would give what none of the running ones shares with them.
-        idle = {place.slot for place in self.all if type(place) is Idle}
+        idle = {place.slot: place.n_held for place in self.all if type(place) is Idle}
         return self.n_free_cells + self.cells.n_only_of(idle)
 
     @property
@@ -192,7 +192,8 @@ class Slots:
         """Give *sequence* an idle slot, with the tokens that are in it."""
         place = self.all[slot]
         assert isinstance(place, Idle)
-        self.all[slot] = running = Running(sequence, slot, place.n_held)
+        n_ctx_slot = self.limits.n_ctx_slot
+        self.all[slot] = running = Running(sequence, slot, place.n_held, n_ctx_slot)
         self._list_running()
         return running
 
@@ -202,9 +203,9 @@ class Slots:
         running.n_computed = n_tokens
         # Unified memory has one pool, so both slots use the same cells from now on.
         if self.limits.unified:
-            self.cells.share(src, running.slot, n_tokens)
+            self.cells.share(src, n_held_by(self.all[src]), running.slot, n_tokens)
         else:
-            self.cells.grow(running.slot, n_tokens)
+            self.cells.n_used += n_tokens
         n_pos = running.sequence.position(n_tokens)
         self._moves.append(Copy(src, running.slot, n_pos))
 
@@ -216,10 +217,7 @@ class Slots:
     def advance(self, running: Running, n_tokens: int) -> None:
         """The next *n_tokens* of *running* are in memory, too."""
         running.n_computed += n_tokens
-        # grow() by hand, because every token of every stream comes through here.
-        cells = self.cells
-        cells.tails[running.slot] += n_tokens
-        cells.n_used += n_tokens
+        self.cells.n_used += n_tokens
 
     def rewind(self, running: Running, n_tokens: int) -> None:
         """Keep the first *n_tokens* of *running* only, and no part of a span."""
@@ -237,6 +235,7 @@ class Slots:
         """
         shifts = self.limits.can_shift and not self.cells.is_shared(running.slot)
         running.sequence.drop(n_keep, n_discard)
+        running.n_full = min(running.sequence.n_complete, self.limits.n_ctx_slot)
         if shifts:
             self._hold(running, running.n_computed - n_discard)
             self._moves.append(Shift(running.slot, n_keep, n_discard))
@@ -303,15 +302,16 @@ class Slots:
     def _hold(self, running: Running, n_tokens: int) -> None:
         n_more = n_tokens - running.n_computed
         if n_more > 0:
-            self.cells.grow(running.slot, n_more)
+            self.cells.n_used += n_more
         else:
-            self.cells.cut(running.slot, n_tokens)
+            self.cells.cut(running.slot, running.n_computed, n_tokens)
         running.n_computed = n_tokens
 
     def _shorten(self, idle: Idle, n_tokens: int) -> None:
+        n_tokens = min(n_tokens, idle.n_held)
         idle.key = idle.key[: n_tokens * array("i").itemsize]
-        idle.n_held = min(idle.n_held, n_tokens)
-        self.cells.cut(idle.slot, n_tokens)
+        self.cells.cut(idle.slot, idle.n_held, n_tokens)
+        idle.n_held = n_tokens
 
     def _list_running(self) -> None:
         # A new dictionary, because callers go through the old one meanwhile.
@@ -323,17 +323,18 @@ class Slots:
 
     def check_integrity(self) -> None:
         """Each sequence is where it says; a slot's cells are its computed tokens."""
-        self.cells.check_integrity()
+        self.cells.check_integrity([n_held_by(place) for place in self.all])
         for slot, place in enumerate(self.all):
             assert place.slot == slot
-            n_held = place.n_computed if isinstance(place, Running) else place.n_held
+            n_held = n_held_by(place)
             if isinstance(place, Idle):
                 assert len(place.key) == n_held * array("i").itemsize
-            assert self.cells.length(slot) == n_held
             if isinstance(place, Running):
                 assert place is self.running[place.request.request_id]
                 assert place.tokens is place.sequence.tokens
-                assert 0 <= n_held < len(place.tokens) <= self.limits.n_ctx_slot
+                n_full = min(place.sequence.n_complete, self.limits.n_ctx_slot)
+                assert len(place.tokens) < place.n_full == n_full
+                assert 0 <= n_held < len(place.tokens)
         slots = [running.slot for running in self.running.values()]
         assert slots == sorted(slots)
         assert len(slots) <= self.limits.n_slots
@@ -362,8 +363,13 @@ class Idle:
     scores: Items[TokenLogprobs] = ()  # of its tokens from scoring.first on
 
 
+def n_held_by(place: Idle | Running) -> int:
+    """Tokens of which the slot at *place* has cells."""
+    return place.n_held if isinstance(place, Idle) else place.n_computed
+
+
 class Contents(NamedTuple):
-    """What a slot holds, as a state of it is saved."""
+    """The contents of a slot, as a state of it is saved."""
 
     slot: int
     namespace: Namespace
@@ -387,30 +393,24 @@ def contents_of(place: Idle | Running) -> Contents:
 
 class CellPool:
     """
-    Counts of the cells in use, by all and by some slots.
+    The cells in use, and which of them slots share.
 
-    A slot's cells are a path of segments, then a tail that only it uses: growing is
-    counting. A copy makes the tail of its source a segment and shares the path. A
-    segment has as many cells as the holder that uses most of it.
+    A slot's cells are a path of segments, then a tail that only it uses. `Slots` knows how
+    many they are together, so a slot that fills new cells only adds to `n_used`. A copy
+    makes the tail of its source a segment and shares the path. A segment has as many cells
+    as the holder that uses most of it.
     """
 
     def __init__(self, n_slots: int) -> None:
         self.n_used = 0
         self._paths: list[list[Segment]] = [[] for _ in range(n_slots)]
-        self.tails = [0] * n_slots  # cells after the path
 
-    def grow(self, slot: int, n_cells: int) -> None:
-        """*slot* fills *n_cells* new cells."""
-        self.tails[slot] += n_cells
-        self.n_used += n_cells
-
-    def cut(self, slot: int, n_kept: int) -> None:
-        """*slot* keeps its first *n_kept* cells; others keep what they share."""
+    def cut(self, slot: int, n_held: int, n_kept: int) -> None:
+        """*slot* keeps *n_kept* of its *n_held* cells; others keep what they share."""
         path = self._paths[slot]
         # The tail goes first: nobody else uses it.
-        excess = max(self.length(slot) - n_kept, 0)
-        n_cut = min(excess, self.tails[slot])
-        self.tails[slot] -= n_cut
+        excess = n_held - n_kept
+        n_cut = min(excess, n_held - self._n_in_path(slot))
         self.n_used -= n_cut
         excess -= n_cut
         # Then segments, from the last one on; cells that others use stay in use.
@@ -426,13 +426,13 @@ class CellPool:
             segment.n_cells = max(segment.holds.values(), default=0)
             self.n_used -= before - segment.n_cells
 
-    def share(self, src: int, dst: int, n_cells: int) -> None:
-        """*dst*, which is empty, gets the first *n_cells* of *src* too."""
-        assert self.length(dst) == 0
+    def share(self, src: int, n_held: int, dst: int, n_cells: int) -> None:
+        """*dst*, which is empty, gets the first *n_cells* of the *n_held* of *src* too."""
+        assert not self._paths[dst]
         # The tail of *src* is not its own any more.
-        if self.tails[src]:
-            self._paths[src].append(Segment(src, self.tails[src]))
-            self.tails[src] = 0
+        n_tail = n_held - self._n_in_path(src)
+        if n_tail:
+            self._paths[src].append(Segment(src, n_tail))
         # The path is shared from its start on, and its last segment in part.
         for segment in self._paths[src]:
             if n_cells <= 0:
@@ -441,30 +441,32 @@ class CellPool:
             self._paths[dst].append(segment)
             n_cells -= segment.holds[dst]
 
-    def length(self, slot: int) -> int:
-        """Cells *slot* uses, shared or not."""
-        return self.tails[slot] + sum(seg.holds[slot] for seg in self._paths[slot])
+    def _n_in_path(self, slot: int) -> int:
+        return sum([segment.holds[slot] for segment in self._paths[slot]])
 
     def is_shared(self, slot: int) -> bool:
         return any(len(segment.holds) > 1 for segment in self._paths[slot])
 
-    def n_only_of(self, slots: Collection[int]) -> int:
-        """Cells that some of *slots* use, and nobody else."""
+    def n_only_of(self, lengths: Mapping[int, int]) -> int:
+        """Cells that some of the slots in *lengths* use, and nobody else; it has those of each."""
         # A segment stays as long as the slot beside them that uses most of it.
-        n_cells = sum([self.tails[slot] for slot in slots])
-        segments = {segment for slot in slots for segment in self._paths[slot]}
+        n_cells = sum(
+            [n_held - self._n_in_path(slot) for slot, n_held in lengths.items()]
+        )
+        segments = {segment for slot in lengths for segment in self._paths[slot]}
         for segment in segments:
-            sharers = segment.holds.keys() - slots
+            sharers = segment.holds.keys() - lengths.keys()
             n_others = max([segment.holds[slot] for slot in sharers], default=0)
             n_cells += segment.n_cells - n_others
         return n_cells
 
-    def check_integrity(self) -> None:
-        """The sum of the segments is the number of used cells."""
+    def check_integrity(self, lengths: Items[int]) -> None:
+        """Segments and tails are the used cells; *lengths* has those of each slot."""
         segments = {segment for path in self._paths for segment in path}
         n_in_segments = sum(segment.n_cells for segment in segments)
-        assert self.n_used == n_in_segments + sum(self.tails)
-        assert min(self.tails) >= 0
+        tails = [n_held - self._n_in_path(slot) for slot, n_held in enumerate(lengths)]
+        assert self.n_used == n_in_segments + sum(tails)
+        assert min(tails) >= 0
         for segment in segments:
             assert segment.n_cells == max(segment.holds.values())
             assert all(n > 0 for n in segment.holds.values())

@@ -93,6 +93,10 @@ class Turns(Generic[T]):
         Args:
             stays: the one that was served last goes on, if it is ready.
         """
+        # Nearly always there is one.
+        if len(ready) == 1:
+            (self._served,), self._waiting = ready, []
+            return self._served
         # Those that have just come are between those that wait and the one served last.
         served = [item for item in ready if item == self._served]
         waiting = [item for item in self._waiting if item in ready]

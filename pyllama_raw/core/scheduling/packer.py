@@ -292,12 +292,7 @@ class Packer:
             ):
                 return False
         # None has its last token, or a full slot, after the step.
-        n_ctx_slot = self._slots.limits.n_ctx_slot
-        for running in (*decodes, *prompts):
-            n_left = running.request.max_tokens - running.sequence.n_output
-            if n_left < 2 or n_ctx_slot - len(running.tokens) < 2:
-                return False
-        return True
+        return min([r.n_full - len(r.tokens) for r in (*decodes, *prompts)]) > 1
 
 
 def _decode(streams: list[Running]) -> list[Work]:

@@ -12,7 +12,6 @@ from collections.abc import Collection
 from collections.abc import Sequence as Items
 
 from pyllama_raw.core.exact import N_FRESH
-from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import (
     FinishDetail,
     FinishReason,
@@ -23,7 +22,7 @@ from pyllama_raw.core.request import (
 from pyllama_raw.core.scheduling.lots import Part, Suspects
 from pyllama_raw.core.scheduling.packer import Packer
 from pyllama_raw.core.scheduling.roster import Roster
-from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.sequence import Running
 from pyllama_raw.core.step import (
     DecodeStatus,
     Lost,
@@ -49,7 +48,6 @@ class Outputs:
     def __init__(
         self,
         roster: Roster,
-        limits: ContextLimits,
         pieces: Items[bytes],
         n_keep: int | None,
     ) -> None:
@@ -61,7 +59,6 @@ class Outputs:
         """
         self._roster = roster
         self._slots = roster.slots
-        self._limits = limits
         self._pieces = pieces
         self._n_keep = n_keep
 
@@ -138,12 +135,12 @@ class Outputs:
             sequence.forces = True
         n_taken = len(tokens)
         if n_taken == 1:
-            end = self._take_token(sequence, tokens[0], now)
+            end = self._take_token(running, tokens[0], now)
         else:
             # The slot holds all of several tokens but the last one.
             n_before, n_sampled = sequence.n_output, n_taken
             self._slots.advance(running, n_sampled - 1)
-            ends = (self._take_token(sequence, token, now) for token in tokens)
+            ends = (self._take_token(running, token, now) for token in tokens)
             end = next(filter(None, ends), None)
             if end is not None:
                 n_taken = sequence.n_output - n_before
@@ -161,49 +158,43 @@ class Outputs:
         self._roster.events.append(new(NewTokens, (request_id, tokens, logprobs)))
         # Tokens are told before the end, which is an event of its own.
         if end is not None:
-            self._finish(sequence, *end, now)
-        elif len(running.tokens) >= self._limits.n_ctx_slot:
-            self._on_full(running, now)
+            reason, sequence.detail = end
+            self._roster.finish(sequence, reason, now)
         return n_taken
 
-    def _take_token(self, sequence: Sequence, token: int, now: float) -> End | None:
+    def _take_token(self, running: Running, token: int, now: float) -> End | None:
         """Take in one token; why the request ends with it, if it does."""
-        sequence.tokens.append(token)
+        sequence, request, tokens = running.sequence, running.request, running.tokens
+        tokens.append(token)
         sequence.token_times.append(now)
-        sequence.n_output = n_output = sequence.n_output + 1
-        request = sequence.request
         is_end = token in request.stop_token_ids
-        is_full = n_output >= request.max_tokens
-        finder = sequence.stop_finder
+        is_full, finder = len(tokens) >= running.n_full, sequence.stop_finder
+        # Nearly always it goes on.
+        if not (is_end or is_full) and finder is None:
+            return None
+        has_all = len(tokens) >= sequence.n_complete
         if finder is not None:
             # A stop string before the end comes first: the last token may complete it.
             piece = self._pieces[token] or request.names.get(token, b"")
-            stop = finder.take(token, piece, is_last=is_end or is_full)
+            stop = finder.take(token, piece, is_last=is_end or has_all)
             if stop is not None:
                 return FinishReason.STOP, stop
         if is_end:
             return FinishReason.STOP, StopToken(token)
-        if is_full:
+        if has_all:
             return FinishReason.LENGTH, LengthLimit.MAX_TOKENS
-        return None
+        return self._on_full(running) if is_full else None
 
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, detail: FinishDetail, now: float
-    ) -> None:
-        sequence.detail = detail
-        self._roster.finish(sequence, reason, now)
-
-    def _on_full(self, running: Running, now: float) -> None:
+    def _on_full(self, running: Running) -> End | None:
         """The slot has no position for another token: drop the older half, or end."""
         n_keep = self._n_keep
         n_discard = 0 if n_keep is None else (len(running.tokens) - 1 - n_keep) // 2
         # Without a shift, or with rows of an image, which cannot be moved, it ends.
         if n_keep is None or n_discard < 1 or running.request.spans:
-            reason, detail = FinishReason.LENGTH, LengthLimit.SLOT
-            self._finish(running.sequence, reason, detail, now)
-            return
+            return FinishReason.LENGTH, LengthLimit.SLOT
         shifted = self._slots.shift(running, n_keep, n_discard)
         self._roster.counters.shifted += shifted
+        return None
 
 
 class Failures:

@@ -20,7 +20,6 @@ from collections.abc import Sequence as Items
 from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
 from math import isnan
-from typing import Literal
 
 from pyllama_raw.core.costs import StepCost
 from pyllama_raw.core.memory.memory import Memory
@@ -31,6 +30,7 @@ from pyllama_raw.core.request import (
     FinishReason,
     Lot,
     Request,
+    SlotChange,
     are_valid,
 )
 from pyllama_raw.core.sequence import NO_LIMIT, Running, Sequence, TextSequence
@@ -128,8 +128,6 @@ class Admission:
             raise QueueFull("max_waiting_tokens", n_tokens, self.max_waiting_tokens)
 
 
-# A request gets a slot or its first step, or gives its slot up and will get another.
-SlotChange = Literal["running", "preempted"]
 Note = Callable[[SlotChange, int, float], None]  # with its id and the time
 
 
@@ -154,10 +152,10 @@ class Roster:
         self.lots = Counter[Lot]()  # of those that take slots
         self.n_with_spans = 0  # of these
         self.counters = Counters()
-        self.events: list[Event] = []  # not told yet
+        self.events: list[Event] = []  # that nobody has taken yet
         self.in_flight = False  # a step runs that was planned and not applied
         self.note: Note = _to_nobody
-        # Told of each sequence that ends in a slot; None: nobody wants to see it.
+        # Called with each sequence that ends in a slot; None: drafts are off.
         self.remember: Callable[[Sequence], None] | None = None
 
     def enter(self, requests: Iterable[Request], now: float) -> None:

@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Literal
 
 from pyllama_raw.core.costs import GOAL_S, CostHistory, StepBudget
-from pyllama_raw.core.memory.cache import CacheStats, PrefixCache
+from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.slots import ContextLimits, growth
 from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
@@ -47,7 +47,7 @@ from pyllama_raw.core.scheduling.roster import Note, Roster
 from pyllama_raw.core.scheduling.speculation import DraftLimits, Speculation
 from pyllama_raw.core.scheduling.texts import SourceSteps, Texts
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
+from pyllama_raw.core.stats import CacheStats, Occupancy, SchedulerStats, SlotStats
 from pyllama_raw.core.step import (
     Computed,
     DecodeStatus,
@@ -108,7 +108,8 @@ class Scheduler:
         self._max_overtakes = max_overtakes
         self._for_priority = preempt == "priority"
         self._costs = CostHistory()
-        self._memory = Memory(
+        # What slots hold, and what is saved of it.
+        self.memory = Memory(
             limits,
             cache=cache,
             disk=disk,
@@ -117,17 +118,15 @@ class Scheduler:
             interval=snapshot_interval_tokens,
             target_step_s=target_step_s or GOAL_S,
         )
-        self._slots = self._memory.slots
+        self._slots = self.memory.slots
         self._policy = None
         if policy is not None and type(policy) is not Fcfs:
-            self._policy = PolicyRunner(policy, self._memory, max_overtakes, report)
-        self._roster = Roster(self._memory, self._policy, victim)
+            self._policy = PolicyRunner(policy, self.memory, max_overtakes, report)
+        self._roster = Roster(self.memory, self._policy, victim)
         self.alive: Mapping[int, object] = self._roster.alive  # by request_id
         self.counters = self._roster.counters  # totals, which others read
         shifts = context_full == "shift" and limits.can_shift
-        self._outputs = Outputs(
-            self._roster, limits, pieces, n_keep if shifts else None
-        )
+        self._outputs = Outputs(self._roster, pieces, n_keep if shifts else None)
         self._suspects = Suspects()
         budget = StepBudget(token_budget, target_step_s, limits.n_batch, self._costs)
         make_turns = partial(PrefillTurns, prefill_order, prefill_quantum)
@@ -135,7 +134,7 @@ class Scheduler:
             self._roster, self._suspects, budget, make_turns, budget_mode
         )
         if speculates and not limits.deterministic:
-            speculation = Speculation(self._memory, self._costs, draft)
+            speculation = Speculation(self.memory, self._costs, draft)
             self._packer.speculation = speculation
             self._roster.remember = speculation.remember
         self._failures = Failures(self._roster, self._packer, self._suspects)
@@ -153,17 +152,17 @@ class Scheduler:
         return self._roster.deadlines.next(self._roster.alive)
 
     def add(self, request: Request, now: float) -> None:
-        """
-        Queue *request*.
-
-        Raises:
-            PromptTooLong: it leaves no room for an output token; nothing is queued.
-            BadMedia: rows that see each other are more than one micro-batch.
-        """
+        """As add_all(), for one."""
         self.add_all((request,), now)
 
     def add_all(self, requests: Items[Request], now: float) -> None:
-        """Like add(), for several at once: either all are queued or none."""
+        """
+        Queue all *requests* or none.
+
+        Raises:
+            PromptTooLong: one leaves no room for an output token.
+            BadMedia: rows that see each other are more than one micro-batch.
+        """
         for request in requests:
             self._slots.limits.check(request)
         self._roster.enter(requests, now)
@@ -190,7 +189,7 @@ class Scheduler:
     def occupancy(self) -> Occupancy:
         """Counts of what there is to do and what is held, at little cost."""
         slots, roster = self._slots, self._roster
-        host, disk = self._memory.ledgers
+        host, disk = self.memory.ledgers
         n_running = roster.n_running
         return Occupancy(
             n_running,
@@ -211,18 +210,13 @@ class Scheduler:
 
     def cache_stats(self) -> CacheStats:
         """Counts of what was reused and what is stored."""
-        return self._memory.stats()
+        return self.memory.stats()
 
     def clear_cache(self, salt: str | None = None) -> int:
         """Forget snapshots, files, idle slots and texts; returns the host bytes freed."""
         if self._packer.speculation is not None:
             self._packer.speculation.clear(salt)
-        return self._memory.clear(salt)
-
-    @property
-    def memory(self) -> Memory:
-        """What slots hold and what is kept."""
-        return self._memory
+        return self.memory.clear(salt)
 
     def lose_slots(self) -> None:
         """
@@ -250,7 +244,7 @@ class Scheduler:
 
     def take_report(self, report: Written | Fetched) -> None:
         """Take in what came of a file that a plan asked for; call schedule() then."""
-        self._memory.tiers.take_report(report)
+        self.memory.tiers.take_report(report)
 
     def last_plans(self) -> Iterator[StepPlan]:
         """
@@ -259,7 +253,7 @@ class Scheduler:
         Each is to be executed and applied before the next one is asked for.
         """
         assert not self.alive
-        for moves in self._memory.last_moves():
+        for moves in self.memory.last_moves():
             yield StepPlan(moves)
 
     # -- plan -------------------------------------------------------------------
@@ -278,25 +272,25 @@ class Scheduler:
             return self._texts.plan(now)
         # Whoever else is there waits for what this step saves.
         others_wait = len(self._roster.alive) > 1
-        self._memory.captures.begin(others_wait=others_wait)
+        self.memory.captures.begin(others_wait=others_wait)
         if self._policy is not None:
             self._policy.begin(now)
         # Slots are given, then filled; only then is it clear what there is to compute.
         if self._for_priority:
             self._make_way(now)
         self._admit(now)
-        if self._memory.ahead.has_files and self._roster.waiting:
-            self._memory.prefetch(self._roster.waiting.head)
-        self._memory.catch_up()
+        if self.memory.ahead.has_files and self._roster.waiting:
+            self.memory.prefetch(self._roster.waiting.head)
+        self.memory.catch_up()
         plan, waits = StepPlan(), False
         if self._sources is not None:
             plan, waits = self._sources.plan(now), self._sources.waits
         plan = plan or self._packer.pack(now)
         self._started = now
         # What loads or is read next to it makes the next plan another one.
-        steady = plan.steady and not (self._memory.loads or waits)
-        is_fetching = bool(self._memory.fetchers)
-        plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
+        steady = plan.steady and not (self.memory.loads or waits)
+        is_fetching = bool(self.memory.fetchers)
+        plan = plan._replace(moves=self.memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
         if texts:
             self._texts_are_next = bool(plan)
@@ -368,7 +362,7 @@ class Scheduler:
 
     def give_up(self, plan: StepPlan, error: PyllamaError, now: float) -> list[Event]:
         """As apply(), without a result: nothing may be done, and the context is new."""
-        self._memory.tiers.give_up(plan.moves)
+        self.memory.tiers.give_up(plan.moves)
         return self.apply(plan, StepResult(DecodeStatus.FAILED, error=error), now)
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
@@ -379,7 +373,7 @@ class Scheduler:
             self._texts.take(plan, result, now)
             return self.take_events()
         self._roster.in_flight = False
-        self._memory.settle(result)
+        self.memory.settle(result)
         if plan.lot == SOURCES:
             assert self._sources is not None
             self._sources.take(plan, result, now)
@@ -412,5 +406,5 @@ class Scheduler:
             speculation.observe(step_s, had_drafts=had_drafts)
         self._costs.observe(n_tokens, n_outputs, step_s)
         if n_tokens == len(plan.works) and not plan.moves:
-            self._memory.captures.observe_decode(computed_s)
+            self.memory.captures.observe_decode(computed_s)
         return self.take_events()

@@ -9,9 +9,10 @@ Speculation: drafts of what streams will say next, and how many of them are wort
 3. What is expected is compared with each token that comes, drafted or not. So it costs nothing
    to learn how often drafts of a request are right: by the length of a match, or by the
    probability that the draft model gave.
-4. A step has as many drafts as promise most tokens a second: each row by the chance that it is
-   reached, and the step by the time that steps with so many rows take. Without a gain of MIN_GAIN
-   it has none.
+4. A step has as many drafts as have its streams go on fastest: each row by the chance that it is
+   reached, and the step by the time that steps with so many rows take. Drafts of one stream slow
+   all others, so the geometric mean of the streams counts. Without a gain of MIN_GAIN it has none,
+   nor without one of FIRST_GAIN where the step before had none.
 5. The step after a steady plan is begun already. It has no drafts, and its plan is not steady.
 6. There are none beside prompts, where memory is short and after failures.
 7. Steps of the draft model take the streams' time, so a plan of it counts with the step that
@@ -27,6 +28,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from math import exp, log1p
 from typing import NamedTuple
 
 from pyllama_raw.core.costs import CostHistory
@@ -46,6 +48,7 @@ from pyllama_raw.core.step import (
 
 MAX_DEPTH = 16  # drafts of a sequence in a step
 MIN_GAIN = 1.05  # times the tokens a second without drafts
+FIRST_GAIN = 1.1  # likewise after a step without: two steps are not begun ahead then
 MIN_CHANCE = 0.1  # of a draft to be reached and accepted; a less likely one is left out
 REFRESH = 8  # steps after which what steps take is looked up again
 
@@ -212,6 +215,7 @@ class Speculation:
         self._chances = list(FIRST_CHANCES)  # of new requests
         self._texts = SharedTexts()
         self._is_begun = False  # the next step, by a steady plan
+        self._had_drafts = False  # the step before, or it proposed some
         # Seconds of steps by their rows, and the steps until they are looked up again.
         self._seconds: list[float] = []
         self._n_fresh = 0
@@ -280,13 +284,14 @@ class Speculation:
                 self._model.pause = 0
             return plan
         if proposal:
-            self._has_proposed = True
+            self._has_proposed = self._had_drafts = True
             return proposal
         return self._with_drafts(plan, offers, depths)
 
     def observe(self, seconds: float, *, had_drafts: bool) -> None:
         """Note that a step took *seconds*; its drafts, if it had any, say what rows cost."""
         self._n_fresh = 0 if had_drafts else self._n_fresh - 1
+        self._had_drafts = had_drafts
         if self._model is not None:
             trials_s = self._model.trials_s + TRIAL_SHARE * seconds
             self._model.trials_s = min(trials_s, MAX_TRIALS_S)
@@ -347,19 +352,17 @@ class Speculation:
         sequence, request, tokens = running.sequence, running.request, running.tokens
         if not request.speculates or running.points:
             return None
-        # It has its last token, or a full slot, with the token that comes anyway.
-        n_left = request.max_tokens - sequence.n_output
-        n_most = (
-            min(n_left, self._slots.limits.n_ctx_slot - len(tokens), MAX_DEPTH + 1) - 1
-        )
-        if n_most < 1:
-            return None
         lookup = sequence.lookup
         if lookup is None:
             texts = self._texts.of(request.namespace) if self._memory.reuses else None
             lookup = sequence.lookup = Lookup(self._chances.copy(), texts)
-        is_indexed = lookup.follow(tokens, self._chances)
+        is_known = lookup.follow(tokens, self._chances) and lookup.source
         drafting = None if self._model is None else self._model.drafting(sequence)
+        # Mostly nothing is expected, and costs little.
+        if not (is_known or drafting or sequence.forced):
+            return None
+        # It has its last token, or a full slot, with the token that comes anyway.
+        n_most = max(min(running.n_full - len(tokens) - 1, MAX_DEPTH), 0)
         draft, chances = array("i"), list[float]()
         if sequence.forced:
             # What is forced comes first, and is as good as certain.
@@ -367,7 +370,7 @@ class Speculation:
             chances = [1.0] * len(draft)
         elif drafting is not None and drafting.n_ahead:
             draft, chances = drafting.draft(n_most, MIN_CHANCE)
-        if is_indexed and lookup.source and lookup.chance(0) > max(chances, default=0):
+        if is_known and lookup.chance(0) > max(chances, default=0):
             chances, chance = [], lookup.chance(0)
             while len(chances) < n_most and chance >= MIN_CHANCE:
                 chances.append(chance)
@@ -390,25 +393,33 @@ class Speculation:
         before_s: float = 0.0,
     ) -> DraftChoice:
         """
-        The drafts by slot that make most tokens a second, if any gain enough.
+        The drafts by slot with which streams go on fastest, if any gain enough.
 
         Args:
             guesses: slots and chances of further drafts.
             before_s: what these take before the step.
         """
         seconds = self._seconds
-        # The likeliest first. The chances of a sequence fall, so its drafts stay in order.
-        ranked = [(o.running.slot, chance) for o in offers for chance in o.chances]
-        ranked = sorted((*ranked, *guesses), key=lambda item: -item[1])
+        items = [(o.running.slot, chance) for o in offers for chance in o.chances]
+        # What a draft adds to the tokens of its stream: it falls, so they stay in order.
+        ranked, expected = list[tuple[float, int]](), dict[int, float]()
+        for slot, chance in (*items, *guesses):
+            n_tokens = expected.get(slot, 1.0)
+            ranked.append((chance / n_tokens, slot))
+            expected[slot] = n_tokens + chance
+        ranked.sort(reverse=True)
+        # Nobody pays much for another one: the geometric mean of all streams counts.
         choice = DraftChoice({}, n_rows, seconds[n_rows])
-        n_tokens, n_best, rate = float(n_rows), 0, MIN_GAIN * n_rows / seconds[n_rows]
-        for n_drafts, (_, chance) in enumerate(ranked[: len(seconds) - n_rows - 1], 1):
-            n_tokens += chance
+        n_best, least = 0, MIN_GAIN if self._had_drafts else FIRST_GAIN
+        rate, log_tokens = least * n_rows / seconds[n_rows], 0.0
+        for n_drafts, (gain, _) in enumerate(ranked[: len(seconds) - n_rows - 1], 1):
+            log_tokens += log1p(gain)
+            n_tokens = n_rows * exp(log_tokens / n_rows)
             step_s = seconds[n_rows + n_drafts] + before_s
             if n_tokens > rate * step_s:
                 n_best, rate = n_drafts, n_tokens / step_s
                 choice = DraftChoice({}, n_tokens, step_s)
-        for slot, _ in ranked[:n_best]:
+        for _, slot in ranked[:n_best]:
             choice.depths[slot] = choice.depths.get(slot, 0) + 1
         return choice
 

@@ -7,8 +7,9 @@ does not tell, because a template may name what it does not print.
 Clients send what their model's template takes: system messages between turns, several messages
 of one role, results without their call. Templates of other models raise for these, so chats are
 brought into a form that the template takes. Rules of CHANGES:
-1. No text is made up and none is lost: messages move, join, or change their role. The one thing
-   that is added is an empty message of the user, where a template wants one to come first.
+1. No text is made up and none is lost: messages move, join, or change their role. What is added is
+   an empty message of the user, where a template wants one to come first, and the name of an
+   argument, where a call has none.
 2. Each change is tried on top of those before it, the smallest first. A template that takes a
    chat as it is gets it as it is.
 3. A change that has nothing to do gives back None.
@@ -163,6 +164,27 @@ def plain_ids(messages: list[Message]) -> list[Message] | None:
     return [renamed(message) for message in messages]
 
 
+def object_arguments(messages: list[Message]) -> list[Message] | None:
+    """Arguments that are no object, as those of a call that was cut, are the input of one."""
+
+    def mended(call: Any) -> Any:
+        match call:
+            case {"function": {"arguments": arguments, **function}}:
+                if arguments is None or isinstance(_as_mapping(arguments), dict):
+                    return call
+                function["arguments"] = {"input": arguments}
+                return call | {"function": function}
+        return call
+
+    changed = [
+        message | {"tool_calls": [*map(mended, message["tool_calls"])]}
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
+    return None if changed == messages else changed
+
+
 def results_as_users(messages: list[Message]) -> list[Message] | None:
     """Results of calls that are not there are text of the user."""
     calls: set[Any] = set()
@@ -212,6 +234,7 @@ CHANGES: dict[str, Change] = {  # in the order in which they are tried
     "messages without content have an empty one": with_content,
     "later system messages are text of the user": systems_in_front,
     "ids of calls are others": plain_ids,
+    "arguments that are no object are its input": object_arguments,
     "results without a call are text of the user": results_as_users,
     "empty messages of the assistant are left out": without_empty,
     "messages of one role are joined": joined_turns,

@@ -118,7 +118,8 @@ def test_edf_learns_nothing_of_who_was_cut():
     policy = SHIPPED["edf"]()
     sequence = Sequence(make_request(0, deadline=5.0), 0, 0.0)
     view = RequestView(sequence, {}.get)
-    sequence.admitted, sequence.n_output = 0.0, 1
+    sequence.admitted = 0.0
+    sequence.tokens.append(1)
     for now in (4.0, 5.0):
         policy.on_finished(view, now)
 

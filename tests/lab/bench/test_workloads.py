@@ -126,7 +126,7 @@ def test_some_clients_leave():
         ({"turns": 3}, "turns=3"),
         ({"requests": 0}, "requests=0: give at least 1"),
         ({"requests": -1}, "requests=-1: give at least 0"),
-        ({"requests": "5"}, "requests='5': give a valid integer"),
+        ({"requests": "5"}, "requests='5': give a whole number"),
         ({"nothing": 5}, "nothing=5: this workload has"),
     ],
 )
@@ -157,7 +157,7 @@ def test_a_share_is_at_most_one():
             lambda: replace(WORKLOADS["bursts"], burstiness=0),
             "BenchWorkload.burstiness=0: give more",
         ),
-        (lambda: Point(clients="2"), "Point.clients='2': give a valid integer"),
+        (lambda: Point(clients="2"), "Point.clients='2': give a whole number"),
         (lambda: Point(rate=inf), "Point.rate=inf: give a finite number"),
     ],
 )

@@ -52,6 +52,7 @@ def test_a_broken_hook_ends_a_simulation(hook, answer, reason):
 
     error = caught.value
     assert str(error).startswith(f"policy broken: {reason}")
+    assert ("test_broken_policies.py, line" in error.reason) == ("raised" in reason)
     assert (error.policy, error.hook) == ("broken", hook)
     assert error.__cause__ is not None
 

@@ -1,0 +1,286 @@
+"""
+Models that are fetched into the cache of Hugging Face, and removed from it, while the service runs: what
+llama-server's router does at `POST /models` and `DELETE /models`.
+
+Rules:
+1. A process fetches each model, so nothing of it keeps the service from its work. It ends with this one.
+2. The request that begins a download is answered once the hub has told what there is to fetch.
+3. A name has one download at a time, all have MAX_DOWNLOADS, and none begins beyond the room of the disk.
+4. A model is listed from when its download has begun. When that has ended the list is read anew.
+5. What was fetched may be removed, and nothing else. Requests that run on it go on, and then it leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self
+
+import anyio
+from anyio import Event, create_task_group, fail_after, sleep, to_thread
+from anyio.abc import TaskGroup
+from fastapi import FastAPI
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyllama_raw.errors import PyllamaError, first_of
+from pyllama_raw.options.machine import interpreter
+from pyllama_raw.options.models import FETCH, TOLD, remove_fetched
+from pyllama_raw.runners import ModelEvent
+from pyllama_raw.runners.child import Child
+from pyllama_raw.serve.failures import JSON, Failure, refused
+from pyllama_raw.serve.service import Service
+
+logger = logging.getLogger(__name__)
+PROGRAM = "from pyllama_raw.options.models import fetch_telling; fetch_telling()"
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?", re.ASCII)
+CACHE = "cache"  # the source of models that were fetched
+MAX_DOWNLOADS = 4
+PLAN_S = 60.0  # for the hub to tell what there is to fetch
+STOP_S = 3.0  # for a process to take away what is half fetched
+LOOK_S = 0.25
+MARGIN_BYTES = 2**30  # of the disk that stay free
+QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+OFFLINE = "HF_HUB_OFFLINE"
+
+
+class DownloadBody(BaseModel):
+    """A model that is to be fetched; other fields change nothing."""
+
+    model: str
+    """Its repository, OWNER/REPO or OWNER/REPO:QUANT."""
+
+
+@dataclass(slots=True, eq=False)
+class Download:
+    """A model that a process fetches."""
+
+    name: str
+    child: Child
+    files: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Bytes by address of a file, `done` and `total`; none are known at first."""
+    n_free: int = 0  # bytes of the disk, when it began
+    error: str | None = None
+    ended: Event = field(default_factory=Event)
+
+    @property
+    def n_left(self) -> int:
+        """Bytes that are still to come."""
+        return sum(file["total"] - file["done"] for file in self.files.values())
+
+    def look(self) -> bool:
+        """Take in what the process has told; whether that is news."""
+        lines = self.child.said.splitlines()
+        reports = [line.removeprefix(TOLD) for line in lines if line.startswith(TOLD)]
+        facts: dict[str, Any] = {}
+        for text in reports[-1:]:
+            try:
+                facts = json.loads(text)
+            except ValueError:  # it is not all written yet
+                return False
+        self.error = facts.get("error")
+        before, self.files = self.files, facts.get("files", self.files)
+        self.n_free = facts.get("free", self.n_free)
+        return self.files != before
+
+
+class Downloads:
+    """The downloads of a service, as a block, whose end ends them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._all = service, dict[str, Download]()
+        self._group: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._group = create_task_group()
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        assert self._group is not None
+        self.close()
+        self._group.cancel_scope.cancel()
+        try:
+            return await self._group.__aexit__(*error)
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+
+    def progress(self) -> dict[str, Mapping[str, Mapping[str, int]]]:
+        """Bytes of the files of each model that is being fetched, by name."""
+        return {
+            n: download.files for n, download in self._all.items() if download.files
+        }
+
+    def close(self) -> None:
+        """Have all end."""
+        for download in self._all.values():
+            download.child.ask_to_end()
+
+    async def begin(self, name: str) -> None:
+        """
+        Begin to fetch a model, whose files and sizes the hub has told on return.
+
+        Raises:
+            Failure: it cannot be fetched, or not now.
+        """
+        if not NAME.fullmatch(name):
+            raise refused("model", "give OWNER/REPO or OWNER/REPO:QUANT")
+        if os.environ.get(OFFLINE):
+            message = f"model '{name}' is not fetched, as the server was started with --offline ({OFFLINE})"
+            raise Failure(400, "offline", message, "model")
+        if name in self._service.models or name in self._all:
+            message = f"model '{name}' already exists"
+            raise Failure(400, "invalid_request", message, "model")
+        if len(self._all) >= MAX_DOWNLOADS:
+            message = f"{MAX_DOWNLOADS} models are being fetched: try again later"
+            headers = {"retry-after": "60"}
+            raise Failure(503, "server_is_overloaded", message, headers=headers)
+        command = [interpreter(), "-c", PROGRAM]
+        child = Child(f"the download of {name}", command, {FETCH: f"hf:{name}"} | QUIET)
+        download = self._all[name] = Download(name, child)
+        try:
+            await self._plan(download)
+        except BaseException:
+            await self._end(download)
+            raise
+        assert self._group is not None
+        self._tell(name, "model_status", {"status": "downloading"})
+        self._group.start_soon(self._follow, download)
+
+    async def cancel(self, name: str) -> bool:
+        """End the download of a model; False: there is none."""
+        download = self._all.get(name)
+        if download is None:
+            return False
+        await download.child.end(STOP_S)
+        await download.ended.wait()
+        return True
+
+    async def remove(self, name: str) -> None:
+        """
+        Remove a model from the cache; a download of it ends.
+
+        Raises:
+            Failure: it was not fetched, or cannot be removed.
+        """
+        service = self._service
+        was_coming = await self.cancel(name)
+        if name in service.models and service.models.source_of(name) != CACHE:
+            message = f"model name={name} is not removable (not from cache)"
+            raise Failure(400, "invalid_request", message, "model")
+        if name not in service.models and not was_coming:
+            message = f"model name={name} is not found"
+            raise Failure(404, "model_not_found", message, "model")
+        try:
+            await to_thread.run_sync(remove_fetched, name)
+        except OSError as error:
+            message = f"model name={name} cannot be removed: {error.strerror}"
+            raise Failure(500, "internal_error", message) from error
+        await service.reread()
+        self._tell(name, "model_remove")
+
+    # -- inside --------------------------------------------------------------------------
+
+    async def _plan(self, download: Download) -> None:
+        """Wait for the sizes of files. Raises Failure if they cannot be fetched."""
+        child, name = download.child, download.name
+        try:
+            with fail_after(PLAN_S):
+                while not download.files:
+                    has_ended = child.has_ended
+                    if not download.look() and has_ended:
+                        reason = download.error or child.said[-300:] or "it was ended"
+                        message = (
+                            f"model validation failed, unable to download: {reason}"
+                        )
+                        raise Failure(400, "model_not_found", message, "model")
+                    await sleep(LOOK_S)
+        except TimeoutError:
+            message = f"the hub has not told of model '{name}' within {PLAN_S:g} s"
+            headers = {"retry-after": "60"}
+            raise Failure(503, "model_unavailable", message, headers=headers) from None
+        # Others have been promised the room that they still need.
+        n_left = sum(other.n_left for other in self._all.values())
+        if n_left > max(download.n_free - MARGIN_BYTES, 0) and download.n_left:
+            message = (
+                f"model '{name}' needs {download.n_left} bytes, all downloads {n_left}, and the disk "
+                f"has {download.n_free}, of which {MARGIN_BYTES} stay free: remove another one"
+            )
+            raise Failure(507, "disk_full", message)
+
+    async def _follow(self, download: Download) -> None:
+        """Tell how far a download is, until it has ended; then have the list read anew."""
+        name, child = download.name, download.child
+        progress = partial(self._tell, name, "download_progress")
+        progress({"progress": download.files})
+        try:
+            while not child.has_ended:
+                await sleep(LOOK_S)
+                if download.look():
+                    progress({"progress": download.files})
+            is_whole = child.returned == 0
+            if not is_whole:
+                reason = download.error or f"its process ended with {child.returned}"
+                logger.error("%s was not fetched: %s", name, reason)
+        finally:
+            await self._end(download)
+        if is_whole:
+            try:
+                await self._service.reread()
+            except PyllamaError:
+                logger.exception("the list of models was not read anew")
+        self._tell(name, "download_finished" if is_whole else "download_failed")
+
+    async def _end(self, download: Download) -> None:
+        with anyio.CancelScope(shield=True):
+            await download.child.end(STOP_S)
+        self._all.pop(download.name, None)
+        download.ended.set()
+
+    def _tell(
+        self, name: str, kind: str, data: Mapping[str, Any] | None = None
+    ) -> None:
+        self._service.models.tell(ModelEvent(name, kind=kind, data=data))
+
+
+def routes(app: FastAPI, service: Service) -> None:
+    """Add the endpoints, which llama-server alone has."""
+    if not service.is_llama or service.is_behind:
+        return
+
+    @app.post("/models", include_in_schema=False)
+    async def fetch(request: Request) -> Response:
+        """Begin to fetch a model; `/models/sse` tells how that goes on."""
+        content = (await request.receive())["body"]
+        downloads = _downloads(service)
+        try:
+            name = DownloadBody.model_validate_json(content).model
+        except ValidationError:
+            name = ""
+        if not name:
+            raise refused("model", "model must be a non-empty string")
+        await downloads.begin(name)
+        return JSON({"success": True})
+
+    @app.delete("/models", include_in_schema=False)
+    async def remove(model: str = "") -> Response:
+        """Remove a model that was fetched."""
+        downloads = _downloads(service)
+        if not model:
+            raise refused("model", "model must be a non-empty string")
+        await downloads.remove(model)
+        return JSON({"success": True})
+
+
+def _downloads(service: Service) -> Downloads:
+    downloads = service.downloads
+    if not isinstance(downloads, Downloads):
+        message = "models are fetched where none is named at the start"
+        raise Failure(501, "unsupported", message)
+    return downloads
