@@ -263,7 +263,8 @@ def build_key() -> str:
         *CMAKE_FLAGS,
         *cpu_level.cmake_flags(cpu),
         *(cpu_level.VARIANTS if cpu == cpu_level.ANY else ()),
-        *user_flags(),
+        # A flag may name a file of this checkout: those of another clone are the same build.
+        *(flag.replace(f"{ROOT}{os.sep}", "") for flag in user_flags()),
         *(f"{k}={os.environ.get(k, '')}" for k in ("CFLAGS", "CXXFLAGS", "LDFLAGS")),
         toolchain.compiler("CC", "cc"),
         toolchain.compiler("CXX", "c++"),

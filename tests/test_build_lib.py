@@ -264,6 +264,20 @@ def test_key_names_the_flags(monkeypatch):
     assert build_lib.build_key() == plain
 
 
+def test_clones_share_what_was_built(monkeypatch, tmp_path):
+    """
+    A flag that names a file of the checkout is the same flag in another one.
+    """
+    keys = []
+    for root in (tmp_path, build_lib.ROOT):
+        flag = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={root / 'scripts' / 'joined.cmake'}"
+        monkeypatch.setenv("PYLLAMA_RAW_CMAKE_ARGS", flag)
+        monkeypatch.setattr(build_lib, "ROOT", root)
+        keys.append(build_lib.build_key())
+
+    assert keys[0] == keys[1]
+
+
 def test_an_extension_is_kept_by_its_sources(monkeypatch, tmp_path):
     """
     A changed source asks for another one; beside a library of the user's none is kept.

@@ -101,6 +101,10 @@ _CLASS_OF: Final = {name: kind for kind, names in _CLASSES.items() for name in n
 
 _NON_CAUSAL: Final = (ModelClass.ENCODER_ONLY, ModelClass.DIFFUSION)
 
+# A head gives scores of options, whose places in the text no function of libllama's interface
+# takes. What it gives without them is no vector, and has another width than the file states.
+_DECIDING: Final = ("clef",)
+
 # Their attention reads no memory, so a text is computed at once, whatever the file states.
 _AT_ONCE: Final = (*_CLASSES[ModelClass.ENCODER_ONLY], "llama-embed")
 
@@ -273,6 +277,11 @@ def _refusals(info: ModelInfo) -> dict[Operation, str]:
         )
         reason = f"{name} {is_what}: give a decoder-only or encoder model"
         return dict.fromkeys(Operation, reason)
+    if info.architecture in _DECIDING:
+        reason = (
+            f"{name} scores options of questions, which no function of libllama takes"
+        )
+        return dict.fromkeys(Operation, f"{reason}: give another model")
     refused = {}
     # Encoders write nothing.
     if kind is ModelClass.ENCODER_ONLY:

@@ -140,6 +140,7 @@ def test_what_begins_an_output_is_told_where_there_is_an_encoder():
         (info_of("t5", attention__causal=False), ()),
         (info_of("bart"), ()),
         (info_of("llada"), ()),
+        (info_of("clef", pooling_type=0), ()),
     ],
 )
 def test_the_class_tells_what_a_model_can_do(info, operations):

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from pyllama_raw import AsyncEngine, ConfigError, EngineConfig, SamplingParams
+from pyllama_raw.errors import QuantizeFailed
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.libllama import llama_version
 from pyllama_raw.native.model import Model, quantize
 from tests.native.support import last_logits, make_context, prefill
 from tests.support.tiny import tiny_model
@@ -46,7 +48,13 @@ def quantised(tmp_path_factory):
     def make(name: str, kind: str) -> Path:
         path = folder / f"{name}-{kind}.gguf"
         if not path.exists():
-            quantize(tiny_model(name), path, kind)
+            try:
+                quantize(tiny_model(name), path, kind)
+            except QuantizeFailed as error:
+                # A version before 0.5 leaves no tensor as it is whose rows are too short.
+                if "no tensor type fallback" not in str(error):
+                    raise
+                pytest.skip(f"llama.cpp {llama_version()} makes no {kind} of {name!r}")
         return path
 
     return make

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,15 @@ from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 
+ONE = "one llama.cpp is built here: scripts/test --llama newest builds another"
 CHILD = """
 import json, sys
 from pyllama_raw import Engine, EngineConfig, SamplingParams
+from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.native.libllama import llama_version, state_version
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
 
-model, directory = sys.argv[1:]
+model, directory, saved, *restored = sys.argv[1:]
 config = EngineConfig(
     context=ContextConfig(n_ctx=2048, n_threads=1),
     scheduler=SchedulerConfig(n_slots=1, token_budget=512),
@@ -36,11 +39,19 @@ config = EngineConfig(
 )
 prompt = [3 + i * 7 % 250 for i in range(150)]
 with Engine.open(model, config) as engine:
+    refused = []
+    for file in restored:
+        try:
+            engine.restore_slot(0, file)
+        except InvalidRequest as error:
+            refused.append(error.name)
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     result = engine.complete(prompt, params)
+    if saved:
+        engine.save_slot(0, saved)
 print(json.dumps([
     f"{llama_version()}, states {state_version()}", result.token_ids,
-    result.usage.cached_tokens > 0,
+    result.usage.cached_tokens > 0, refused,
 ]))
 """
 
@@ -73,10 +84,23 @@ def other_packages(folder: Path) -> dict[str, Path]:
     return packages
 
 
-def complete(package: Path, directory: Path) -> Any:
-    """Version, tokens, and whether some of the prompt were in *directory*."""
+def complete(
+    package: Path,
+    directory: Path,
+    target: Path | str = "",
+    sources: Sequence[Path] = (),
+) -> Any:
+    """
+    Version, tokens, whether some of the prompt were computed before, and refusals.
+
+    Args:
+        directory: of states that are looked for by themselves.
+        target: a file for the slot, afterwards.
+        sources: files for the slot, before.
+    """
+    arguments = (tiny_model("llama"), directory, target, *sources)
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(tiny_model("llama")), str(directory)],
+        [sys.executable, "-c", CHILD, *map(str, arguments)],
         cwd=package,
         env={**os.environ, "PYTHONPATH": str(package)},
         capture_output=True,
@@ -94,20 +118,48 @@ def test_a_state_of_one_version_is_a_miss_for_another(tmp_path):
     """
     packages = other_packages(tmp_path)
     if len(packages) < 2:
-        pytest.skip(
-            "one llama.cpp is built here: scripts/test --llama newest builds another"
-        )
+        pytest.skip(ONE)
     shared, expected = tmp_path / "shared", []
     for name, package in packages.items():
-        version, tokens, _ = complete(package, tmp_path / f"alone-{name}")
-        expected.append([version, tokens, False])
+        version, tokens, *_ = complete(package, tmp_path / f"alone-{name}")
+        expected.append([version, tokens, False, []])
 
     first = [complete(package, shared) for package in packages.values()]
     second = [complete(package, shared) for package in packages.values()]
 
     assert len({version for version, *_ in expected}) == len(packages)
     assert first == expected
-    assert second == [[version, tokens, True] for version, tokens, _ in expected]
+    assert second == [[version, tokens, True, []] for version, tokens, *_ in expected]
+
+
+def test_the_file_of_a_slot_is_refused_by_another_version(tmp_path):
+    """
+    It computes what it would without. Its own file has what it goes on from.
+    """
+    packages = other_packages(tmp_path)
+    if len(packages) < 2:
+        pytest.skip(ONE)
+    files = {name: tmp_path / f"slot-{name}" for name in packages}
+    expected = [
+        complete(package, tmp_path / f"first-{name}", files[name])
+        for name, package in packages.items()
+    ]
+
+    answers, answers_of_own = [], []
+    for name, package in packages.items():
+        others = [file for other, file in files.items() if other != name]
+        answers.append(complete(package, tmp_path / f"others-{name}", "", others))
+        answers_of_own.append(
+            complete(package, tmp_path / f"own-{name}", "", [files[name]])
+        )
+
+    refusals = ["path"] * (len(packages) - 1)
+    assert answers == [
+        [version, tokens, False, refusals] for version, tokens, *_ in expected
+    ]
+    assert answers_of_own == [
+        [version, tokens, True, []] for version, tokens, *_ in expected
+    ]
 
 
 def test_what_a_version_lacks_is_said_with_the_version():

@@ -33,7 +33,7 @@ def test_a_reply_is_read_as_it_was_written(family: str, bound: bool):
     Reasoning, content and calls come out as they went in, with ids and with typed arguments.
     """
     spec = spec_of(family, bound)
-    thinks = spec.reasoning or family in ("harmony", "muse")
+    thinks = spec.reasoning or family in ("harmony", "llm_jp", "muse")
     text = written(spec, reasoning="I think θ", content="Hello δ", calls=CALLS)
     if spec.calls and spec.calls.bare and not spec.messages:
         text = written(spec, calls=CALLS)
