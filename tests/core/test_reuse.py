@@ -214,6 +214,22 @@ def test_who_waits_goes_on_alone_when_the_leader_leaves(kind):
     assert engine.n_computed == len(A) + 1
 
 
+def test_one_that_waits_for_a_leader_may_leave():
+    """
+    The leader goes on, and nothing is copied for who has left.
+    """
+    engine = Engine(token_budget=10, max_bytes=0)
+    leader, follower = engine.add(A), engine.add(A)
+    engine.step()
+
+    engine.scheduler.cancel(follower, 0.0)
+    engine.run()
+
+    assert engine.ends[follower].reason is FinishReason.CANCELLED
+    assert engine.ends[leader].reason is FinishReason.LENGTH
+    assert engine.n_computed == len(A) + 1
+
+
 def test_a_leader_that_leaves_during_a_step_leaves_nothing():
     """
     What a running step still changes is not taken over.

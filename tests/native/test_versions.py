@@ -147,8 +147,8 @@ def test_the_file_of_a_slot_is_refused_by_another_version(tmp_path):
 
     answers, answers_of_own = [], []
     for name, package in packages.items():
-        others = [file for other, file in files.items() if other != name]
-        answers.append(complete(package, tmp_path / f"others-{name}", "", others))
+        foreign = [file for other, file in files.items() if other != name]
+        answers.append(complete(package, tmp_path / f"others-{name}", "", foreign))
         answers_of_own.append(
             complete(package, tmp_path / f"own-{name}", "", [files[name]])
         )

@@ -229,7 +229,7 @@ def test_a_process_that_is_silent_is_told_as_such(service, client):
     assert again == {"a": "ok", "b": "ok"}
 
 
-class Telling(ModelProcess):
+class AnsweringProcess(ModelProcess):
     """A process that says *status* of itself, or nothing."""
 
     def __init__(self, status):
@@ -260,7 +260,7 @@ def test_a_process_that_hangs_is_ended(status, expected):
     """
     Whether it says so or nothing: its requests would never end by themselves.
     """
-    process = Telling(status)
+    process = AnsweringProcess(status)
     health = anyio.run(process.health)
 
     assert (health.ready, health.detail, process.ends) == expected

@@ -165,7 +165,7 @@ def test_requests_that_warmed_up_are_left_out(tmp_path):
         ('{"prompt": "a", "max_tokens": 1, "client": 5}', "line 1: .*client=5"),
         ('{"prompt": "a", "max_tokens": 1, "priority": "x"}', "line 1: .*priority='x'"),
         ("", "no requests"),
-        ("[1]", "line 1: ValueError"),
+        ("[1]", "line 1: columns"),
         ("{", "line 1"),
         ('{"x": 1}', "no known format"),
         ('{"prompt": "a", "max_tokens": 1, "top_k": 1}', "unknown keys"),

@@ -52,7 +52,7 @@ class Live:
     def wait(self, _, plan):
         self.now += COST.seconds(size_of(plan))
 
-    def take(self, events, _):
+    def take(self, events):
         for event in events:
             if isinstance(event, NewTokens):
                 self.outputs.setdefault(event.request_id, []).extend(event.tokens)
