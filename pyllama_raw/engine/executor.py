@@ -284,13 +284,10 @@ class NativeExecutor:
         # The last failure left no context, because memory was short: this step tries again.
         if self.context.closed and (error := self._rebuild()) is not None:
             return StepResult(DecodeStatus.FAILED, error=error)
+        moves, works, lot, steady = plan
         # A forged file has left what no slot can forget, and what slots would compute with.
         if self.context.is_spoilt:
-            reason = "a state had positions that no slot has"
-            return self._rebuilt(
-                SnapshotFailed("llama_state_seq_set_data_ext", 0, reason)
-            )
-        moves, works, lot, steady = plan
+            return self._unspoilt(moves)
         # The step that was begun ahead is the one that is wanted, and moves concern none of its
         # slots: its result is waited for, then the moves are done.
         is_wanted = lot.adapters == self.adapters.on and self._continues(works)
@@ -323,6 +320,16 @@ class NativeExecutor:
             moves_s=moves_s,
             not_restored=lost | result.not_restored,
             refuses_cuts=self._operations.refuses_cuts,
+        )
+
+    def _unspoilt(self, moves: tuple[Move, ...]) -> StepResult:
+        """Do *moves*, because somebody waits for their files, then make the context anew."""
+        lost, self._lost = self._drop() | self._lost, frozenset()
+        saved, lost, restore_s, moves_s = self._operations.run(moves, lost)
+        reason = "a state had positions that no slot has"
+        error = SnapshotFailed("llama_state_seq_set_data_ext", 0, reason)
+        return self._rebuilt(error)._replace(
+            saved=saved, not_restored=lost, restore_s=restore_s, moves_s=moves_s
         )
 
     def _filled(self, moves: tuple[Move, ...], result: StepResult) -> StepResult:

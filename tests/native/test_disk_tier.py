@@ -160,6 +160,39 @@ def test_streams_lose_no_step_while_a_file_is_loaded(tmp_path):
     assert times.dropped_steps == 0
 
 
+def test_files_are_read_where_the_context_is_made_anew(tmp_path):
+    """
+    A forged state has spoilt the context, and the next step asks for a file: its request ends.
+    """
+    model = tiny_model("llama")
+    slots = {"scheduler": SchedulerConfig(n_slots=2)}
+    config = make_config(tmp_path).model_copy(update=slots)
+    generate(PROMPT, GREEDY, model=model, config=config)
+    parts = build(model, config)
+    reports, events = deque(), []
+    parts.files.report = reports.append
+    driver = Driver(parts.scheduler, parts.executor, lambda: 0.0, events.extend)
+    sampling = SamplingParams(temperature=0, seed=1, ignore_eos=True)
+    stream = Request(0, array("i", NEWS), 900, sampling=sampling)
+    late = Request(1, array("i", [*PROMPT, *NEWS]), 1, sampling=sampling)
+    try:
+        driver.add([stream], 0.0)
+        for _ in range(5):
+            driver.step()
+        driver.add([late], 0.0)
+        parts.executor.context.is_spoilt = True
+        while not (ends := [e for e in events if isinstance(e, Finished)]):
+            driver.step()
+            while reports:
+                driver.scheduler.take_report(reports.popleft())
+        n_rebuilt = parts.scheduler.stats().rebuilds
+    finally:
+        parts.release()
+
+    assert [(end.request_id, end.cache_tier) for end in ends] == [(1, CacheTier.DISK)]
+    assert n_rebuilt == 1
+
+
 def test_a_slot_is_written_when_its_place_is_needed(tmp_path):
     """
     The first of two prompts is found again in the same process, from its file.
