@@ -140,8 +140,7 @@ async def deploy(
             app = make_app(models, deployment.service, has_media=has_media, **options)
             service = answering(app)
             if service.is_llama and read is not None:
-                downloads = await stack.enter_async_context(Downloads(service))
-                service.downloads = downloads
+                downloads.service, service.downloads = service, downloads
             return service
 
         def answering(app: FastAPI) -> Service:
@@ -160,6 +159,8 @@ async def deploy(
             except BaseException:
                 release(sockets, files_of(sockets))
                 raise
+        # A block ends in the task in which it began, and engines open in another one.
+        downloads = await stack.enter_async_context(Downloads())
         await _serve(front, open_engines, deployment, sockets, say, is_last=True)
 
 
