@@ -48,7 +48,6 @@ from pyllama_raw.serve.deployment import AdapterEntry, Deployment, ModelPlace
 from pyllama_raw.serve.downloads import Downloads
 from pyllama_raw.serve.listening import (
     LoadingApp,
-    NoModels,
     address_of,
     bound,
     files_of,
@@ -172,12 +171,6 @@ def child() -> None:
     serving = partial(deploy, deployment_here(), report, say, is_behind=True)
     has_uvloop = find_spec("uvloop") is not None
     anyio.run(serving, backend_options={"use_uvloop": has_uvloop})
-
-
-async def deploy_nothing(deployment: Deployment, say: Say) -> None:
-    """Answer without any model until SIGTERM or SIGINT. Raises OSError as deploy()."""
-    service, sockets = Service({}, deployment.service), bound(deployment)
-    await _serve(NoModels(), service, deployment, sockets, say, is_last=True)
 
 
 async def serve(
