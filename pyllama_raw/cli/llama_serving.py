@@ -35,7 +35,7 @@ from pyllama_raw.options.models import (
 )
 from pyllama_raw.serve.deployment import Deployment, models_of
 from pyllama_raw.serve.keys import VARIABLE
-from pyllama_raw.serve.run import deploy, deploy_nothing
+from pyllama_raw.serve.run import deploy
 
 PARTS = ("model", "context", "scheduler", "cache", "media", "engine")
 PORT = 8080
@@ -62,11 +62,7 @@ def serve(parsed: Arguments) -> int:
     loading = LoadingLines(terminal, deployment.models)
     say = partial(_say, terminal)
     reread = partial(deployment_of, parsed) if is_router(parsed) else None
-    starting = partial(deploy, deployment, loading, say, prepare=fill_in)
-    if deployment.models or deployment.loading.models_dir:
-        starting = partial(starting, reread=reread)
-    else:
-        starting = partial(deploy_nothing, deployment, say)
+    starting = partial(deploy, deployment, loading, say, prepare=fill_in, reread=reread)
     run(starting, use_uvloop=find_spec("uvloop") is not None)
     return 0
 

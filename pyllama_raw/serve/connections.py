@@ -42,6 +42,7 @@ LINGER_S, LINGER_BYTES = 1.0, 2**26  # for what comes behind a request that is r
 # Headers of a wish for another protocol, and of a body.
 HOPS = (b"connection", b"upgrade", b"http2-settings")
 FRAMES = {b"content-length", b"transfer-encoding"}
+TUNNEL = b"CONNECT"
 
 TOO_LARGE = Failure(
     431,
@@ -318,7 +319,9 @@ class Connection(HttpToolsProtocol):
         if self._n_head > MAX_HEAD:
             self._refuse(TOO_LARGE)
         names = {name for name, _ in self.headers}
-        if self.parser.should_upgrade() and names & FRAMES and not self._is_refused:
+        # A tunnel is no wish that the head could do without.
+        is_wish = self.parser.should_upgrade() and self.parser.get_method() != TUNNEL
+        if is_wish and names & FRAMES and not self._is_refused:
             self._is_upgrade = True
             return
         if not self._is_refused:

@@ -91,10 +91,15 @@ class Download:
 
 
 class Downloads:
-    """The downloads of a service, as a block, whose end ends them."""
+    """
+    The downloads of a service, as a block, whose end ends them.
 
-    def __init__(self, service: Service) -> None:
-        self._service, self._all = service, dict[str, Download]()
+    Args:
+        service: None: it is set before the first download begins.
+    """
+
+    def __init__(self, service: Service | None = None) -> None:
+        self.service, self._all = service, dict[str, Download]()
         self._group: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -134,7 +139,7 @@ class Downloads:
         if os.environ.get(OFFLINE):
             message = f"model '{name}' is not fetched, as the server was started with --offline ({OFFLINE})"
             raise Failure(400, "offline", message, "model")
-        if name in self._service.models or name in self._all:
+        if name in self._served.models or name in self._all:
             message = f"model '{name}' already exists"
             raise Failure(400, "invalid_request", message, "model")
         if len(self._all) >= MAX_DOWNLOADS:
@@ -169,7 +174,7 @@ class Downloads:
         Raises:
             Failure: it was not fetched, or cannot be removed.
         """
-        service = self._service
+        service = self._served
         was_coming = await self.cancel(name)
         if name in service.models and service.models.source_of(name) != CACHE:
             message = f"model name={name} is not removable (not from cache)"
@@ -186,6 +191,11 @@ class Downloads:
         self._tell(name, "model_remove")
 
     # -- inside --------------------------------------------------------------------------
+
+    @property
+    def _served(self) -> Service:
+        assert self.service is not None
+        return self.service
 
     async def _plan(self, download: Download) -> None:
         """Wait for the sizes of files. Raises Failure if they cannot be fetched."""
@@ -232,7 +242,7 @@ class Downloads:
             await self._end(download)
         if is_whole:
             try:
-                await self._service.reread()
+                await self._served.reread()
             except PyllamaError:
                 logger.exception("the list of models was not read anew")
         self._tell(name, "download_finished" if is_whole else "download_failed")
@@ -246,7 +256,7 @@ class Downloads:
     def _tell(
         self, name: str, kind: str, data: Mapping[str, Any] | None = None
     ) -> None:
-        self._service.models.tell(ModelEvent(name, kind=kind, data=data))
+        self._served.models.tell(ModelEvent(name, kind=kind, data=data))
 
 
 def routes(app: FastAPI, service: Service) -> None:

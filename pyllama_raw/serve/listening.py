@@ -60,26 +60,6 @@ class LoadingApp:
         await answer(scope, receive, send)
 
 
-class NoModels:
-    """The application of a service that has no model, as that of a router without any."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        answer: Response
-        match scope["type"], scope["method"], scope["path"]:
-            case "http", "GET" | "HEAD", "/":
-                answer = page.answer()
-            case "http", "GET", "/health" | "/v1/health" | "/livez" | "/readyz":
-                answer = JSON({"status": "ok"})
-            case "http", "GET", "/models" | "/v1/models":
-                answer = JSON({"object": "list", "data": [], "models": []})
-            case _:
-                message = "there is no model: start the server with one (--model FILE)"
-                error = {"message": message, "type": "invalid_request_error"}
-                answer = JSON({"error": error | {"code": 400}}, 400)
-        await answer(scope, receive, send)
-
-
 # -- sockets -----------------------------------------------------------------------------
 
 

@@ -54,7 +54,13 @@ from pyllama_raw.errors import (
     first_of,
 )
 from pyllama_raw.options.machine import interpreter
-from pyllama_raw.runners.errors import RunnerFault, as_json, from_json
+from pyllama_raw.runners.errors import (
+    NetworkError,
+    RunnerFault,
+    RunnerTimeout,
+    as_json,
+    from_json,
+)
 from pyllama_raw.runners.remote import PYLLAMA, Dialect
 from pyllama_raw.runners.runner import RunnerHealth, RunnerMemory
 from pyllama_raw.runners.spawned import SpawnedRunner, check_interpreter
@@ -327,8 +333,12 @@ class ModelProcess(SpawnedRunner):
     async def state(self, limit_s: float = STATE_S) -> str:
         """What it says of its engine within *limit_s*: `ok`, or `stalled`; else `silent`."""
         with suppress(PyllamaError, ValueError, LookupError), move_on_after(limit_s):
-            async with self.exchange("GET", "/livez") as response:
-                return str(json.loads(await response.aread())["status"])
+            while True:
+                # A connection that fails may be the fault of this process, which has no descriptor left.
+                with suppress(NetworkError, RunnerTimeout):
+                    async with self.exchange("GET", "/livez") as response:
+                        return str(json.loads(await response.aread())["status"])
+                await anyio.sleep(LOOK_S)
         return "silent"
 
     async def sleep(self) -> None:

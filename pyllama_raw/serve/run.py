@@ -48,7 +48,6 @@ from pyllama_raw.serve.deployment import AdapterEntry, Deployment, ModelPlace
 from pyllama_raw.serve.downloads import Downloads
 from pyllama_raw.serve.listening import (
     LoadingApp,
-    NoModels,
     address_of,
     bound,
     files_of,
@@ -140,8 +139,7 @@ async def deploy(
             app = make_app(models, deployment.service, has_media=has_media, **options)
             service = answering(app)
             if service.is_llama and read is not None:
-                downloads = await stack.enter_async_context(Downloads(service))
-                service.downloads = downloads
+                downloads.service, service.downloads = service, downloads
             return service
 
         def answering(app: FastAPI) -> Service:
@@ -160,6 +158,8 @@ async def deploy(
             except BaseException:
                 release(sockets, files_of(sockets))
                 raise
+        # A block ends in the task in which it began, and engines open in another one.
+        downloads = await stack.enter_async_context(Downloads())
         await _serve(front, open_engines, deployment, sockets, say, is_last=True)
 
 
@@ -171,12 +171,6 @@ def child() -> None:
     serving = partial(deploy, deployment_here(), report, say, is_behind=True)
     has_uvloop = find_spec("uvloop") is not None
     anyio.run(serving, backend_options={"use_uvloop": has_uvloop})
-
-
-async def deploy_nothing(deployment: Deployment, say: Say) -> None:
-    """Answer without any model until SIGTERM or SIGINT. Raises OSError as deploy()."""
-    service, sockets = Service({}, deployment.service), bound(deployment)
-    await _serve(NoModels(), service, deployment, sockets, say, is_last=True)
 
 
 async def serve(

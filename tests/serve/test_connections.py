@@ -221,6 +221,20 @@ async def test_an_upgrade_is_answered_as_any_request():
     assert (status, headers["connection"], rest) == (200, "close", b"")
 
 
+async def test_a_wish_for_a_tunnel_with_a_body_is_refused(caplog):
+    """
+    And no line of the log is an error: nobody needs a key to send it.
+    """
+    request = b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc"
+    async with listening() as url:
+        async with wire(url) as client:
+            await client.send(request)
+            status, headers, _ = await client.answer()
+
+    assert (status, headers["connection"]) == (400, "close")
+    assert [r for r in caplog.records if r.levelname == "ERROR"] == []
+
+
 @pytest.mark.parametrize("n_at_once", [1, 50, 2**16])
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_a_body_behind_a_wish_for_http_2_is_read(n_at_once, is_chunked):

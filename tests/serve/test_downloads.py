@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import sys
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,6 +16,7 @@ import pytest
 from pyllama_raw.options.models import fetched_models
 from pyllama_raw.runners import CachedModel, ModelCache
 from pyllama_raw.serve import ServeConfig, downloads, make_app
+from tests.serve.starters import OURS, by_line, started
 from tests.serve.support import serving
 from tests.serve.test_models_on_demand import Sized
 from tests.support.limits import LIMIT_S
@@ -162,6 +164,26 @@ async def test_a_download_that_is_left_leaves_nothing(hub):
     assert names == {"own": "unloaded"}
     assert events[-1] == {"model": NAME, "event": "download_failed"}
     assert ends == []
+
+
+def test_a_program_without_a_model_fetches_its_first_one(hub):
+    """
+    A signal that comes meanwhile ends both, without an error, and nothing is left.
+    """
+    os.mkfifo(hub / "gate")
+    with started(OURS, ["--port", "0"]) as server:
+        by_line(server)
+        line = next(line for line in server.lines if " listening on " in line)
+        server.url = line.partition(" listening on ")[2].split()[0]
+        with server.client() as client:
+            before = client.get("/models").json()["data"]
+            fetch = client.post("/models", json={"model": NAME})
+            coming = [model["id"] for model in client.get("/models").json()["data"]]
+        server.process.send_signal(signal.SIGTERM)
+        returned = server.process.wait(LIMIT_S)
+
+    assert (before, fetch.json(), coming) == ([], {"success": True}, [NAME])
+    assert (returned, leftovers()) == (0, [])
 
 
 @pytest.mark.parametrize(

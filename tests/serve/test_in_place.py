@@ -13,11 +13,10 @@ from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.answer import LineEnd, LineLimits
 from pyllama_raw.serve.config import ListenConfig
 from pyllama_raw.serve.deployment import AdapterEntry
-from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.failures import JSON, Failure
 from pyllama_raw.serve.listening import (
     LOADING,
     LoadingApp,
-    NoModels,
     address_of,
     bound,
     files_of,
@@ -414,27 +413,13 @@ async def test_a_service_that_loads_answers_as_llama_server_does():
         paths = ("/health", "/v1/models", "/v1/chat/completions", "/nothing")
         answers = [await client.get(path) for path in paths]
         page, alive = await client.get("/"), await client.get("/livez")
-        app.app = NoModels()
+        app.app = JSON({"status": "ok"})
         ready = await client.get("/health")
 
     assert [answer.status_code for answer in answers] == [503] * 4
     assert all(answer.json() == LOADING for answer in answers)
     assert (page.status_code, page.headers["content-type"][:9]) == (200, "text/html")
     assert (alive.status_code, ready.json()) == (200, {"status": "ok"})
-
-
-async def test_a_service_without_models_says_so():
-    """
-    It is healthy, and lists none.
-    """
-    async with client_of(NoModels()) as client:
-        health = await client.get("/health")
-        models = (await client.get("/v1/models")).json()
-        chat = await client.post(PATH, json=CHAT)
-
-    assert health.status_code == 200
-    assert models == {"object": "list", "data": [], "models": []}
-    assert (chat.status_code, chat.json()["error"]["code"]) == (400, 400)
 
 
 def test_hosts_may_be_several_and_files(tmp_path):

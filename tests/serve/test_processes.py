@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from pyllama_raw.errors import PyllamaError
-from pyllama_raw.runners.errors import RunnerDied
+from pyllama_raw.runners.errors import NetworkError, RunnerDied
 from pyllama_raw.serve import ServeConfig, processes
 from pyllama_raw.serve.processes import Lines, ModelProcess, ProcessModel
 from scripts.tiny_models.recipe import N_CTX_TRAIN
@@ -230,14 +230,18 @@ def test_a_process_that_is_silent_is_told_as_such(service, client):
 
 
 class AnsweringProcess(ModelProcess):
-    """A process that says *status* of itself, or nothing."""
+    """A process that says *status* of itself, or nothing, once *faults* connections have failed."""
 
-    def __init__(self, status):
+    def __init__(self, status, faults=0):
         super().__init__(SimpleNamespace(name="a"), lambda _: None)
         self._status, self._child, self.ends = status, self, []
+        self._faults = faults
 
     @asynccontextmanager
     async def exchange(self, method, path):
+        self._faults -= 1
+        if self._faults >= 0:
+            raise NetworkError("too many open files", is_sent=False)
         if self._status is None:
             raise RunnerDied(None)
         content = json.dumps({"status": self._status}).encode()
@@ -264,6 +268,16 @@ def test_a_process_that_hangs_is_ended(status, expected):
     health = anyio.run(process.health)
 
     assert (health.ready, health.detail, process.ends) == expected
+
+
+def test_a_connection_that_fails_ends_no_process():
+    """
+    It may be the fault of this process, which has no descriptor left: the question is asked again.
+    """
+    process = AnsweringProcess("ok", faults=2)
+    health = anyio.run(process.health)
+
+    assert (health.ready, health.detail, process.ends) == (True, "ok", [])
 
 
 def test_lines_of_a_process_come_with_its_name(caplog, monkeypatch):
