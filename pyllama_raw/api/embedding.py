@@ -437,13 +437,14 @@ class Embedder:
         try:
             [tokens] = await self.tokens([query], "query", self._encode)
         except TextTooLong as error:
-            n_tokens = error.n_tokens
+            n_tokens, is_part = error.n_tokens, error.is_part
+            raise TextTooLong(
+                "query", n_tokens, n_most, advice, is_part=is_part
+            ) from error
         except InvalidRequest as error:
             raise InvalidRequest("query", query, error.allowed) from error
-        else:
-            n_tokens = len(tokens)
-        if n_tokens > n_most:
-            raise TextTooLong("query", n_tokens, n_most, advice)
+        if len(tokens) > n_most:
+            raise TextTooLong("query", len(tokens), n_most, advice)
 
     async def chunks(
         self, text: object, max_tokens: object, overlap: object

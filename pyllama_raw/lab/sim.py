@@ -323,7 +323,8 @@ class SimExecutor:
             return END_TOKEN
         answer = self._answers[request_id]
         n_before = answer.n_output - left - 1
-        if answer.tokens:
+        # A caller may have recorded fewer than came.
+        if n_before < len(answer.tokens):
             return answer.tokens[n_before]
         if not n_before:
             return answer.first_token

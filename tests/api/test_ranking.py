@@ -168,6 +168,8 @@ async def test_wrong_pairs_are_refused():
             await engine.rank(QUERY, [])
         with pytest.raises(TextTooLong, match=r"documents\[0\] has \d+ tokens"):
             await engine.rank(QUERY, ["Z" * 2100])
+        with pytest.raises(TextTooLong, match=r"query has \d+ tokens or more"):
+            await engine.rank("Z" * 100_000, ["a"])
         assert len(await engine.rank(QUERY, ["a"])) == 1
 
 

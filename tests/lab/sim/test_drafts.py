@@ -97,6 +97,16 @@ def test_without_speculation_recorded_tokens_come_one_by_one():
     assert drafts(steps) == [(3, 0, 0, 0), *[(0, 1, 0, 0)] * 19]
 
 
+def test_an_output_goes_on_where_fewer_tokens_were_recorded():
+    """
+    A log tells how many tokens came, and a caller may not have the last ones.
+    """
+    steps, arrival = StepLog(), Arrival(0.0, 3, 20, prompt=(1, 2, 3), output=(5,) * 4)
+    figures = simulate(Trace([arrival]), replace(MACHINE, speculation="off"), log=steps)
+
+    assert (figures.n_output, len(list(steps))) == (20, 20)
+
+
 def test_a_trace_has_ids_of_prompts_and_outputs(tmp_path):
     """
     A request gets as many tokens as were recorded, and allows as many as it did.
