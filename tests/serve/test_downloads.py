@@ -216,6 +216,23 @@ async def test_what_cannot_be_fetched_is_refused(
     assert (names, coming) == ({"own": "unloaded"}, {})
 
 
+async def test_a_list_that_cannot_be_read_anew_ends_nothing(hub):
+    """
+    Somebody may clean the cache up while it is read; the service goes on with the list that it has.
+    """
+
+    def refresh():
+        raise FileNotFoundError("snapshots")
+
+    async with router() as (client, service):
+        async with events_of(client, "download_finished"):
+            service.refresh = refresh
+            await client.post("/models", json={"model": NAME})
+        names = await listed(client)
+
+    assert names == {"own": "unloaded"}
+
+
 async def test_few_are_fetched_at_a_time(hub, monkeypatch):
     """
     One more is to be tried later, and none keeps another endpoint from its answer.
