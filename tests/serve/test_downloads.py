@@ -176,14 +176,14 @@ def test_a_program_without_a_model_fetches_its_first_one(hub):
         line = next(line for line in server.lines if " listening on " in line)
         server.url = line.partition(" listening on ")[2].split()[0]
         with server.client() as client:
-            before = client.get("/models").json()["data"]
+            models = client.get("/models").json()["data"]
             fetch = client.post("/models", json={"model": NAME})
-            coming = [model["id"] for model in client.get("/models").json()["data"]]
+            names = [model["id"] for model in client.get("/models").json()["data"]]
         server.process.send_signal(signal.SIGTERM)
-        returned = server.process.wait(LIMIT_S)
+        status = server.process.wait(LIMIT_S)
 
-    assert (before, fetch.json(), coming) == ([], {"success": True}, [NAME])
-    assert (returned, leftovers()) == (0, [])
+    assert (models, fetch.json(), names) == ([], {"success": True}, [NAME])
+    assert (status, leftovers()) == (0, [])
 
 
 @pytest.mark.parametrize(
