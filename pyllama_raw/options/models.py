@@ -322,7 +322,13 @@ def fetch_telling() -> None:
     Lines of its standard output that begin with TOLD tell the bytes of each file, and the error if there
     is one. SIGTERM ends it, and then nothing of a half file is left.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+    def leave(*_: object) -> None:
+        # A second signal would break off what the first one has begun to clear away.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(1)
+
+    signal.signal(signal.SIGTERM, leave)
     spec, ends = os.environ[FETCH], Event()
 
     def tell(facts: object) -> None:

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyllama_raw.errors import PyllamaError, first_of
+from pyllama_raw.errors import first_of
 from pyllama_raw.options.machine import interpreter
 from pyllama_raw.options.models import FETCH, TOLD, remove_fetched
 from pyllama_raw.runners import ModelEvent
@@ -243,7 +243,8 @@ class Downloads:
         if is_whole:
             try:
                 await self._served.reread()
-            except PyllamaError:
+            # Whatever happens to files of the cache meanwhile, the server goes on.
+            except Exception:
                 logger.exception("the list of models was not read anew")
         self._tell(name, "download_finished" if is_whole else "download_failed")
 

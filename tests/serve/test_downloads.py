@@ -176,14 +176,14 @@ def test_a_program_without_a_model_fetches_its_first_one(hub):
         line = next(line for line in server.lines if " listening on " in line)
         server.url = line.partition(" listening on ")[2].split()[0]
         with server.client() as client:
-            before = client.get("/models").json()["data"]
+            models = client.get("/models").json()["data"]
             fetch = client.post("/models", json={"model": NAME})
-            coming = [model["id"] for model in client.get("/models").json()["data"]]
+            names = [model["id"] for model in client.get("/models").json()["data"]]
         server.process.send_signal(signal.SIGTERM)
-        returned = server.process.wait(LIMIT_S)
+        status = server.process.wait(LIMIT_S)
 
-    assert (before, fetch.json(), coming) == ([], {"success": True}, [NAME])
-    assert (returned, leftovers()) == (0, [])
+    assert (models, fetch.json(), names) == ([], {"success": True}, [NAME])
+    assert (status, leftovers()) == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -214,6 +214,23 @@ async def test_what_cannot_be_fetched_is_refused(
     assert (answer.status_code, error["reason"]) == (status, code)
     assert words in error["message"]
     assert (names, coming) == ({"own": "unloaded"}, {})
+
+
+async def test_a_list_that_cannot_be_read_anew_ends_nothing(hub):
+    """
+    Somebody may clean the cache up while it is read; the service goes on with the list that it has.
+    """
+
+    def refresh():
+        raise FileNotFoundError("snapshots")
+
+    async with router() as (client, service):
+        async with events_of(client, "download_finished"):
+            service.refresh = refresh
+            await client.post("/models", json={"model": NAME})
+        names = await listed(client)
+
+    assert names == {"own": "unloaded"}
 
 
 async def test_few_are_fetched_at_a_time(hub, monkeypatch):
