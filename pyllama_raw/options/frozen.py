@@ -85,7 +85,7 @@ KINDS = {
     "int_": "a whole number",
     "list_": "a list",
     "missing": "a value, because it has no default",
-    "model_type": "{class_name}, or a mapping of its options",
+    "model_type": "{of}a mapping of its options",
     "path_": "a path",
     "string_type": "text",
     "tuple_": "a list",
@@ -291,11 +291,13 @@ def place(path: Iterable[object]) -> str:
 
 def allowed(item: ErrorDetails) -> str:
     """Values that fit in the place of a mistake, in words of pydantic, after "give"."""
-    if item["type"] == "wrong_option":
+    if item["type"] == "wrong_option" and "ctx" in item:
         return str(item["ctx"]["allowed"])
     for kind, words in KINDS.items():
         if item["type"].startswith(kind):
-            return words.format_map(item.get("ctx", {}))
+            # A body of HTTP names no class of ours.
+            name = item.get("ctx", {}).get("class_name")
+            return words.format(of=f"{name}, or " if name else "")
     sentence = re.fullmatch(_SENTENCE, item["msg"], re.DOTALL)
     if sentence is None:
         return f"what fits: {item['msg']}"

@@ -6,7 +6,7 @@ from threading import get_ident
 
 import anyio
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pyllama_raw.serve import (
     ServeConfig,
@@ -17,7 +17,7 @@ from pyllama_raw.serve import (
     responses,
 )
 from pyllama_raw.serve.body import Body
-from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.failures import Failure, words_of
 from pyllama_raw.serve.keys import VARIABLE
 from pyllama_raw.serve.reading import INLINE, MAX_DEPTH, check_values
 from pyllama_raw.testing import FakeExecutor, fake_limits
@@ -128,6 +128,21 @@ async def test_what_is_no_chat_is_refused(body, anyio_backend_name):
 
     assert (status, told["error"]["type"]) == (400, "invalid_request_error")
     assert other == 200
+
+
+def test_what_fits_no_branch_is_told_without_our_classes():
+    """
+    A body knows none of them, and its mistakes come without them.
+    """
+
+    class Options(BaseModel):
+        scale: float
+
+    with pytest.raises(ValidationError) as raised:
+        TypeAdapter(Options | str).validate_python(5)
+
+    words = words_of(raised.value.errors(include_context=False))
+    assert words == "give a mapping of its options, or text"
 
 
 @pytest.mark.parametrize(
