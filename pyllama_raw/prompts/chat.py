@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Self
 
 from pyllama_raw.errors import ClosedError, InvalidRequest, Unsupported
 from pyllama_raw.prompts.messages import (
+    REASONING,
     Message,
     check_roles,
     plain_messages,
@@ -190,7 +191,6 @@ def _is_marker(text: str, template: str) -> bool:
     return text.strip() in template or _MARKER_FORM.fullmatch(text) is not None
 
 
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of a message
 RESERVED = {"bos_token", "eos_token", "messages", "tools"}
 TemplateRunner = TemplateProcesses | TemplateHere
 NO_TEMPLATE = (
@@ -389,7 +389,7 @@ def _begun(messages: list[Any]) -> str | None:
     if isinstance(content, str) and content.strip():
         return content
     is_blank = not texts or not "".join(map(str, filter(None, texts))).strip()
-    if is_blank and len(messages) > 1 and not any(map(last.get, THOUGHTS)):
+    if is_blank and len(messages) > 1 and not any(map(last.get, REASONING)):
         messages.pop()
     return None
 

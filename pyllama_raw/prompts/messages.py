@@ -35,6 +35,7 @@ MAX_DEPTH = 100  # lists and mappings in each other
 MAX_VALUES = 2**18  # texts, numbers, lists and mappings of all messages
 MAX_INT_BITS = 4096  # Python refuses to write much larger ones
 MEDIA = {"image": "images", "audio": "audio", "video": "videos"}
+REASONING = ("reasoning_content", "thinking", "reasoning")  # the first that is there
 STANDARD = ("system", "developer", "user", "assistant", "tool")  # roles
 
 

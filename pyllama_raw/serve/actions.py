@@ -101,10 +101,8 @@ def routes(app: FastAPI, service: Service) -> None:
         if not is_number or int(slot) >= engine.info.n_slots:
             raise refused("id_slot", f"give one below {engine.info.n_slots}")
         if action in ("save", "restore"):
-            content = (await request.receive())["body"]
             async with turn:
-                own = folder_of(service.config.slot_save_path, request)
-                return JSON(await _moved(own, engine, int(slot), action, content))
+                return JSON(await _moved(service, request, engine, int(slot), action))
         if action != "erase":
             raise refused("action", "give erase, save or restore")
         n_used = engine.stats().n_cells_used
@@ -131,7 +129,7 @@ def routes(app: FastAPI, service: Service) -> None:
         )
 
 
-def folder_of(base: str | None, request: Request) -> Path | None:
+def folder_of(base: Path, request: Request) -> Path:
     """
     The folder of files of slots that are those of who sends *request*.
 
@@ -139,18 +137,19 @@ def folder_of(base: str | None, request: Request) -> Path | None:
     neither read nor replace what others have saved.
     """
     key = request.state.exchange.key
-    if base is None or key is None or key.sees_all:
-        return None if base is None else Path(base)
-    return Path(base) / f"{OWN}{key.salt(None)}"
+    return base if key is None or key.sees_all else base / f"{OWN}{key.salt(None)}"
 
 
 async def _moved(
-    folder: Path | None, engine: AsyncEngine, slot: int, action: str, content: bytes
+    service: Service, request: Request, engine: AsyncEngine, slot: int, action: str
 ) -> dict[str, Any]:
     """Save or restore a slot; the answer is in llama-server's words. Raises Failure."""
-    if folder is None:
+    if service.config.slot_save_path is None:
         reason = "start the service with --slot-save-path"
         raise Failure(501, "unsupported", f"action={action}: {reason}", "action")
+    base = Path(service.config.slot_save_path)
+    folder = folder_of(base, request)
+    content = (await request.receive())["body"]
     try:
         name = FileBody.model_validate_json(content).filename
     except ValidationError:
@@ -161,7 +160,7 @@ async def _moved(
     path = folder / name
     try:
         if action == "save":
-            await to_thread.run_sync(_check_folder, path.parent, engine)
+            await to_thread.run_sync(_check_folder, base, folder, engine)
             file = await engine.save_slot(slot, path)
         else:
             file = await engine.restore_slot(slot, path)
@@ -179,10 +178,8 @@ async def _moved(
     return {"id_slot": slot, "filename": name, **counts, "timings": times}
 
 
-def _check_folder(folder: Path, engine: AsyncEngine) -> None:
+def _check_folder(base: Path, folder: Path, engine: AsyncEngine) -> None:
     """Raise Failure if files of slots, of all keys, take as much as files of prefixes may."""
-    is_own = folder.name.startswith(OWN)
-    base = folder.parent if is_own else folder
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         n_bytes = 0

@@ -288,7 +288,7 @@ class TextAnswer(Response):
                     await self._stream(generations, events)
                     return events.end
                 ends: list[dict[int, LineEnd]] = [{} for _ in generations]
-                async with _together() as group:
+                async with together() as group:
                     for generation, of_prompt in zip(generations, ends, strict=True):
                         if request.lines is not None:
                             group.start_soon(self._watch, generation, of_prompt)
@@ -359,9 +359,9 @@ class TextAnswer(Response):
         self, generations: Sequence[Generation], events: EventStream
     ) -> None:
         config = self._service.config
-        async with _together() as pings:
+        async with together() as pings:
             pings.start_soon(events.ping, config.ping_s, config.send_s)
-            async with _together() as group:
+            async with together() as group:
                 for prompt, generation in enumerate(generations):
                     group.start_soon(self._write, prompt, generation, events)
             results = [generation.results for generation in generations]
@@ -409,7 +409,7 @@ def _check_begun(results: Sequence[Result]) -> None:
 
 
 @asynccontextmanager
-async def _together() -> AsyncIterator[TaskGroup]:
+async def together() -> AsyncIterator[TaskGroup]:
     """A task group whose first error comes out as it is."""
     try:
         async with create_task_group() as group:

@@ -23,7 +23,6 @@ from pyllama_raw.runners import ModelCache
 from pyllama_raw.serve import (
     actions,
     catalog,
-    downloads,
     facts,
     llamacpp,
     messages,
@@ -49,7 +48,7 @@ from pyllama_raw.serve.service import Elsewhere, Exchange, Service, retry_s
 ROUTES: tuple[Callable[[FastAPI, Service], None], ...] = (
     *(openai.routes, responses.routes, messages.routes, llamacpp.routes),
     *(vectors.routes, scores.routes, tokens.routes, catalog.routes, facts.routes),
-    *(downloads.routes, actions.routes, page.routes),
+    *(catalog.routes_of_cache, actions.routes, page.routes),
 )
 LOCALHOST = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from pyllama_raw import AsyncEngine
 from pyllama_raw.runners import ModelEvent, ModelState
 from pyllama_raw.serve.answer import EventStream, event
+from pyllama_raw.serve.downloads import CACHE, Downloads
 from pyllama_raw.serve.failures import JSON, Failure, refused
 from pyllama_raw.serve.service import Service, ServingProcess
 
@@ -64,7 +65,7 @@ def routes(app: FastAPI, service: Service) -> None:
             or [_model(service, name, engine, end) for end in ("", *_adapters(engine))]
             if not (service.is_llama and model["parent"])
         ]
-        data += _downloads(service)
+        data += _coming(service)
         answer = {"object": "list", "data": data}
         if service.is_llama:
             inputs = {name: _inputs(engine) for name, engine in engines.items()}
@@ -193,20 +194,39 @@ async def _cards(service: Service) -> dict[str, list[dict[str, Any]]]:
     return own
 
 
+def routes_of_cache(app: FastAPI, service: Service) -> None:
+    """Add the endpoints that fetch models and remove them, which llama-server alone has."""
+    if not service.is_llama or service.is_behind:
+        return
+
+    @app.post("/models", include_in_schema=False)
+    async def fetch_model(request: Request) -> Response:
+        """Begin to fetch a model; `/models/sse` tells how that goes on."""
+        downloads = _downloads_of(service)
+        await downloads.begin(_not_empty(await _wish(request, service)))
+        return JSON({"success": True})
+
+    @app.delete("/models", include_in_schema=False)
+    async def remove_model(model: str = "") -> Response:
+        """Remove a model that was fetched."""
+        await _downloads_of(service).remove(_not_empty(model))
+        return JSON({"success": True})
+
+
 def _as_of_router(service: Service, name: str) -> dict[str, Any]:
     """What a service that has several models tells of one."""
     if not service.is_router:
         return {}
     source = service.models.source_of(name)
     entry: dict[str, Any] = {"status": status_of(service, name), "source": source}
-    return entry | {"can_remove": source == "cache", "need_download": False}
+    return entry | {"can_remove": source == CACHE, "need_download": False}
 
 
-def _downloads(service: Service) -> list[dict[str, Any]]:
+def _coming(service: Service) -> list[dict[str, Any]]:
     """The models that are being fetched."""
     progress = {} if service.downloads is None else service.downloads.progress()
     common = {"object": "model", "created": service.started, "owned_by": "llamacpp"}
-    common |= {"aliases": [], "tags": [], "source": "cache", "can_remove": True}
+    common |= {"aliases": [], "tags": [], "source": CACHE, "can_remove": True}
     texts = {"input_modalities": ["text"], "output_modalities": ["text"]}
     return [
         {
@@ -264,6 +284,21 @@ def _check_on_demand(service: Service) -> None:
     if not service.models.is_dynamic:
         message = "models are loaded at the start: give --on-demand or --models-dir"
         raise Failure(501 if service.is_llama else 400, "unsupported", message)
+
+
+def _downloads_of(service: Service) -> Downloads:
+    """The downloads of a service whose list of models changes. Raises Failure."""
+    if service.downloads is None:
+        message = "models are fetched where none is named at the start"
+        raise Failure(501, "unsupported", message)
+    return service.downloads
+
+
+def _not_empty(name: str) -> str:
+    """The *name* of a model. Raises Failure."""
+    if not name:
+        raise refused("model", "model must be a non-empty string")
+    return name
 
 
 async def _wish(request: Request, service: Service) -> str:

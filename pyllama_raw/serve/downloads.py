@@ -16,26 +16,20 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import anyio
-from anyio import Event, create_task_group, fail_after, sleep, to_thread
+from anyio import Event, fail_after, sleep, to_thread
 from anyio.abc import TaskGroup
-from fastapi import FastAPI
-from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
-from starlette.responses import Response
 
-from pyllama_raw.errors import first_of
 from pyllama_raw.options.machine import interpreter
-from pyllama_raw.options.models import FETCH, TOLD, remove_fetched
-from pyllama_raw.runners import ModelEvent
+from pyllama_raw.options.models import FETCH, REPORT, remove_fetched
+from pyllama_raw.runners import ModelCache, ModelEvent
 from pyllama_raw.runners.child import Child
-from pyllama_raw.serve.failures import JSON, Failure, refused
-from pyllama_raw.serve.service import Service
+from pyllama_raw.serve.failures import Failure, refused
 
 logger = logging.getLogger(__name__)
 PROGRAM = "from pyllama_raw.options.models import fetch_telling; fetch_telling()"
@@ -48,13 +42,6 @@ LOOK_S = 0.25
 MARGIN_BYTES = 2**30  # of the disk that stay free
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 OFFLINE = "HF_HUB_OFFLINE"
-
-
-class DownloadBody(BaseModel):
-    """A model that is to be fetched; other fields change nothing."""
-
-    model: str
-    """Its repository, OWNER/REPO or OWNER/REPO:QUANT."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +64,9 @@ class Download:
     def look(self) -> bool:
         """Take in what the process has told; whether that is news."""
         lines = self.child.said.splitlines()
-        reports = [line.removeprefix(TOLD) for line in lines if line.startswith(TOLD)]
+        reports = [
+            line.removeprefix(REPORT) for line in lines if line.startswith(REPORT)
+        ]
         facts: dict[str, Any] = {}
         for text in reports[-1:]:
             try:
@@ -92,29 +81,22 @@ class Download:
 
 class Downloads:
     """
-    The downloads of a service, as a block, whose end ends them.
+    The downloads of a service.
 
     Args:
-        service: None: it is set before the first download begins.
+        group: they go on in its tasks, and end when it is cancelled.
+        models: its readers hear of them, and a model that is in it is not fetched again.
+        reread: has the list of models read anew.
     """
 
-    def __init__(self, service: Service | None = None) -> None:
-        self.service, self._all = service, dict[str, Download]()
-        self._group: TaskGroup | None = None
-
-    async def __aenter__(self) -> Self:
-        self._group = create_task_group()
-        await self._group.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> bool | None:
-        assert self._group is not None
-        self.close()
-        self._group.cancel_scope.cancel()
-        try:
-            return await self._group.__aexit__(*error)
-        except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
+    def __init__(
+        self,
+        group: TaskGroup,
+        models: ModelCache,
+        reread: Callable[[], Awaitable[object]],
+    ) -> None:
+        self._group, self._models, self._reread = group, models, reread
+        self._all: dict[str, Download] = {}
 
     def progress(self) -> dict[str, Mapping[str, Mapping[str, int]]]:
         """Bytes of the files of each model that is being fetched, by name."""
@@ -139,7 +121,7 @@ class Downloads:
         if os.environ.get(OFFLINE):
             message = f"model '{name}' is not fetched, as the server was started with --offline ({OFFLINE})"
             raise Failure(400, "offline", message, "model")
-        if name in self._served.models or name in self._all:
+        if name in self._models or name in self._all:
             message = f"model '{name}' already exists"
             raise Failure(400, "invalid_request", message, "model")
         if len(self._all) >= MAX_DOWNLOADS:
@@ -154,7 +136,6 @@ class Downloads:
         except BaseException:
             await self._end(download)
             raise
-        assert self._group is not None
         self._tell(name, "model_status", {"status": "downloading"})
         self._group.start_soon(self._follow, download)
 
@@ -174,12 +155,12 @@ class Downloads:
         Raises:
             Failure: it was not fetched, or cannot be removed.
         """
-        service = self._served
+        models = self._models
         was_coming = await self.cancel(name)
-        if name in service.models and service.models.source_of(name) != CACHE:
+        if name in models and models.source_of(name) != CACHE:
             message = f"model name={name} is not removable (not from cache)"
             raise Failure(400, "invalid_request", message, "model")
-        if name not in service.models and not was_coming:
+        if name not in models and not was_coming:
             message = f"model name={name} is not found"
             raise Failure(404, "model_not_found", message, "model")
         try:
@@ -187,15 +168,10 @@ class Downloads:
         except OSError as error:
             message = f"model name={name} cannot be removed: {error.strerror}"
             raise Failure(500, "internal_error", message) from error
-        await service.reread()
+        await self._reread()
         self._tell(name, "model_remove")
 
     # -- inside --------------------------------------------------------------------------
-
-    @property
-    def _served(self) -> Service:
-        assert self.service is not None
-        return self.service
 
     async def _plan(self, download: Download) -> None:
         """Wait for the sizes of files. Raises Failure if they cannot be fetched."""
@@ -242,7 +218,7 @@ class Downloads:
             await self._end(download)
         if is_whole:
             try:
-                await self._served.reread()
+                await self._reread()
             # Whatever happens to files of the cache meanwhile, the server goes on.
             except Exception:
                 logger.exception("the list of models was not read anew")
@@ -257,41 +233,4 @@ class Downloads:
     def _tell(
         self, name: str, kind: str, data: Mapping[str, Any] | None = None
     ) -> None:
-        self._served.models.tell(ModelEvent(name, kind=kind, data=data))
-
-
-def routes(app: FastAPI, service: Service) -> None:
-    """Add the endpoints, which llama-server alone has."""
-    if not service.is_llama or service.is_behind:
-        return
-
-    @app.post("/models", include_in_schema=False)
-    async def fetch(request: Request) -> Response:
-        """Begin to fetch a model; `/models/sse` tells how that goes on."""
-        content = (await request.receive())["body"]
-        downloads = _downloads(service)
-        try:
-            name = DownloadBody.model_validate_json(content).model
-        except ValidationError:
-            name = ""
-        if not name:
-            raise refused("model", "model must be a non-empty string")
-        await downloads.begin(name)
-        return JSON({"success": True})
-
-    @app.delete("/models", include_in_schema=False)
-    async def remove(model: str = "") -> Response:
-        """Remove a model that was fetched."""
-        downloads = _downloads(service)
-        if not model:
-            raise refused("model", "model must be a non-empty string")
-        await downloads.remove(model)
-        return JSON({"success": True})
-
-
-def _downloads(service: Service) -> Downloads:
-    downloads = service.downloads
-    if not isinstance(downloads, Downloads):
-        message = "models are fetched where none is named at the start"
-        raise Failure(501, "unsupported", message)
-    return downloads
+        self._models.tell(ModelEvent(name, kind=kind, data=data))

@@ -36,6 +36,7 @@ from fastapi import FastAPI
 from pyllama_raw import AsyncEngine, EngineConfig, devices
 from pyllama_raw.options.models import model_files
 from pyllama_raw.runners import CachedModel, LocalRunner, ModelCache, ModelRunner
+from pyllama_raw.serve.answer import together
 from pyllama_raw.serve.app import make_app
 from pyllama_raw.serve.config import ListenConfig, ModelsConfig
 from pyllama_raw.serve.connections import (
@@ -139,7 +140,7 @@ async def deploy(
             app = make_app(models, deployment.service, has_media=has_media, **options)
             service = answering(app)
             if service.is_llama and read is not None:
-                downloads.service, service.downloads = service, downloads
+                service.downloads = Downloads(downloading, models, service.reread)
             return service
 
         def answering(app: FastAPI) -> Service:
@@ -158,8 +159,9 @@ async def deploy(
             except BaseException:
                 release(sockets, files_of(sockets))
                 raise
-        # A block ends in the task in which it began, and engines open in another one.
-        downloads = await stack.enter_async_context(Downloads())
+        # A group ends in the task in which it began, and engines open in another one.
+        downloading = await stack.enter_async_context(together())
+        stack.callback(downloading.cancel_scope.cancel)
         await _serve(front, open_engines, deployment, sockets, say, is_last=True)
 
 

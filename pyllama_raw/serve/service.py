@@ -43,6 +43,7 @@ from pyllama_raw.runners import (
     RunnerCapabilities,
 )
 from pyllama_raw.serve.config import ServeConfig
+from pyllama_raw.serve.downloads import Downloads
 from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.keys import ADMIN, Key, Keys, Rates
 from pyllama_raw.serve.reading import DRAINING, Bodies
@@ -133,19 +134,6 @@ class ServingProcess(Protocol):
         """A word for how it is."""
 
 
-class Fetching(Protocol):
-    """Models that are being fetched, as downloads.py has them."""
-
-    def progress(self) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
-        """Bytes of the files of each, by name."""
-
-    async def cancel(self, name: str) -> bool:
-        """End one; False: there is none of that name."""
-
-    def close(self) -> None:
-        """Have all end."""
-
-
 class Elsewhere(Exception):
     """A request is that of a model in a process of its own, which is to answer it."""
 
@@ -194,7 +182,7 @@ class Service:
         # Clients of llama-server tell a router by the status of its models.
         self.is_router = models.is_dynamic and (refresh is not None or len(models) > 1)
         self.drains = False  # drain() was called
-        self.downloads: Fetching | None = None
+        self.downloads: Downloads | None = None
         self._reading, self._n_reads = Lock(), 0  # of the list of models
         self._reread_at = -inf  # from when on it may be read
         self.is_llama = config.in_place_of is not None

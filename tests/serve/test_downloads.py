@@ -16,6 +16,7 @@ import pytest
 from pyllama_raw.options.models import fetched_models
 from pyllama_raw.runners import CachedModel, ModelCache
 from pyllama_raw.serve import ServeConfig, downloads, make_app
+from pyllama_raw.serve.downloads import Downloads
 from tests.serve.starters import OURS, by_line, started
 from tests.serve.support import serving
 from tests.serve.test_models_on_demand import Sized
@@ -69,11 +70,13 @@ async def router():
             models.add("own", CachedModel(lambda _: Sized("own"), source="models_dir"))
             app = make_app(models, config, refresh=refresh)
             service = app.state.service
-            async with downloads.Downloads(service) as service.downloads:
+            async with anyio.create_task_group() as group:
+                service.downloads = Downloads(group, models, service.reread)
                 async with serving(app, "asyncio") as url:
                     options = {"base_url": url, "timeout": LIMIT_S}
                     async with httpx.AsyncClient(**options) as client:
                         yield client, service
+                group.cancel_scope.cancel()
 
 
 async def listed(client):

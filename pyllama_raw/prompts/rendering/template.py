@@ -26,15 +26,13 @@ from typing import Any, NamedTuple
 
 from jinja2.meta import find_undeclared_variables
 
-from pyllama_raw.prompts.messages import STANDARD, quoted_words
+from pyllama_raw.prompts.messages import REASONING, STANDARD, quoted_words
 from pyllama_raw.prompts.rendering.environment import (
     TextEnvironment,
     from_message,
     from_template,
     origins,
 )
-
-REASONING = ("reasoning_content", "thinking", "reasoning")  # the first that is there
 
 
 class CallForm(NamedTuple):
