@@ -5,7 +5,7 @@ import shutil
 import sqlite3
 from array import array
 from collections import deque
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
 
@@ -128,10 +128,9 @@ def test_the_same_prompt_is_found_on_a_real_model(tmp_path, model_path):
     assert again.token_ids == cold.token_ids
 
 
-def test_streams_lose_no_step_while_a_file_is_loaded(tmp_path):
-    """
-    A decode that was begun ahead is kept: reading and loading concern another slot.
-    """
+@contextmanager
+def reading(tmp_path):
+    """Parts with a stream and a request that needs a file, and a call that returns the first end."""
     model = tiny_model("llama")
     slots = {"scheduler": SchedulerConfig(n_slots=2)}
     config = make_config(tmp_path).model_copy(update=slots)
@@ -143,18 +142,31 @@ def test_streams_lose_no_step_while_a_file_is_loaded(tmp_path):
     sampling = SamplingParams(temperature=0, seed=1, ignore_eos=True)
     stream = Request(0, array("i", NEWS), 900, sampling=sampling)
     late = Request(1, array("i", [*PROMPT, *NEWS]), 1, sampling=sampling)
+
+    def first_end():
+        while not (ends := [e for e in events if isinstance(e, Finished)]):
+            driver.step()
+            while reports:
+                driver.scheduler.take_report(reports.popleft())
+        return ends
+
     try:
         driver.add([stream], 0.0)
         for _ in range(5):
             driver.step()
         driver.add([late], 0.0)
-        while not (ends := [e for e in events if isinstance(e, Finished)]):
-            driver.step()
-            while reports:
-                driver.scheduler.take_report(reports.popleft())
-        times = parts.executor.times
+        yield parts, first_end
     finally:
         parts.release()
+
+
+def test_streams_lose_no_step_while_a_file_is_loaded(tmp_path):
+    """
+    A decode that was begun ahead is kept: reading and loading concern another slot.
+    """
+    with reading(tmp_path) as (parts, first_end):
+        ends = first_end()
+        times = parts.executor.times
 
     assert [(end.request_id, end.cache_tier) for end in ends] == [(1, CacheTier.DISK)]
     assert times.dropped_steps == 0
@@ -164,30 +176,10 @@ def test_files_are_read_where_the_context_is_made_anew(tmp_path):
     """
     A forged state has spoilt the context, and the next step asks for a file: its request ends.
     """
-    model = tiny_model("llama")
-    slots = {"scheduler": SchedulerConfig(n_slots=2)}
-    config = make_config(tmp_path).model_copy(update=slots)
-    generate(PROMPT, GREEDY, model=model, config=config)
-    parts = build(model, config)
-    reports, events = deque(), []
-    parts.files.report = reports.append
-    driver = Driver(parts.scheduler, parts.executor, lambda: 0.0, events.extend)
-    sampling = SamplingParams(temperature=0, seed=1, ignore_eos=True)
-    stream = Request(0, array("i", NEWS), 900, sampling=sampling)
-    late = Request(1, array("i", [*PROMPT, *NEWS]), 1, sampling=sampling)
-    try:
-        driver.add([stream], 0.0)
-        for _ in range(5):
-            driver.step()
-        driver.add([late], 0.0)
+    with reading(tmp_path) as (parts, first_end):
         parts.executor.context.is_spoilt = True
-        while not (ends := [e for e in events if isinstance(e, Finished)]):
-            driver.step()
-            while reports:
-                driver.scheduler.take_report(reports.popleft())
+        ends = first_end()
         n_rebuilt = parts.scheduler.stats().rebuilds
-    finally:
-        parts.release()
 
     assert [(end.request_id, end.cache_tier) for end in ends] == [(1, CacheTier.DISK)]
     assert n_rebuilt == 1

@@ -11,13 +11,14 @@ from typing import Any
 
 import anyio
 import fastapi.routing
+import httpx
 import uvicorn
 from fastapi.utils import ModelField, create_model_field
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import make_app
 from pyllama_raw.testing import FakeExecutor, fake_parts
-from tests.support.limits import LIMIT_S  # noqa: F401 - tests of the service have it from here
+from tests.support.limits import LIMIT_S
 
 BACKLOG = 2048  # connections that wait for the server
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -58,6 +59,12 @@ async def request_of(read, body):
     async with chatting() as engine:
         service = make_app({"a": engine}).state.service
         return await read(body, service), service.traffic.left_out
+
+
+def client_of(app: Any) -> httpx.AsyncClient:
+    """A client of *app* without a server."""
+    transport = httpx.ASGITransport(app)
+    return httpx.AsyncClient(transport=transport, base_url="http://a", timeout=LIMIT_S)
 
 
 @asynccontextmanager

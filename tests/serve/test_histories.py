@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from pyllama_raw.serve import ServeConfig, make_app
@@ -13,7 +12,7 @@ from pyllama_raw.serve.openai import ChatBody, read_chat
 from pyllama_raw.serve.responses import ResponsesBody
 from pyllama_raw.serve.responses import read as read_responses
 from pyllama_raw.testing import FakeExecutor, fake_limits
-from tests.serve.support import chatting, request_of
+from tests.serve.support import chatting, client_of, request_of
 
 pytestmark = pytest.mark.anyio
 
@@ -175,11 +174,7 @@ def codex() -> list[dict[str, Any]]:
 async def statuses(path: str, bodies: list[dict[str, Any]]) -> tuple[list[Any], str]:
     """What is not 200 of the answers to *bodies*, and the metrics of the service."""
     async with odd_engine() as engine:
-        app = make_app({"a": engine}, ServeConfig())
-        client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://here", timeout=60
-        )
-        async with client:
+        async with client_of(make_app({"a": engine}, ServeConfig())) as client:
             answers = [await client.post(path, json=body) for body in bodies]
             metrics = (await client.get("/metrics")).text
     return [a.json() for a in answers if a.status_code != 200], metrics
@@ -396,10 +391,7 @@ async def test_answers_of_other_servers_stay_in_a_chat():
     ]  # fmt: skip
     async with odd_engine() as engine:
         app = make_app({"a": engine}, ServeConfig())
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://a"
-        ) as client:
+        async with client_of(app) as client:
             told = await client.post("/apply-template", json={"messages": messages})
             body = {"messages": messages, "max_tokens": 2}
             answer = await client.post("/v1/chat/completions", json=body)
@@ -573,10 +565,7 @@ async def test_an_answer_that_is_begun_with_nothing_has_not_begun(content):
     bodies = [{"messages": [USER, assistant(content)]}, {"messages": [USER]}]
     async with odd_engine() as engine:
         app = make_app({"a": engine}, ServeConfig())
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://a"
-        ) as client:
+        async with client_of(app) as client:
             answers = [
                 await client.post("/apply-template", json=body) for body in bodies
             ]
@@ -624,10 +613,7 @@ async def test_a_role_that_stays_refused_is_said_in_the_words_that_agents_look_f
         {"role": "assistant", "content": "c"},
     ]
     async with chatting(chat_template=never) as engine:
-        transport = httpx.ASGITransport(make_app({"a": engine}))
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://here"
-        ) as client:
+        async with client_of(make_app({"a": engine})) as client:
             answer = await client.post(
                 "/v1/messages", json={"max_tokens": 2, "system": "a", "messages": late}
             )
