@@ -551,6 +551,11 @@ def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return first_of(error) if isinstance(error, BaseExceptionGroup) else error
 
 
+def reason_of(error: Exception) -> str:
+    """The words of *error*; those of an OSError are without its file, because the message names that."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def cut(text: str, n_most: int) -> str:
     """The first *n_most* characters; the last three are dots if some are missing."""
     return text if len(text) <= n_most else f"{text[: n_most - 3]}..."

@@ -34,6 +34,7 @@ from pyllama_raw.errors import (
     AdapterLoadFailed,
     AdapterNotFound,
     Unsupported,
+    reason_of,
 )
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Adapter
@@ -120,7 +121,7 @@ class Adapters:
         try:
             n_bytes = Path(path).stat().st_size
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)  # without the path
+            reason = reason_of(error)
             raise AdapterLoadFailed(path, reason) from None
         self._reserve(n_bytes)
         # Read and checked here; the engine thread takes it over between two steps.

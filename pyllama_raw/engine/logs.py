@@ -39,7 +39,7 @@ from pyllama_raw.core.step import (
     Verify,
 )
 from pyllama_raw.engine.watcher import StepRecord, Watcher
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.errors import ConfigError, reason_of
 
 if TYPE_CHECKING:
     from pyllama_raw.options.config import LogConfig
@@ -146,7 +146,7 @@ class RecordFile:
                 f"{path} belongs to another log that is open: name another file"
             ) from error
         except (OSError, ValueError) as error:  # a ValueError: a NUL in the path
-            reason = getattr(error, "strerror", None) or error
+            reason = reason_of(error)
             raise ConfigError(f"{path} cannot be written: {reason}") from error
         self._thread = Thread(
             target=self._run, args=(file,), name="pyllama-log", daemon=True

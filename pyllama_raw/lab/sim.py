@@ -542,9 +542,8 @@ def _refuse(fault: PolicyFault) -> NoReturn:
     is_answer = isinstance(error, PolicyAnswerError)
     reason = str(error) if is_answer else f"raised {shown(error)}"
     frames = extract_tb(error.__traceback__)
-    if (
-        not is_answer and frames
-    ):  # the place in the policy, which a command shows no traceback of
+    # A command shows no traceback, so the place in the policy is told.
+    if frames and not is_answer:
         reason += f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}"
     raise PolicyFailed(fault.policy, fault.hook, reason) from error
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pyllama_raw.errors import ModelLoadFailed
+from pyllama_raw.errors import ModelLoadFailed, reason_of
 from pyllama_raw.native.libllama import ffi, lib, text
 
 ALIGNMENT = "general.alignment"
@@ -106,7 +106,7 @@ def header_of(path: str) -> Header:
     try:
         return _read_file(Path(path))
     except OSError as error:
-        raise DamagedFile(error.strerror or str(error)) from error
+        raise DamagedFile(reason_of(error)) from error
 
 
 def _read_file(path: Path) -> Header:

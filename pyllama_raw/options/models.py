@@ -32,7 +32,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
-from pyllama_raw.errors import ModelNotFound
+from pyllama_raw.errors import ModelNotFound, reason_of
 from pyllama_raw.native.gguf import split_names
 from pyllama_raw.options.fetch import (
     Artifact,
@@ -87,7 +87,7 @@ def resolve_model(spec: str | Path | None, *, progress: bool = True) -> Path:
         is_relative = str(spec) != "" and not path.is_absolute()
         place = f" in {Path.cwd()}" if is_relative else ""
     except (OSError, RuntimeError) as error:  # too long, or the folder of no user
-        reason = getattr(error, "strerror", None) or str(error)  # without the path
+        reason = reason_of(error)
         raise ModelNotFound(str(spec), reason) from error
     if not is_there:
         raise ModelNotFound(

@@ -20,7 +20,7 @@ from typing import IO, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pyllama_raw.errors import ConfigError, shown
+from pyllama_raw.errors import ConfigError, reason_of, shown
 from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.frozen import Frozen, wrong
 
@@ -189,7 +189,7 @@ class Profile(Frozen):
             reason = "it nests too deeply, a profile has 3 levels"
             raise ConfigError(f"profile {str(file)!r}: {reason}") from None
         except (OSError, ValueError) as error:  # ConfigError is one
-            reason = getattr(error, "strerror", None) or str(error)  # without the path
+            reason = reason_of(error)
             raise ConfigError(f"profile {str(file)!r}: {reason}") from error
         return loaded
 

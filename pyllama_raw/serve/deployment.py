@@ -28,7 +28,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from pyllama_raw import EngineConfig
-from pyllama_raw.errors import ConfigError, shown
+from pyllama_raw.errors import ConfigError, reason_of, shown
 from pyllama_raw.options.frozen import Frozen, places, suggestion
 from pyllama_raw.options.profile import Settings
 from pyllama_raw.options.requests import AdapterScale
@@ -155,7 +155,7 @@ def models_of(folder: str) -> dict[str, dict[str, Any]]:
         places = sorted(Path(folder).expanduser().iterdir())
         lists = [sorted(p.iterdir()) if p.is_dir() else [p] for p in places]
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         raise ConfigError(f"models_dir {folder!r}: {reason}") from error
     models = {}
     for place, paths in zip(places, lists, strict=True):
@@ -250,5 +250,5 @@ def read(file: str | Path) -> dict[str, Any]:
         reason = f"it nests too deeply, at most {MAX_DEPTH} levels are sure to be read"
         raise ConfigError(f"config {str(file)!r}: {reason}: flatten it") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)  # without the path
+        reason = reason_of(error)
         raise ConfigError(f"config {str(file)!r}: {reason}") from error

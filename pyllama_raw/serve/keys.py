@@ -24,7 +24,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.errors import ConfigError, reason_of
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure
 
@@ -70,7 +70,7 @@ class Keys:
             try:
                 self._add(path.read_text().splitlines(), str(path))
             except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or str(error)
+                reason = reason_of(error)
                 raise ConfigError(f"the keys in {path}: {reason}") from error
         if (value := os.environ.get(VARIABLE)) is not None:
             self._add(value.split(","), VARIABLE)
