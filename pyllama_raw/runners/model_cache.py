@@ -81,6 +81,7 @@ class _Entry:
     progress: float = 0.0
     checked_at: float = 0.0
     error: PyllamaError | None = None
+    dead: ModelRunner | None = None  # the runner whose end is counted
     scope: CancelScope | None = None  # of its load, or of the question what it takes
     successor: CachedModel | None = None  # to be when it has left
     is_removed: bool = False
@@ -510,6 +511,10 @@ class ModelCache:
     async def _check_health(self, entry: _Entry) -> None:
         """Have a runner that is not well leave, which a claim then loads anew."""
         now, runner = self._clock(), entry.runner
+        # A client may know by the end of its request, before _follow() does.
+        if runner is not None and runner.has_ended:
+            self._died(entry, runner, await runner.death())
+            return
         if now - entry.checked_at < self._health_s or runner is None:
             return
         entry.checked_at = now
@@ -678,10 +683,16 @@ class ModelCache:
     async def _follow(self, entry: _Entry) -> None:
         """Have a model leave whose runner has ended by itself."""
         runner = entry.runner
-        death = None if runner is None else await runner.death()
-        if death is None or entry.runner is not runner:
+        if runner is not None:
+            self._died(entry, runner, await runner.death())
+
+    def _died(
+        self, entry: _Entry, runner: ModelRunner, death: PyllamaError | None
+    ) -> None:
+        """Take in once that the process of *runner* has ended."""
+        if death is None or entry.runner is not runner or entry.dead is runner:
             return
-        entry.error = death
+        entry.dead, entry.error = runner, death
         logger.error("%s is gone: %s", entry.name, death)
         self._describe(
             entry, entry.model

@@ -439,6 +439,11 @@ class ModelRunner(ABC):
         """Serve again after sleep()."""
         self._check_open()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has ended; False: it has none of its own."""
+        return False
+
     async def death(self) -> PyllamaError | None:
         """The end of its process, once that has ended. None, at once: it has no process of its own."""
         return None

@@ -72,7 +72,7 @@ UNAVAILABLE = 503
 LOG_S = 10.0  # between lines about a server that does not listen yet
 LOOKS = Backoff()  # waits between two looks whether a server takes requests
 NO_RETRIES = Backoff(max_retries=0)  # a child that is gone comes back at another port
-NOTICED_S = 0.5  # for the end of a child to be known, once its connections broke
+NOTICED_S = 2.0  # for the end of a child to be known, once its connections broke
 LEARN_S = 5.0  # for what a child says of itself
 WARM_S = 30.0  # for the request that warms a server up
 DRAIN_S = 30.0  # for requests of a child that a rebuild ends
@@ -258,6 +258,11 @@ class SpawnedRunner(ModelRunner):
         fault = "returned" if answer.live else "failed"
         detail = "healthy" if answer.ready else f"Health check {fault}: {answer.detail}"
         return RunnerHealth(answer.live, answer.ready, answer.n_running, detail=detail)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there was a child, and it has ended."""
+        return self._child is not None and self._child.has_ended
 
     async def death(self) -> PyllamaError | None:
         """The end of the child, once it has ended, whoever ended it. None, at once: there is none."""

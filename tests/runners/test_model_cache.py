@@ -435,6 +435,10 @@ class Mortal(Loading):
         super().__init__(name, **options)
         self.dies = anyio.Event()
 
+    @property
+    def has_ended(self):
+        return self.dies.is_set()
+
     async def death(self):
         await self.dies.wait()
         return RunnerDied(-9)
@@ -481,6 +485,28 @@ async def test_a_model_that_dies_leaves_and_is_loaded_again():
     ]
     assert [runner.log for runner in runners] == [["start", "close"]] * 2
     assert (refusal.value.retry_after_s, other) == (1.0, "loaded")
+
+
+async def test_a_request_behind_the_end_of_a_process_is_served_by_the_next_one():
+    """
+    Its client saw the end of another request there, before the cache was woken for it.
+    """
+    runners = []
+
+    def make(_):
+        runners.append(Mortal("A"))
+        return runners[-1]
+
+    with anyio.fail_after(LIMIT_S):
+        async with ModelCache({"A": CachedModel(make)}, clock=Clock()) as cache:
+            await cache.load("A")
+            await idle()
+            runners[0].dies.set()
+            async with cache.lent("A") as runner:
+                is_next = runner is runners[1]
+
+    assert is_next
+    assert [runner.log for runner in runners] == [["start", "close"]] * 2
 
 
 def listed(shelf, **keys):
