@@ -170,3 +170,15 @@ def model_path() -> Path:
     from pyllama_raw.options.models import default_model
 
     return default_model(progress=False)
+
+
+@pytest.fixture
+def media_library() -> None:
+    """
+    Skip a test whose processes load projectors, where libllama is too old for any.
+
+    They would tell it by their exit codes and outputs only.
+    """
+    from pyllama_raw.native.libllama import need
+
+    need("images and sounds", "mtmd_tokenize_from_parts")

@@ -315,10 +315,14 @@ def test_dependencies_have_a_reason():
     [path for path in EXAMPLES if path.stem not in ENDLESS],
     ids=lambda path: path.stem,
 )
-def test_examples_run(path: Path, model_path: Path, tmp_path: Path):
+def test_examples_run(
+    path: Path, model_path: Path, tmp_path: Path, request: pytest.FixtureRequest
+):
     """
     Every example ends well, without a warning, and prints what it should.
     """
+    if path.stem == "image":
+        request.getfixturevalue("media_library")
     projector, model = tiny_projector("llava")
     models = {"image": model, "rerank": tiny_model("bert-rank")}
     models["adapters"] = tiny_model("llama")

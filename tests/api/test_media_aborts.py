@@ -4,7 +4,7 @@ import pytest
 
 from tests.native.support import run_python
 
-pytestmark = pytest.mark.native
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("media_library")]
 
 PREAMBLE = """
 import sys

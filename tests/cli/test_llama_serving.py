@@ -304,6 +304,7 @@ def test_a_model_has_all_the_cells_that_it_was_trained_for():
 
 
 @pytest.mark.native
+@pytest.mark.usefixtures("media_library")
 def test_a_model_of_a_hub_has_the_projector_of_its_repository(tmp_path, monkeypatch):
     """
     If there is one, unless that is refused; files that were fetched before need no network.

@@ -175,6 +175,7 @@ def test_adapters_are_for_every_request_that_names_none(tmp_path: Path):
     assert wrong.stderr.startswith("error: ")
 
 
+@pytest.mark.usefixtures("media_library")
 def test_generate_shows_an_image_and_a_sound(tmp_path: Path):
     """
     Files on the command line stand before each prompt, and are encoded once.
@@ -213,6 +214,7 @@ def test_a_bad_image_on_the_command_line_is_told(tmp_path: Path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("media_library")
 def test_info_shows_the_projector():
     """
     What it takes, and how much memory it needs.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
@@ -21,8 +22,17 @@ from tests.support.limits import LIMIT_S
 
 N_THREADS = 1  # more only wait for each other on a machine that is busy
 
+ANY_SLOT = "takes slots up to 255 where slots share cells"
+
 # Bit-identical however the work is cut: design.md 8.
 EXACT: dict[str, Any] = {"kv_unified": False, "flash_attn": "off"}
+
+
+def unlike_before(difference: str) -> pytest.MarkDecorator:
+    """A mark of a test of what the llama.cpp before the pinned one does otherwise."""
+    return pytest.mark.skipif(
+        not hasattr(lib, "LLAMA_LAZY_MODE_ON"), reason=f"this llama.cpp {difference}"
+    )
 
 
 @contextmanager

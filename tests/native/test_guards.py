@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.native.support import run_python
+from tests.native.support import ANY_SLOT, run_python, unlike_before
 
 pytestmark = pytest.mark.native
 
@@ -49,6 +49,7 @@ def refused(code: str, path: Path) -> dict[str, str]:
     return {line[0]: line[1] for line in lines}
 
 
+@unlike_before(ANY_SLOT)
 def test_batches(model_path):
     """
     Too many tokens or output rows, unknown tokens, slots and positions: InvalidBatch.

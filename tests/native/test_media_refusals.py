@@ -116,6 +116,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.usefixtures("media_library")
 def test_calls_that_would_end_the_process():
     """
     Rows beyond a micro-batch, uploads that no decoder takes, and the like: typed errors.
@@ -162,6 +163,7 @@ told(lambda: rows_of(projector, small) == before)
 """
 
 
+@pytest.mark.usefixtures("media_library")
 def test_an_encode_without_memory_fails_alone():
     """
     ggml would write to the buffers that it did not get, with the next encode.
@@ -218,6 +220,7 @@ print("alive")
 """
 
 
+@pytest.mark.usefixtures("media_library")
 @pytest.mark.parametrize("name", [n for n, p in PROJECTORS.items() if p.size])
 def test_images_of_any_shape_are_encoded(name):
     """

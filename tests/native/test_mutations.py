@@ -25,11 +25,13 @@ N_MANY = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "200"))
         ),
     ],
 )
-def test_no_file_ends_the_process_or_hangs(script, n_files):
+def test_no_file_ends_the_process_or_hangs(script, n_files, request):
     """
     A model file, projector, image or sound with faults works or is refused by an error of this package,
     in a process each.
     """
+    if script != "mutate_gguf":
+        request.getfixturevalue("media_library")
     command = [sys.executable, "-m", f"scripts.{script}", "--seed", "1"]
     done = subprocess.run(
         [*command, "--count", str(n_files)],

@@ -5,12 +5,14 @@ from array import array
 from itertools import count
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from pyllama_raw import EngineConfig, SamplingParams
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.core.stats import SchedulerStats
+from pyllama_raw.engine import operations
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
@@ -23,6 +25,18 @@ N_REQUESTS = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "24"))
 N_DEFAULT = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "8"))
 N_APART = 3  # steps between two arrivals: slots are taken again when the next one comes
 N_SLOTS, PRESSURE = 3, 3  # so many times as many requests as slots
+
+
+@pytest.fixture(autouse=True)
+def quick_copies(monkeypatch):
+    """
+    Copies of states take a microsecond.
+
+    On a busy machine one may take as long as a step, and then no swap pays.
+    """
+    ticks = count()
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks) * 1e-6)
+    monkeypatch.setattr(operations, "time", clock)
 
 
 def make_requests(seed: int, n_requests: int, most: int = 40) -> list[Request]:

@@ -384,6 +384,7 @@ def test_errors_are_shown_as_the_api_tells_them():
 
 @in_browser
 @pytest.mark.native
+@pytest.mark.usefixtures("media_library")
 def test_an_image_is_sent_where_the_model_takes_some():
     """
     As a data URL, before the text; the page offers it to no other model.
