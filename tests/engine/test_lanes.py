@@ -11,7 +11,7 @@ from pyllama_raw.core.step import DecodeStatus, StepResult
 from pyllama_raw.engine import sampling as rules
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
-from pyllama_raw.errors import NativeError
+from pyllama_raw.errors import NativeError, NoKVSpace
 from pyllama_raw.native.context import Context
 from pyllama_raw.options.config import (
     CacheConfig,
@@ -66,7 +66,7 @@ class Runs:
     """What came of requests, some of whose steps find no space or are aborted."""
 
     def __init__(self, parts, fails=lambda: None) -> None:
-        self.tokens, self.used = {}, {}
+        self.tokens, self.used, self.failed = {}, {}, set()
         self._executor, self._fails = parts.executor, fails
         self.driver = Driver(parts.scheduler, self, lambda: 0.0, self._take)
         self.open, self.close = parts.executor.open, parts.executor.close
@@ -90,6 +90,9 @@ class Runs:
         for event in events:
             if isinstance(event, Finished):
                 self.used[event.request_id] = event.sampler
+                if event.error is not None:
+                    assert isinstance(event.error, NoKVSpace)
+                    self.failed.add(event.request_id)
             else:
                 self.tokens[event.request_id] += event.tokens
 
@@ -113,7 +116,7 @@ def play(parts, seed: int) -> tuple[dict[int, list[int]], dict, set[int]]:
     """
     Requests of all kinds that come and go at random steps, some of which fail.
 
-    Returns their tokens, where those were chosen, and who was cancelled.
+    Returns their tokens, where those were chosen, and who was cancelled or found no space twice.
     """
     rng = Random(seed)  # noqa: S311
     runs = Runs(parts, lambda: rng.choices((None, "space", "abort"), (30, 1, 1))[0])
@@ -133,7 +136,7 @@ def play(parts, seed: int) -> tuple[dict[int, list[int]], dict, set[int]]:
             runs.driver.cancel(number)
         runs.driver.step()
         scheduler.check_integrity()
-    return runs.tokens, runs.used, cancelled
+    return runs.tokens, runs.used, cancelled | runs.failed
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "jamba"])
@@ -143,13 +146,13 @@ def test_tokens_do_not_depend_on_the_placement(make_parts, name, seed):
     Whoever comes, leaves, is preempted, aborted, changes its slot or ends the lanes.
 
     A step that was begun ahead may be over before it is aborted. So a play may have a step less,
-    and a request may be cancelled some tokens later.
+    and a request may be cancelled, or find no space for the second time, some tokens later.
     """
-    host, told, cancelled = play(make_parts(name, sampler_placement="host"), seed)
+    host, told, ended = play(make_parts(name, sampler_placement="host"), seed)
     parts = make_parts(name)
-    backend, used, cancelled_too = play(parts, seed)
+    backend, used, ended_too = play(parts, seed)
 
-    for number in cancelled | cancelled_too:
+    for number in ended | ended_too:
         n_both = min(len(host[number]), len(backend[number]))
         host[number], backend[number] = host[number][:n_both], backend[number][:n_both]
     assert backend == host
