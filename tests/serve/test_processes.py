@@ -428,7 +428,8 @@ def test_a_process_sleeps_and_is_unloaded(tmp_path):
     assert (refused, after) == (403, {})
     usage = first.json()["usage"]
     count = usage["prompt_tokens"], usage["completion_tokens"]
-    assert counts == [(name, "a", *count) for name in ("me", "me", "you", "me")]
+    # A line is written once its counts were asked for, when the next request may have ended already.
+    assert sorted(counts) == [(name, "a", *count) for name in ("me", "me", "me", "you")]
 
 
 def wait_until(client, name, state):
