@@ -207,9 +207,15 @@ class Speculation:
     """Puts drafts into plans; one of an engine."""
 
     def __init__(
-        self, memory: Memory, costs: CostHistory, draft: DraftLimits | None = None
+        self,
+        memory: Memory,
+        costs: CostHistory,
+        draft: DraftLimits | None = None,
+        *,
+        is_exact: bool = False,
     ) -> None:
         self._memory = memory
+        self._is_exact = is_exact
         self._slots = memory.slots
         self._costs = costs
         self._chances = list(FIRST_CHANCES)  # of new requests
@@ -265,6 +271,9 @@ class Speculation:
         is_begun, self._is_begun = self._is_begun, plan.steady
         has_proposed, self._has_proposed = self._has_proposed, False
         if not alone or not self._slots.limits.kind.can_cut:
+            return plan
+        # libllama multiplies adapters, and adds several columns in another order than one.
+        if self._is_exact and plan.lot.adapters:
             return plan
         seconds = self._step_seconds()
         if len(seconds) <= len(streams):
