@@ -33,7 +33,7 @@ import anyio
 import build_lib
 from benchmarks.load.client import fixed_length
 from benchmarks.load.limits import Limits, Weights, limits
-from benchmarks.load.measure import Report, arguments, run_script, say
+from benchmarks.load.measure import NO_DRAFTS, Report, arguments, run_script, say
 from benchmarks.load.workloads import generator
 from benchmarks.peers import commit_of_ik, is_there
 from benchmarks.peers.batched_bench import IK, SETTINGS, Phases, batched_bench
@@ -149,6 +149,7 @@ async def ours(cell: Cell, threads: int, seed: int) -> Phases:
     """Our engine, open only for this."""
     n_tokens = cell.n_streams * N_PROMPT
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(
             n_ctx=n_cells(cell.n_streams),
             n_batch=max(n_tokens, N_BATCH),

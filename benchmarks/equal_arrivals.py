@@ -17,7 +17,7 @@ from functools import partial
 from statistics import median
 from typing import Literal
 
-from load.measure import Report, arguments, median_ratio, run_script
+from load.measure import NO_DRAFTS, Report, arguments, median_ratio, run_script
 from load.rounds import results
 from peers.openers import peer_opener
 
@@ -40,7 +40,7 @@ def openers(options: Namespace) -> dict[str, Opener]:
         name: partial(
             open_engine,
             options.model,
-            EngineConfig(context=context, scheduler=scheduler),
+            EngineConfig(speculation=NO_DRAFTS, context=context, scheduler=scheduler),
         )
         for name, scheduler in schedulers.items()
     }

@@ -24,7 +24,7 @@ from time import thread_time
 
 import anyio
 from fakes import N_WARMUP, answer, engine_host_s, running_scheduler
-from load.measure import Report, arguments, run_script, say
+from load.measure import NO_DRAFTS, Report, arguments, run_script, say
 
 from pyllama_raw import (
     AsyncEngine,
@@ -70,6 +70,7 @@ def engine_us(n_running: int) -> float:
 async def native_us(model: Path, n_running: int, *, streams: bool) -> float:
     """Mean CPU time of the engine thread a step; *streams*: readers take every token."""
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=n_running * 256, n_threads=1),
         scheduler=SchedulerConfig(n_slots=n_running),
         cache=CacheConfig(mode="live"),

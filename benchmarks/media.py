@@ -28,7 +28,7 @@ from typing import NamedTuple, Protocol
 import anyio
 import numpy as np
 from load.machine import stolen_s
-from load.measure import Report, arguments, run_script, say
+from load.measure import NO_DRAFTS, Report, arguments, run_script, say
 from load.workloads import token_prompts
 from peers.llama_server import llama_server
 from peers.raw_client import RawClient
@@ -223,6 +223,7 @@ async def measure(options: Namespace, report: Report) -> None:
 async def measure_ours(options: Namespace, report: Report, path: Path) -> float:
     """Seconds of an encode alone."""
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=N_SLOTS * N_CTX_SLOT, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=N_SLOTS),
         media=MediaConfig(mmproj=path),

@@ -30,7 +30,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 from fakes import limits, request
-from load.measure import Report, arguments, run_script, say
+from load.measure import NO_DRAFTS, Report, arguments, run_script, say
 
 from pyllama_raw import (
     AsyncEngine,
@@ -190,6 +190,7 @@ def opened(options: Namespace, kind: str) -> AsyncEngine:
     """An engine of the model, to be entered."""
     policy = f"{Listening.__module__}:Listening" if kind == "all" else "fcfs"
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=N_STREAMS * 256, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=N_STREAMS, policy=policy),
         log=log_config(kind, Path()),

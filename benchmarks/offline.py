@@ -16,7 +16,7 @@ from functools import partial
 from statistics import median
 
 import anyio
-from load.measure import Report, arguments, median_ratio, run_script, say
+from load.measure import NO_DRAFTS, Report, arguments, median_ratio, run_script, say
 from load.workloads import token_prompts
 from peers.batched_bench import batched_bench
 from peers.openers import PEERS, peer_opener
@@ -58,6 +58,7 @@ async def measure(options: Namespace, report: Report) -> None:
 def _openers(options: Namespace, n_slots: int) -> dict[str, Opener]:
     n_ctx = CELLS * n_slots
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=n_ctx, n_threads=options.threads),
         # Steps as large as those of the others: nobody waits here for a bounded one.
         scheduler=SchedulerConfig(

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import anyio
 from load.client import EngineTarget
-from load.measure import Report, arguments, median_ratio, parse, say
+from load.measure import NO_DRAFTS, Report, arguments, median_ratio, parse, say
 from load.workloads import texts, token_prompts
 from peers.openers import running
 from peers.ours import pyllama_raw_server
@@ -75,6 +75,7 @@ async def measure(options: Namespace, report: Report) -> None:
     for n_slots in options.streams:
         say(f"{n_slots} streams")
         config = EngineConfig(
+            speculation=NO_DRAFTS,
             context=ContextConfig(
                 n_ctx=N_CTX_SLOT * n_slots, n_threads=options.threads
             ),
@@ -92,7 +93,9 @@ async def measure(options: Namespace, report: Report) -> None:
                 await alone(options, report, EngineTarget(pair.engine), http)
     if options.embedder is not None:
         say("vectors")
-        config = EngineConfig(context=ContextConfig(n_threads=options.threads))
+        config = EngineConfig(
+            speculation=NO_DRAFTS, context=ContextConfig(n_threads=options.threads)
+        )
         async with both(options.embedder, config) as pair:
             await vectors(options, report, pair)
 

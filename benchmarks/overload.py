@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import anyio
 import psutil
 import uvicorn
-from load.measure import Report, arguments, parse, percentile, say
+from load.measure import NO_DRAFTS, Report, arguments, parse, percentile, say
 from peers import Url, free_port, serving
 from peers.ours import pyllama_raw_server
 from pydantic_core import from_json, to_json
@@ -74,7 +74,9 @@ def server(options: Namespace) -> AbstractContextManager[Url]:
     if not options.step_ms:
         context = ContextConfig(n_ctx=N_CTX_SLOT * N_SLOTS, n_threads=options.threads)
         cache = CacheConfig(mode="live")
-        config = EngineConfig(context=context, scheduler=SCHEDULER, cache=cache)
+        config = EngineConfig(
+            speculation=NO_DRAFTS, context=context, scheduler=SCHEDULER, cache=cache
+        )
         return pyllama_raw_server(options.model, config)
     port = free_port()
     command = [sys.executable, str(Path(__file__)), "--serve", str(port)]

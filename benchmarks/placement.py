@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
 import anyio
-from load.measure import Report, arguments, median_ratio, parse, say
+from load.measure import NO_DRAFTS, Report, arguments, median_ratio, parse, say
 from load.workloads import generator, token_prompts
 
 from pyllama_raw import (
@@ -65,6 +65,7 @@ def config(
     options: Namespace, placement: Placement, *, deterministic: bool = False
 ) -> EngineConfig:
     return EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=N_SLOTS * N_CTX_SLOT, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=N_SLOTS),
         cache=CacheConfig(mode="off"),

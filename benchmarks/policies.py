@@ -23,6 +23,7 @@ from statistics import median
 import anyio
 from anyio import create_task_group
 from load.client import fixed_length
+from load.measure import NO_DRAFTS
 from load.workloads import generator, token_prompts
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -183,6 +184,7 @@ async def live(model: Path, policy: str) -> tuple[float, float, float]:
     outputs = [min(int(rng.expovariate(1 / 24)) + 4, 96) for _ in lengths]
     prompts = token_prompts(model, 1, lengths)
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=N_CTX),
         scheduler=SchedulerConfig(n_slots=4, policy=policy),
         log=LogConfig(max_steps=10**5, max_requests=N_LIVE),

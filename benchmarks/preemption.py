@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 
-from load.measure import Report, arguments, run_script
+from load.measure import NO_DRAFTS, Report, arguments, run_script
 from load.workloads import token_prompts
 
 from pyllama_raw import (
@@ -88,6 +88,7 @@ class Bench:
 def opened(options: Namespace, max_bytes: int) -> Iterator[Bench]:
     """An engine whose snapshots have *max_bytes*."""
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=4096, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=1, preempt="priority"),
         cache=CacheConfig(max_bytes=max_bytes),

@@ -17,7 +17,15 @@ from contextlib import AsyncExitStack
 from statistics import median
 
 import anyio
-from load.measure import Report, arguments, median_ratio, parse, percentile, say
+from load.measure import (
+    NO_DRAFTS,
+    Report,
+    arguments,
+    median_ratio,
+    parse,
+    percentile,
+    say,
+)
 from load.workloads import token_prompts
 from over_http import N_CTX_SLOT, N_OUTPUT, N_PROMPT, N_PROMPT_ALONE, Work, in_turn
 from peers.openers import running
@@ -36,6 +44,7 @@ async def measure(options: Namespace, report: Report) -> None:
     """Streams and single requests."""
     n_slots = max(options.streams)
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=N_CTX_SLOT * n_slots, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=n_slots),
     )

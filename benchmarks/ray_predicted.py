@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import anyio
 import httpx
-from load.measure import Report, arguments, percentile, run_script, say
+from load.measure import NO_DRAFTS, Report, arguments, percentile, run_script, say
 from peers.on_ray import end, ray_cluster, run
 from scaling import BLOCK, chats
 
@@ -156,6 +156,7 @@ def cost_of(options: Namespace, config: EngineConfig, url: str) -> CostModel:
 def measure(options: Namespace, report: Report) -> None:
     """Rounds of a live run and its prediction."""
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=N_SLOTS * N_CTX_SLOT, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=N_SLOTS),
     )

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import anyio
 import httpx
-from load.measure import Report, arguments, percentile, run_script, say
+from load.measure import NO_DRAFTS, Report, arguments, percentile, run_script, say
 from peers.on_ray import ray_cluster, run
 from peers.ours import pyllama_raw_server
 
@@ -131,6 +131,7 @@ def measure(options: Namespace, report: Report) -> None:
     """Rounds of all systems, one after the other."""
     model = str(options.model)
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=N_CTX, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=N_SLOTS),
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 from equality import differences
-from load.measure import Report, arguments, parse, say
+from load.measure import NO_DRAFTS, Report, arguments, parse, say
 from load.workloads import token_prompts
 from peers.llama_server import completed, llama_server
 
@@ -147,6 +147,7 @@ def theirs(options: Namespace, prompts: Outputs) -> list[Outputs]:
 async def ours(options: Namespace, prompts: Outputs) -> list[Outputs]:
     """By case and prompt."""
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=N_CTX, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=1),
         cache=CacheConfig(mode="off"),

@@ -18,7 +18,7 @@ from time import perf_counter
 
 import anyio
 import jsonschema
-from load.measure import Report, arguments, parse, say
+from load.measure import NO_DRAFTS, Report, arguments, parse, say
 
 from pyllama_raw import (
     AsyncEngine,
@@ -131,6 +131,7 @@ async def measure(options: Namespace, report: Report) -> None:
 def engine_config(options: Namespace, *, deterministic: bool = False) -> EngineConfig:
     """8 slots of 512 tokens."""
     return EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=N_SLOTS * 512, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=N_SLOTS),
         deterministic=deterministic,

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from load.measure import Report, arguments, median_ratio, run_script, say
+from load.measure import NO_DRAFTS, Report, arguments, median_ratio, run_script, say
 from load.rounds import results
 from peers.openers import peer_opener, served_opener
 
@@ -57,6 +57,7 @@ SHOWN = (SPEED, "median_ttft_ms", "p99_ttft_ms", GAP)
 def openers(options: Namespace) -> dict[str, Opener]:
     """Ours, and llama-server unless it is not wanted."""
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=N_CTX, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=N_SLOTS),
     )

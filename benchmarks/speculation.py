@@ -1,7 +1,7 @@
 """
 Drafts make copies and forms faster, and cost chats nothing.
 
-An engine with drafts and one without do the same work in turn, at 1, 4 and 8 streams: edits of a
+An engine of default options, which has drafts, and one without do the same work in turn, at 1, 4 and 8 streams: edits of a
 text that the prompt has, JSON by a schema with fixed keys, and chats of other topics. Outputs are
 greedy; where they differ, the tokens of each engine count. Each round has a salt of its own, so its
 requests see each other's texts and no earlier round's.
@@ -104,7 +104,7 @@ async def speed(
 
 async def measure(options: Namespace, report: Report) -> None:
     """The first round warms up, and drafts learn what steps take."""
-    second = "draft" if options.draft else "lookup"
+    second = "draft" if options.draft else "auto"
     async with (
         AsyncEngine.open(options.model, config=config(options, "off")) as plain,
         AsyncEngine.open(options.model, config=config(options, second)) as drafting,

@@ -170,7 +170,7 @@ def test_scheduler_options_are_those_of_the_scheduler():
     }
 
     of_parts = ("cache", "disk", "snapshot_cost", "snapshot_interval_tokens", "report")
-    of_parts += ("texts", "speculates", "draft")
+    of_parts += ("texts", "speculates", "exact_drafts", "draft")
     for name in of_parts:
         del accepted[name]
     assert SchedulerConfig().model_dump(exclude={"n_slots"}) == accepted | {

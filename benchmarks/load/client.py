@@ -22,6 +22,8 @@ from pyllama_raw import (
 from pyllama_raw.lab.calls import Call, OnTokens, Record, Run, Target
 from pyllama_raw.lab.targets import EngineTarget, fixed_length
 
+from .measure import NO_DRAFTS
+
 __all__ = [
     "Call",
     "EngineTarget",
@@ -45,8 +47,9 @@ def open_engine(
     n_threads: int | None = None,
     **scheduler: Any,
 ) -> AbstractAsyncContextManager[AsyncEngine]:
-    """Our engine as configured by default, but for what is given."""
+    """Our engine as configured by default, without drafts, but for what is given."""
     config = EngineConfig(
+        speculation=NO_DRAFTS,
         context=ContextConfig(n_ctx=n_ctx, n_threads=n_threads or options.threads),
         scheduler=SchedulerConfig(n_slots=n_slots, **scheduler),
         cache=CacheConfig()

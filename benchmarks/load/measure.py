@@ -29,11 +29,13 @@ import anyio
 from pyllama_raw.api.results import percentile
 from pyllama_raw.lab.report import table
 from pyllama_raw.lab.targets import machine
+from pyllama_raw.options.config import SpeculationConfig
 from pyllama_raw.options.machine import MAX_OTHERS
 
 from .machine import OthersCpu
 
 __all__ = [
+    "NO_DRAFTS",
     "Claim",
     "Report",
     "arguments",
@@ -45,6 +47,8 @@ __all__ = [
 ]
 
 TEST_MODEL = "PYLLAMA_RAW_TEST_MODEL"
+# Where drafts are not measured, because outputs that repeat themselves would seem faster.
+NO_DRAFTS = SpeculationConfig(mode="off")
 
 
 def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:

@@ -10,8 +10,6 @@ Whatever was expected is compared with each token that comes, so chances are lea
    prefixes with it: `NamespaceTexts`. Nobody sees a text of another namespace.
 3. Of a few places the one with the longest match is the source of what is expected, until a token
    is another one; of equal ones the latest. A place in another text has to match twice as long.
-4. A sequence that repeats nothing looks less often: after IDLE searches in vain each second token,
-   and so on, up to each MAX_IDLE-th one.
 
 `Drafting` expects what a draft model has said.
 
@@ -31,7 +29,6 @@ N_GRAM_OTHERS = 5  # likewise in texts of other requests, where short runs say l
 MAX_MATCH = 32  # a longer one says no more
 MAX_TRIES = 8  # earlier places that are compared, the latest first
 N_HEADS = 2**14  # of an index: 64 KiB, and 4 bytes for each token
-IDLE, MAX_IDLE = 16, 5
 MAX_INDEXED = 4096  # tokens of one sequence in a step: about a millisecond
 
 # Texts of requests that have ended take about 700 KiB a namespace at most.
@@ -163,8 +160,6 @@ class Lookup:
 
     __slots__ = (
         "_index",
-        "_n_vain",
-        "_rests_until",
         "_texts",
         "chances",
         "n_matched",
@@ -178,20 +173,17 @@ class Lookup:
         self.chances = chances
         self.source = self.n_matched = 0
         self.text: array[int] | None = None  # of another request; None: its own
-        self._n_vain = self._rests_until = 0  # searches in a row; so many tokens
         self._index = TextIndex()
         self._texts = texts
 
     def follow(self, tokens: array[int], shared: list[float]) -> bool:
         """
-        Take in what *tokens* have grown by, unless it rests; whether all of it is taken in.
+        Take in what *tokens* have grown by; whether all of it is taken in.
 
         Args:
             shared: chances of new requests, which learn, too.
         """
         start, n_tokens = self._index.n_indexed, len(tokens)
-        if not self.source and n_tokens < self._rests_until:
-            return False
         stop = min(n_tokens, start + MAX_INDEXED)
         # Texts of its namespace were forgotten meanwhile.
         if self.text is not None and self._texts is not None and not self._texts.parts:
@@ -255,8 +247,6 @@ class Lookup:
                 if n_equal > n_longest and end < len(text) and text[end] >= 0:
                     self.source, self.n_matched, n_longest = end, n_equal, n_equal
                     self.text = text
-        self._n_vain = 0 if self.source else self._n_vain + 1
-        self._rests_until = len(tokens) + min(1 + self._n_vain // IDLE, MAX_IDLE)
 
 
 def _n_equal(text: array[int], end: int, tokens: array[int]) -> int:

@@ -66,7 +66,7 @@ from pyllama_raw.engine.state_files import (
     n_parts_of,
 )
 from pyllama_raw.engine.watcher import PolicyLog
-from pyllama_raw.errors import ConfigError, Unsupported
+from pyllama_raw.errors import ConfigError
 from pyllama_raw.native.context import AbortFlag, Context, has_gpu
 from pyllama_raw.native.kernels import Watch, weaves
 from pyllama_raw.native.libllama import pass_on_lines
@@ -173,9 +173,6 @@ def assemble(
     model, config = use.model, checked_config(capabilities.model, config)
     # What options come to on this model.
     layout, start = layout_of(model, config), decoder_start(model)
-    speculation = speculation_of(model, config, layout.kind)
-    if speculation.startswith("off:"):
-        _log.warning("speculation is %s", speculation)
     fields = context_fields(
         config.resolved_context, config.scheduler.n_slots, model.n_ctx_train
     )
@@ -213,7 +210,6 @@ def assemble(
         scratch=layout.scratch,
         disk=writer,
         texts=texts,
-        speculates=not speculation.startswith("off"),
     )
     resources = ExitStack()  # all of it is closed, whatever fails
     resources.callback(use.close)
@@ -222,15 +218,20 @@ def assemble(
         resources.callback(writer.close)
     try:
         tell_changes(config.context, executor.context)
+        # A few decodes tell what a snapshot costs, and whether rows depend on each other.
+        cost = slot_cost(executor.context)
+        coupling = coupling_of(executor.context, config)
+        speculation = speculation_of(model, config, layout.kind, coupling)
+        executor.speculates = not speculation.startswith("off")
+        if config.speculation.mode != "auto" and speculation.startswith("off:"):
+            _log.warning("speculation is %s", speculation)
         if speculation == "draft":
             n_ctx = executor.context.n_ctx
             executor.drafts = open_drafts(config, model, n_ctx, layout.scratch)
-        # The scheduler. It knows what a snapshot costs from a few decodes.
         limits = None if texts is None else texts.limits
-        scheduler = _make_scheduler(executor, config, layout, store, keys, texts=limits)
-        # Kernels that took part in these decodes tell whether rows are exact.
-        if config.deterministic == "fast":
-            check_apart(executor.context, has_media=config.media.mmproj is not None)
+        scheduler = _make_scheduler(
+            executor, config, layout, store, keys, cost=cost, texts=limits
+        )
         executor.attach_lanes()
         # The scheduler of the context before this one knows what its slots held.
         if memory is not None:
@@ -253,7 +254,9 @@ def assemble(
             None if template is None else template.text,
             resources.close,
             Admission(waits.n_slots, waits.max_waiting, waits.max_waiting_tokens),
-            describer(executor.context, config, scheduler.limits, template),
+            describer(
+                executor.context, config, scheduler.limits, template, speculation
+            ),
             capabilities,
             config.cache.scope,
             writer,
@@ -339,18 +342,21 @@ def text_contexts(
     return EmbedExecutor(limits, make_context, may_cut=may_cut)
 
 
-def check_apart(context: Context, *, has_media: bool) -> None:
+def coupling_of(context: Context, config: EngineConfig) -> str:
     """
-    Check that rows of *context*, which has computed some, do not depend on what is beside them.
+    Why rows of *context*, which has computed some, depend on what is beside them; empty: they do not.
+
+    Either kernels of libllama take part whose sums do, or cells are not listed by position in a
+    pool for all slots.
 
     Raises:
-        ConfigError: kernels of libllama take part whose sums do, or cells are not listed by
-            position in a pool for all slots.
+        ConfigError: they do, and *config* says that they do not.
     """
     model, kernels = context.model, context.kernels
     is_woven = kernels is not None and any(row.is_woven for row in kernels.taken)
     # Rows of an image may share a position, and windows and states have caches of their own.
-    has_other_memory = model.n_swa or model.is_recurrent or model.is_hybrid or has_media
+    has_other_memory = model.n_swa or model.is_recurrent or model.is_hybrid
+    has_other_memory = has_other_memory or config.media.mmproj is not None
     why = ""
     if not weaves(model.header):
         why = "weights are of types that our kernels do not weave on this CPU"
@@ -360,10 +366,11 @@ def check_apart(context: Context, *, has_media: bool) -> None:
         why = f"libllama computes {kernels.stray}"
     elif has_other_memory and context.kv_unified:
         why = "with windows, states or images it needs context.kv_unified=False"
-    if why:
+    if why and config.deterministic == "fast":
         raise ConfigError(
             f"deterministic='fast': {model.path}: {why}; or take deterministic=True"
         )
+    return why
 
 
 def chat_template_of(model: Model, config: ModelConfig) -> ChatTemplate | None:
@@ -393,12 +400,10 @@ def _make_scheduler(
     store: DiskStore | None,
     keys: SpanKeys,
     *,
+    cost: SnapshotCost,
     texts: ContextLimits | None,
 ) -> Scheduler:
     context, drafts = executor.context, executor.drafts
-    if not context.has_memory:
-        raise Unsupported("generate", "the model keeps no memory of its texts")
-    cost = slot_cost(context)
     return Scheduler(
         limits_of(context, config, layout),
         context.model.vocab.pieces,
@@ -408,6 +413,7 @@ def _make_scheduler(
         snapshot_interval_tokens=config.cache.snapshot_interval_tokens,
         texts=texts,
         speculates=executor.speculates,
+        exact_drafts=config.speculation.mode == "auto",
         draft=None if drafts is None else drafts.limits,
         policy=make_policy(config.scheduler.policy),
         report=PolicyLog(),

@@ -74,7 +74,6 @@ class NativeExecutor:
         scratch: a slot no sequence uses.
         disk: None: nothing is kept in files.
         texts: does the steps of texts, on contexts of its own.
-        speculates: whether plans may have drafts.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class NativeExecutor:
         scratch: int,
         disk: DiskWriter | None = None,
         texts: EmbedExecutor | None = None,
-        speculates: bool = False,
     ) -> None:
         # One gate for both: a step is of texts or of sequences, and either can be aborted.
         self._texts = texts
@@ -104,7 +102,7 @@ class NativeExecutor:
         self._open = BuiltSamplers()
         max_rows = max(self.context.n_seq_max, self.context.n_outputs_max)
         self._rows = Rows(self._open, self.context.max_tokens, max_rows)
-        self.speculates = speculates
+        self.speculates = False  # whether plans may have drafts: see build.py
         self.drafts: DraftExecutor | None = None  # the draft model, if there is one
         self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
 

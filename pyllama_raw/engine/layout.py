@@ -281,7 +281,14 @@ def _distance(row: Row, other: Row) -> float:
 
 
 def slot_cost(context: Context) -> SnapshotCost:
-    """What a slot of *context* costs; raises as measure() and measure_sources() do."""
+    """
+    What a slot of *context* costs, by a few decodes; raises as measure() and measure_sources() do.
+
+    Raises:
+        Unsupported: the model keeps no memory of its texts.
+    """
+    if not context.has_memory:
+        raise Unsupported("generate", "the model keeps no memory of its texts")
     start = decoder_start(context.model)
     return measure(context) if start is None else measure_sources(context, start)
 
@@ -380,8 +387,16 @@ def checked_config(info: ModelInfo, config: EngineConfig) -> EngineConfig:
     return config.model_copy(update={"cache": CacheConfig(mode="off")})
 
 
-def speculation_of(model: Model, config: EngineConfig, kind: SnapshotKind) -> str:
-    """The source of drafts, or "off", with the reason if somebody wants them."""
+def speculation_of(
+    model: Model, config: EngineConfig, kind: SnapshotKind, coupling: str = ""
+) -> str:
+    """
+    The source of drafts, or "off", with the reason if the options do not say so.
+
+    Args:
+        coupling: why a row depends on those beside it, which "auto" does not allow; empty: none
+            does.
+    """
     mode = config.speculation.mode
     if mode == "off":
         return mode
@@ -389,7 +404,15 @@ def speculation_of(model: Model, config: EngineConfig, kind: SnapshotKind) -> st
         return f"off: {BY_ENCODER}"
     if not kind.can_cut:
         return "off: the memory of the model cannot forget tokens, as drafts that are wrong"
-    return mode
+    if mode != "auto":
+        return mode
+    if config.deterministic is True:
+        return "off: deterministic is True"
+    if config.sampler_placement == "backend":
+        return "off: sampler_placement is backend"
+    if coupling:
+        return f"off: drafts could change last digits: {coupling}"
+    return "lookup"
 
 
 def context_fields(
@@ -523,6 +546,7 @@ def describer(
     config: EngineConfig,
     limits: ContextLimits,
     template: ChatTemplate | None = None,
+    speculation: str = "off",
 ) -> Callable[[], EngineInfo]:
     """Keep what can be said at once: the context may be closed when somebody asks."""
     options, model = config.resolved_context, context.model
@@ -550,7 +574,7 @@ def describer(
         kernels={row.computes: row.needs for row in table},
         config=config,
         chat_template=None if template is None else template.source,
-        speculation=speculation_of(context.model, config, limits.kind),
+        speculation=speculation,
     )
 
     def describe() -> EngineInfo:

@@ -154,7 +154,7 @@ class Kernels(Handle):
         """
         An operation so far whose results of a token may depend on tokens beside it, by its name.
 
-        It is looked for if *deterministic* is "fast"; empty if there is none.
+        It is not looked for if *deterministic* is True; empty if there is none.
         """
         return text(lib.plr_kernels_stray(self.ptr))
 

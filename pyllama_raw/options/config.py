@@ -356,11 +356,12 @@ class DraftConfig(ModelConfig):
 class SpeculationConfig(Frozen):
     """Drafts of outputs, which a step verifies: they change speed only (docs/speculation.md)."""
 
-    mode: Literal["off", "lookup", "draft"] = "off"
+    mode: Literal["auto", "off", "lookup", "draft"] = "auto"
     """
     The source of drafts: lookup takes what followed the same tokens earlier in a request or in others
     that share prefixes with it, and what a constraint lets follow; draft takes these and those of a
-    draft model. With one it is draft if nothing is given.
+    draft model. auto is lookup where kernels of ours compute each row as if it were alone, so drafts
+    change no bit of an output, and off elsewhere. With a draft model it is draft if nothing is given.
     """
     draft: AnyPath | DraftConfig | None = None
     """The draft model: its file, or options of loading it. None: there is none."""
@@ -375,7 +376,7 @@ class SpeculationConfig(Frozen):
     def _misfits(self) -> Iterator[tuple[str, str]]:
         if self.mode == "draft" and self.draft is None:
             yield "draft", "a model file, if mode is draft"
-        if self.mode == "lookup" and self.draft is not None:
+        if self.mode in ("auto", "lookup") and self.draft is not None:
             yield "mode", "draft, if there is a draft model; off leaves it unused"
 
     @property
@@ -452,7 +453,7 @@ class EngineConfig(Frozen):
         if n_ctx is not None and n_ctx < n_slots:
             allowed = f"at least n_slots ({n_slots}): it is the cells of all slots"
             yield "context.n_ctx", allowed
-        if self.speculation.mode != "off":
+        if self.speculation.mode in ("lookup", "draft"):
             if self.deterministic is True:
                 yield (
                     "speculation.mode",

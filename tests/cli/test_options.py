@@ -40,7 +40,7 @@ def test_speculation_can_be_chosen():
     line = ["--speculation", "lookup", "--cache", "off"]
     config = engine_config(parser.parse_args(line))
     assert (config.speculation.mode, config.cache.mode) == ("lookup", "off")
-    assert engine_config(parser.parse_args([])).speculation.mode == "off"
+    assert engine_config(parser.parse_args([])).speculation.mode == "auto"
     config = engine_config(parser.parse_args(["--draft", "small.gguf"]))
     assert config.speculation == SpeculationConfig(mode="draft", draft="small.gguf")
     with pytest.raises(ConfigError, match="speculation"):

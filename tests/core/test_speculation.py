@@ -1,7 +1,8 @@
 """Drafts: where they come from, how many a step has, and that no output depends on them."""
 
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -162,23 +163,6 @@ def test_all_at_once_the_longest_match_is_the_source(tokens):
     if len(ends) <= rules.MAX_TRIES:
         longest = max(ends, key=lambda end: (n_equal[end], end), default=0)
         assert lookup.source == longest
-
-
-def test_a_text_that_repeats_nothing_is_looked_at_less_often():
-    """
-    A match is seen some tokens later then; while one goes on, all tokens are looked at.
-    """
-    tokens, looks = array("i", range(100)), []
-    lookup, shared = Lookup(list(FIRST_CHANCES)), list(FIRST_CHANCES)
-    for n_tokens in range(100, 340):
-        looks.append(lookup.follow(tokens, shared))
-        tokens.append(n_tokens if n_tokens < 320 else n_tokens - 270)
-
-    gaps = [len(gap) for gap in "".join(map(str, map(int, looks))).split("1")]
-    assert looks[: rules.IDLE] == [True] * rules.IDLE
-    assert max(gaps[:-1]) == rules.MAX_IDLE - 1
-    assert lookup.source == 69
-    assert looks[-3:] == [True] * 3
 
 
 # -- texts of other requests ---------------------------------------------------------------
@@ -637,6 +621,29 @@ def test_the_step_after_a_steady_plan_is_begun_already():
     assert not any(s and d for s, d in zip(steady, drafts[1:], strict=False))
     assert any(drafts)
     assert any(steady)
+
+
+@pytest.mark.parametrize(("n_streams", "every"), [(1, 1), (3, 3), (8, 5)])
+def test_streams_that_repeat_nothing_are_looked_at_less_often(
+    n_streams, every, monkeypatch
+):
+    """
+    Each look costs time of all, and many streams gain little by a draft.
+    """
+    looks, offer = Counter(), Speculation._offer
+
+    def counted(speculation, running):
+        looks[len(running.tokens)] += 1
+        return offer(speculation, running)
+
+    monkeypatch.setattr(Speculation, "_offer", counted)
+    machine = Machine(speculating(n_streams), lambda history: 100 + len(history) % 90)
+    machine.run(*(make_request(n, max_tokens=59) for n in range(n_streams)))
+
+    lengths = sorted(looks)
+    gaps = {later - length for length, later in pairwise(lengths)}
+    assert set(looks.values()) == {n_streams}
+    assert gaps == {every}
 
 
 def test_streams_share_the_rows_that_there_are():

@@ -37,7 +37,7 @@ from pyllama_raw.native.stages import Draw, TopK
 from tests.api.media_engines import picture
 from tests.native.support import make_context, prefill
 from tests.support.near_ties import parting
-from tests.support.tiny import tiny_model, tiny_projector
+from tests.support.tiny import tiny_adapter, tiny_model, tiny_projector
 
 pytestmark = pytest.mark.native
 
@@ -190,6 +190,59 @@ def test_fast_and_deterministic_outputs_are_bit_for_bit_those_without_drafts(
 
     assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
     assert [r.logprobs for r in drafted] == [r.logprobs for r in plain]
+
+
+@pytest.mark.usefixtures("at_best_level")
+def test_drafts_by_default_change_no_bit(tmp_path, oracle):
+    """
+    A request that is asked again, alone, says the same. With adapters, whose products are
+    libllama's, it has no drafts.
+    """
+    path = tmp_path / "llama.gguf"
+    quantize(tiny_model("llama"), path, "q4_0")
+    params = GREEDY.model_copy(update={"temperature": 0.3, "seed": 3})
+    prompts = prompts_of(8)
+    with opened(path, "off") as engine:
+        plain = [engine.complete(prompt, params) for prompt in prompts]
+    oracle.learn(prompts, plain)
+    with opened(path, "auto") as engine:
+        assert engine.info.speculation == "lookup"
+        drafted = [engine.complete(prompt, params) for prompt in prompts]
+        n_accepted = engine.stats().accepted_tokens
+        engine.load_adapter("a", tiny_adapter("lora-a"))
+        adapted = engine.complete(prompts[0], params, adapters={"a": 1.0})
+
+    assert n_accepted > 0
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+    assert [r.logprobs for r in drafted] == [r.logprobs for r in plain]
+    assert adapted.usage.drafted_tokens == 0
+
+
+@pytest.mark.usefixtures("at_best_level")
+@pytest.mark.parametrize(
+    ("kind", "fields", "reason"),
+    [
+        (None, {}, "weights are of types that our kernels do not weave"),
+        ("q4_0", {"model": {"load_mode": "none"}}, "weights are not woven"),
+        ("q4_0", {"deterministic": True}, "deterministic is True"),
+        ("q4_0", {"sampler_placement": "backend"}, "sampler_placement is backend"),
+    ],
+)
+def test_there_are_no_drafts_by_default_where_they_could_change_bits(
+    kind, fields, reason, tmp_path
+):
+    """
+    Nothing is refused: nobody has asked for drafts.
+    """
+    path = tiny_model("llama")
+    if kind is not None:
+        path = tmp_path / "llama.gguf"
+        quantize(tiny_model("llama"), path, kind)
+    with opened(path, "auto", **fields) as engine:
+        info = engine.info
+
+    assert info.speculation.startswith("off: ")
+    assert reason in info.speculation
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ class Kernels {
             return;
         }
         replace(node);
-        if (sums_ == PLR_SUMS_OURS && !is_apart(node->op)) {
+        if (sums_ != PLR_SUMS_LIBLLAMA && !is_apart(node->op)) {
             stray = ggml_op_name(node->op);
         }
     }

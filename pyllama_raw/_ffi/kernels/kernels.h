@@ -61,7 +61,7 @@ void          plr_kernels_free(plr_kernels * kernels);
 
 /*
  * The name of an operation of a graph so far whose results of a token may depend on the tokens
- * beside it; empty if there is none. It is looked for with PLR_SUMS_OURS only.
+ * beside it; empty if there is none. It is not looked for with PLR_SUMS_LIBLLAMA.
  */
 const char * plr_kernels_stray(const plr_kernels * kernels);
 

@@ -88,6 +88,7 @@ class Scheduler:
         snapshot_interval_tokens: int = 0,
         texts: ContextLimits | None = None,
         speculates: bool = False,
+        exact_drafts: bool = False,
         draft: DraftLimits | None = None,
         report: Callable[[PolicyFault], None] = pass_on_interrupts,
     ) -> None:
@@ -99,6 +100,7 @@ class Scheduler:
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
             speculates: whether steps may verify drafts.
+            exact_drafts: whether drafts may change no bit, so that rows with adapters have none.
             draft: of the context of a draft model; None: there is none.
             texts: limits of the contexts that make vectors: n_slots texts and n_batch
                 tokens a step; None: *limits*.
@@ -134,9 +136,9 @@ class Scheduler:
             self._roster, self._suspects, budget, make_turns, budget_mode
         )
         if speculates and not limits.deterministic:
-            speculation = Speculation(self.memory, self._costs, draft)
-            self._packer.speculation = speculation
-            self._roster.remember = speculation.remember
+            drafts = Speculation(self.memory, self._costs, draft, is_exact=exact_drafts)
+            self._packer.speculation = drafts
+            self._roster.remember = drafts.remember
         self._failures = Failures(self._roster, self._packer, self._suspects)
         self._sources = SourceSteps(self._roster) if limits.n_source else None
         self._started = 0.0  # when the last plan was made

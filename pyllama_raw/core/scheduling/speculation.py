@@ -14,8 +14,11 @@ Speculation: drafts of what streams will say next, and how many of them are wort
    all others, so the geometric mean of the streams counts. Without a gain of MIN_GAIN it has none,
    nor without one of FIRST_GAIN where the step before had none.
 5. The step after a steady plan is begun already. It has no drafts, and its plan is not steady.
-6. There are none beside prompts, where memory is short and after failures.
-7. Steps of the draft model take the streams' time, so a plan of it counts with the step that
+6. A look costs as much as a hundredth of a step of four streams, and the more there are the less a
+   draft is worth. So where nothing is worth a draft, several streams are looked at again after as
+   many steps, MAX_REST at most. What a constraint forces, and a draft model, is never kept waiting.
+7. There are none beside prompts, where memory is short and after failures.
+8. Steps of the draft model take the streams' time, so a plan of it counts with the step that
    verifies what it says, and two of them never follow each other. Where it would lose it is tried
    now and then, in TRIAL_SHARE of the time.
 
@@ -50,6 +53,7 @@ MAX_DEPTH = 16  # drafts of a sequence in a step
 MIN_GAIN = 1.05  # times the tokens a second without drafts
 FIRST_GAIN = 1.1  # likewise after a step without: two steps are not begun ahead then
 MIN_CHANCE = 0.1  # of a draft to be reached and accepted; a less likely one is left out
+MAX_REST = 5  # steps from a look in vain to the next one
 REFRESH = 8  # steps after which what steps take is looked up again
 
 # Of the draft model.
@@ -207,15 +211,22 @@ class Speculation:
     """Puts drafts into plans; one of an engine."""
 
     def __init__(
-        self, memory: Memory, costs: CostHistory, draft: DraftLimits | None = None
+        self,
+        memory: Memory,
+        costs: CostHistory,
+        draft: DraftLimits | None = None,
+        *,
+        is_exact: bool = False,
     ) -> None:
         self._memory = memory
+        self._is_exact = is_exact
         self._slots = memory.slots
         self._costs = costs
         self._chances = list(FIRST_CHANCES)  # of new requests
         self._texts = SharedTexts()
         self._is_begun = False  # the next step, by a steady plan
         self._had_drafts = False  # the step before, or it proposed some
+        self._n_rest = 0  # steps until drafts are looked for
         # Seconds of steps by their rows, and the steps until they are looked up again.
         self._seconds: list[float] = []
         self._n_fresh = 0
@@ -260,11 +271,18 @@ class Speculation:
             alone: nothing else is to be computed, and memory is not short.
         """
         # What a constraint forces it forces again, and that is worth more than a step ahead.
-        if plan.steady and any(running.sequence.forces for running in streams):
+        forces = any(running.sequence.forces for running in streams)
+        if plan.steady and forces:
             plan = plan._replace(steady=False)
         is_begun, self._is_begun = self._is_begun, plan.steady
         has_proposed, self._has_proposed = self._has_proposed, False
         if not alone or not self._slots.limits.kind.can_cut:
+            return plan
+        # libllama multiplies adapters, and adds several columns in another order than one.
+        if self._is_exact and plan.lot.adapters:
+            return plan
+        self._n_rest -= 1
+        if self._n_rest > 0 and not forces:
             return plan
         seconds = self._step_seconds()
         if len(seconds) <= len(streams):
@@ -275,6 +293,8 @@ class Speculation:
             proposal = self._proposal(self._model, streams, offers)
         depths = {} if proposal else self._choose(len(streams), offers).depths
         if not (depths or proposal):
+            if self._model is None:
+                self._n_rest = min(len(streams), MAX_REST)
             return plan
         # The plan before was steady: this step is begun, and the next one may have drafts.
         self._is_begun, plan = False, plan._replace(steady=False)
