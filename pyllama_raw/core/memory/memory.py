@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from pyllama_raw.core.costs import CostHistory
+from pyllama_raw.core.costs import Captures, CostHistory
 from pyllama_raw.core.exact import N_FRESH, n_reusable
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.placement import (
@@ -59,7 +59,7 @@ from pyllama_raw.core.memory.tiers import (
 )
 from pyllama_raw.core.request import CacheTier, Namespace, Private, border, is_of
 from pyllama_raw.core.sequence import Running, Sequence, take_scores
-from pyllama_raw.core.stats import CacheStats, Captures
+from pyllama_raw.core.stats import CacheStats
 from pyllama_raw.core.step import Delete, Move, StepResult
 
 MIN_WAIT = 16  # tokens that waiting for a leader must save
