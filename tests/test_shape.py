@@ -59,7 +59,7 @@ N_WORDS = {
 }
 
 # Files of the package, of which each is a chapter. They may become fewer; a new one is a new concept.
-N_FILES = 211
+N_FILES = 210
 
 # Modules that are imported where they are used, with what they have, and why.
 LATE_MODULES = {

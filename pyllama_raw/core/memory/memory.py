@@ -27,7 +27,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pyllama_raw.core.costs import Captures, CostHistory
-from pyllama_raw.core.exact import N_FRESH, n_reusable
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.placement import (
     CopyOf,
@@ -58,7 +57,13 @@ from pyllama_raw.core.memory.tiers import (
     Tiers,
 )
 from pyllama_raw.core.request import CacheTier, Namespace, Private, border, is_of
-from pyllama_raw.core.sequence import Running, Sequence, take_scores
+from pyllama_raw.core.sequence import (
+    N_FRESH,
+    Running,
+    Sequence,
+    n_reusable,
+    take_scores,
+)
 from pyllama_raw.core.stats import CacheStats
 from pyllama_raw.core.step import Delete, Move, StepResult
 

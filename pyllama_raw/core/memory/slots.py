@@ -20,7 +20,6 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pyllama_raw.core import exact
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import (
     Namespace,
@@ -30,7 +29,7 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
     position,
 )
-from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.sequence import Running, Sequence, n_kept, n_movable
 from pyllama_raw.core.step import Copy, Load, Move, Release, Shift, Trim
 from pyllama_raw.errors import BadMedia, PromptTooLong
 
@@ -47,7 +46,9 @@ class ContextLimits:
     n_cells: int  # cells of all slots together
     n_parked: int = 0  # slots beyond n_slots, for what idle ones hold
     unified: bool = True
-    deterministic: bool = False  # outputs must not depend on others: see core.exact
+    deterministic: bool = (
+        False  # outputs must not depend on others: see core/sequence.py
+    )
     can_shift: bool = True
     kind: SnapshotKind = SnapshotKind.RANGE
     n_outputs: int | None = None  # output rows of one step; None: one a slot
@@ -95,11 +96,11 @@ class ContextLimits:
 
     def n_kept(self, sequence: Sequence) -> int:
         """Tokens of *sequence* that others may take over, once they are computed."""
-        return exact.n_kept(sequence) if self.deterministic else len(sequence.tokens)
+        return n_kept(sequence) if self.deterministic else len(sequence.tokens)
 
     def n_movable(self, n_tokens: int) -> int:
         """The most of a slot's first *n_tokens* that others may get a copy of."""
-        return exact.n_movable(n_tokens, self.n_swa) if self.deterministic else n_tokens
+        return n_movable(n_tokens, self.n_swa) if self.deterministic else n_tokens
 
     def is_repeatable(self, sequence: Sequence) -> bool:
         """

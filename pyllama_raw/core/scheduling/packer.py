@@ -35,7 +35,6 @@ from collections.abc import Sequence as Items
 from types import MappingProxyType
 from typing import Literal
 
-from pyllama_raw.core import exact
 from pyllama_raw.core.costs import StepBudget
 from pyllama_raw.core.request import Lot, border, span_at
 from pyllama_raw.core.scheduling.lots import (
@@ -49,7 +48,7 @@ from pyllama_raw.core.scheduling.lots import (
 )
 from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.scheduling.speculation import Speculation
-from pyllama_raw.core.sequence import NO_LIMIT, Running
+from pyllama_raw.core.sequence import NO_LIMIT, Running, chunk_size, without_rest
 from pyllama_raw.core.step import (
     Decode,
     Prefill,
@@ -271,7 +270,7 @@ class Packer:
             return []
         turns = self._turns[lot]
         shares = turns.share(budget, prompts, single=lot.is_single, caps=caps)
-        shares = exact.without_rest(shares, n_decodes, limits.n_ubatch)
+        shares = without_rest(shares, n_decodes, limits.n_ubatch)
         return [_prefill(r, n) for r in prompts if (n := shares.get(r.slot, 0))]
 
     # -- what comes next -----------------------------------------------------------
@@ -391,7 +390,7 @@ class PrefillTurns:
             if shares and (budget == 1 < missing or (single and slot not in shares)):
                 break
             share = min(budget, running.deficit)
-            chunk = exact.chunk_size(n_shared + share, ready, n_shared + budget)
+            chunk = chunk_size(n_shared + share, ready, n_shared + budget)
             shares[slot], n_tokens = chunk, chunk - n_shared
             budget -= n_tokens
             running.deficit = max(running.deficit - n_tokens, 0)
@@ -463,7 +462,7 @@ def n_ready(running: Running) -> int:
     # As many as there are rows for, beside those that need none.
     if sequence.is_scoring:
         n_most = sequence.n_unscored - n_computed + running.max_rows
-        n_ready = exact.chunk_size(n_most, n_ready, n_most)
+        n_ready = chunk_size(n_most, n_ready, n_most)
     return n_ready
 
 

@@ -23,7 +23,7 @@ from math import isnan
 
 from pyllama_raw.core.costs import StepCost
 from pyllama_raw.core.memory.memory import Memory
-from pyllama_raw.core.policy_runner import PolicyRunner, Victim, WaitingQueue, choose
+from pyllama_raw.core.policy_runner import PolicyRunner, Victim, choose
 from pyllama_raw.core.request import (
     EmbedRequest,
     Event,
@@ -33,7 +33,13 @@ from pyllama_raw.core.request import (
     SlotChange,
     are_valid,
 )
-from pyllama_raw.core.sequence import NO_LIMIT, Running, Sequence, TextSequence
+from pyllama_raw.core.sequence import (
+    NO_LIMIT,
+    Running,
+    Sequence,
+    TextSequence,
+    WaitingQueue,
+)
 from pyllama_raw.core.stats import Counters, SchedulerStats
 from pyllama_raw.errors import (
     EngineStalled,
