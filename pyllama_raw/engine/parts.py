@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.adapters import AdapterHost
 from pyllama_raw.engine.info import Capabilities, EngineInfo
 from pyllama_raw.engine.life import EngineExecutor, Restarts
 from pyllama_raw.engine.logs import NO_LOGS, Logs
+from pyllama_raw.engine.requests import Admission
 from pyllama_raw.engine.shared_models import ModelFile
 from pyllama_raw.engine.state_files import SpanKeys
 from pyllama_raw.options.sampling import SamplingParams
