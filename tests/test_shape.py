@@ -18,7 +18,7 @@ FOLDERS = ("api", "core", "engine", "testing")  # that have requests
 # What is known by the id of a request, and why the record of engine/requests.py has it not.
 REGISTRIES = {
     "engine/requests.py": {"OpenRequests"},  # the records
-    "engine/rows.py": {"by_id"},  # executors know no records
+    "engine/sampling.py": {"by_id"},  # executors know no records
     "engine/mailbox.py": {"_unwanted"},  # until the step is over
     "api/generation.py": {"_by_id"},  # the outputs of one prompt
     "core/scheduling/roster.py": {"alive"},
