@@ -113,6 +113,11 @@ class EngineParts:
     model_files: tuple[ModelFile, ...] = ()  # as they were before the load
     template_process: bool = True  # chat templates run in a process of their own
 
+    def clear_cache(self, salt: str | None) -> int:
+        """See AsyncEngine.clear_cache. Thread: the engine's."""
+        n_bytes = 0 if self.media is None else self.media.encoder.clear(salt)
+        return n_bytes + self.scheduler.clear_cache(salt)
+
 
 @dataclass(frozen=True, slots=True)
 class KeptMemory:

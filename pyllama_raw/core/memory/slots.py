@@ -30,7 +30,7 @@ from pyllama_raw.core.request import (
     position,
 )
 from pyllama_raw.core.sequence import Running, Sequence, n_kept, n_movable
-from pyllama_raw.core.step import Copy, Load, Move, Release, Shift, Trim
+from pyllama_raw.core.step import Copy, Load, Move, Piece, Release, Shift, Trim
 from pyllama_raw.errors import BadMedia, PromptTooLong
 
 HEADROOM = 64  # output tokens a running sequence is promised cells for
@@ -274,6 +274,21 @@ class Slots:
         self._list_running()
         if n_kept == 0 or limits.kind.can_cut:
             self.cut(idle, n_kept)
+
+    def fill(self, contents: Contents, payload: object) -> None:
+        """An empty slot gets *contents*, whose state *payload* is; it was used last of all."""
+        slot, n_tokens = contents.slot, len(contents.tokens)
+        self.all[slot] = Idle(
+            slot,
+            contents.tokens.tobytes(),
+            n_held=n_tokens,
+            namespace=contents.namespace,
+            last_used=1 + max(idle.last_used for idle in self.idle),
+            n_prompt=contents.n_prompt,
+        )
+        self.cells.n_used += n_tokens
+        load = Load(slot, (Piece(payload, 0, n_tokens),), n_tokens - 1)
+        self._moves.append(load)
 
     def cut(self, idle: Idle, n_tokens: int) -> None:
         """An idle slot keeps its first *n_tokens* only."""
