@@ -184,7 +184,7 @@ def sweep_parts(folder: Path) -> None:
 
 
 class SlotLimits(NamedTuple):
-    """What a slot may hold at most, so that a file of any size takes no more memory than that."""
+    """The most that a slot may hold, so that a file of any size takes no more memory than that."""
 
     n_vocab: int
     n_tokens: int

@@ -4,9 +4,9 @@ it waits, and how much of it may be taken over or computed at once.
 
 Rules that a plan keeps so that equal requests have equal last digits: libllama computes a single
 token by another kernel than several, which gives it other last digits. So of every engine:
-- A prompt is never computed in single tokens: not at its end (N_FRESH), not in chunks
-  (chunk_size), not in what micro-batches leave (without_rest), not before a span (`Sequence.whole`)
-  unless there is one only.
+- A prompt is never computed in single tokens: not at its end (N_FRESH), not in chunks and not in
+  what micro-batches leave (core/scheduling/packer.py), not before a span (`Sequence.whole`) unless
+  there is one only.
 
 Of one that is `deterministic`, whose outputs must not depend on what ran before or beside
 (`ContextLimits` has those that are not here):
@@ -48,6 +48,7 @@ from pyllama_raw.core.text import NO_STOPS, Detokenizer
 from pyllama_raw.errors import PyllamaError
 
 NO_LIMIT = 2**31
+HEADROOM = 64  # output tokens a running sequence is promised cells for
 N_FRESH = 2  # tokens of a prompt that are always computed; one has to be sampled from
 ALIGN = 64  # cells that no sum over cells divides: CPUs add 4 to 64 side by side
 
@@ -272,6 +273,12 @@ class TextSequence(Sequence):
         return self.n_done - 1
 
 
+def growth(sequence: Sequence, n_computed: int = 0) -> int:
+    """Cells to promise *sequence*: its tokens behind and some output."""
+    n_output = sequence.request.max_tokens - sequence.n_output
+    return len(sequence.tokens) - n_computed + min(n_output, HEADROOM)
+
+
 class WaitingQueue:
     """
     Sequences that hold no slot, best rank first: by priority, then arrival, as `fcfs` has it.
@@ -464,35 +471,6 @@ def take_scores(place: ScoredSlot, sequence: Sequence, n_tokens: int) -> None:
 
 
 # -- equal last digits ---------------------------------------------------------------
-
-
-def chunk_size(share: int, n_ready: int, budget: int) -> int:
-    """
-    *share* tokens of *n_ready*, or one more or less where one would be left alone.
-
-    libllama computes a single token by another kernel than several, which is slower for
-    a prompt and gives it other last digits. With a budget of one there is no choice.
-    """
-    n_tokens = min(max(share, 2), n_ready, budget)
-    # One would be left: it joins, or another one stays with it.
-    if n_ready - n_tokens == 1:
-        n_tokens = n_ready if n_ready <= budget else max(n_tokens - 1, min(2, budget))
-    return n_tokens
-
-
-def without_rest(
-    shares: dict[int, int], n_decodes: int, n_ubatch: int
-) -> dict[int, int]:
-    """
-    *shares* of a step that micro-batches divide, none of which is a single token.
-
-    The largest share gives two tokens to a later step, which are none alone either.
-    """
-    n_tokens = n_decodes + sum(shares.values())
-    if not 2 < n_ubatch < n_tokens or n_tokens % n_ubatch != 1:
-        return shares
-    slot = max(shares, key=shares.__getitem__)
-    return shares | {slot: shares[slot] - 2} if shares[slot] > 3 else shares
 
 
 def n_reusable(sequence: Sequence) -> int:

@@ -5,9 +5,11 @@ from hypothesis import strategies as st
 from pyllama_raw.core.request import Scoring
 from pyllama_raw.core.scheduling.packer import (
     PrefillTurns,
+    chunk_size,
     share_rows,
+    without_rest,
 )
-from pyllama_raw.core.sequence import Running, Sequence, chunk_size, without_rest
+from pyllama_raw.core.sequence import Running, Sequence
 from tests.core.support import make_request
 
 

@@ -29,11 +29,9 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
     position,
 )
-from pyllama_raw.core.sequence import Running, Sequence, n_kept, n_movable
+from pyllama_raw.core.sequence import Running, Sequence, growth, n_kept, n_movable
 from pyllama_raw.core.step import Copy, Load, Move, Piece, Release, Shift, Trim
 from pyllama_raw.errors import BadMedia, PromptTooLong
-
-HEADROOM = 64  # output tokens a running sequence is promised cells for
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,12 +353,6 @@ class Slots:
         assert slots == sorted(slots)
         assert len(slots) <= self.limits.n_slots
         assert self.n_free_cells >= 0
-
-
-def growth(sequence: Sequence, n_computed: int = 0) -> int:
-    """Cells to promise *sequence*: its tokens behind and some output."""
-    n_output = sequence.request.max_tokens - sequence.n_output
-    return len(sequence.tokens) - n_computed + min(n_output, HEADROOM)
 
 
 @dataclass(slots=True)

@@ -48,7 +48,7 @@ from pyllama_raw.core.scheduling.lots import (
 )
 from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.scheduling.speculation import Speculation
-from pyllama_raw.core.sequence import NO_LIMIT, Running, chunk_size, without_rest
+from pyllama_raw.core.sequence import NO_LIMIT, Running
 from pyllama_raw.core.step import (
     Decode,
     Prefill,
@@ -464,6 +464,27 @@ def n_ready(running: Running) -> int:
         n_most = sequence.n_unscored - n_computed + running.max_rows
         n_ready = chunk_size(n_most, n_ready, n_most)
     return n_ready
+
+
+def chunk_size(share: int, n_ready: int, budget: int) -> int:
+    """*share* tokens of *n_ready*, or one more or less where one would be left alone."""
+    n_tokens = min(max(share, 2), n_ready, budget)
+    # One would be left: it joins, or another one stays with it.
+    if n_ready - n_tokens == 1:
+        n_tokens = n_ready if n_ready <= budget else max(n_tokens - 1, min(2, budget))
+    return n_tokens
+
+
+def without_rest(
+    shares: dict[int, int], n_decodes: int, n_ubatch: int
+) -> dict[int, int]:
+    """*shares* of a step that micro-batches divide, none of which is a single token."""
+    n_tokens = n_decodes + sum(shares.values())
+    if not 2 < n_ubatch < n_tokens or n_tokens % n_ubatch != 1:
+        return shares
+    # The largest share gives two tokens to a later step, which are none alone either.
+    slot = max(shares, key=shares.__getitem__)
+    return shares | {slot: shares[slot] - 2} if shares[slot] > 3 else shares
 
 
 def share_rows(n_rows: int, prompts: Items[Running], *, single: bool = False) -> None:
