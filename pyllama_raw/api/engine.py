@@ -578,7 +578,7 @@ class AsyncEngine(Facts):
 
         Raises:
             InvalidRequest: there is no such slot, it holds nothing that others may have, or a
-                request runs in it; or *path* cannot be written.
+                request runs in it (see slots()); or *path* cannot be written.
             Unsupported: nothing is reused here, or no file says what model this is.
             WrongUse: the engine sleeps.
             SnapshotFailed, ClosedError, EngineStopped: as generate().
