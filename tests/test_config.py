@@ -19,9 +19,9 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.layout import context_fields
+from pyllama_raw.engine.requests import Admission
 from pyllama_raw.lab.calls import OPTIONS as OF_CALLS
 from pyllama_raw.native import params as native
 from pyllama_raw.native.libllama import ffi

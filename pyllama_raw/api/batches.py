@@ -34,6 +34,7 @@ from pyllama_raw.errors import (
     TextTooLong,
     of_prompt,
 )
+from pyllama_raw.options.arguments import checked_word
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.prompts.prompt import Prompt
 
@@ -279,6 +280,12 @@ def likelihoods(
     if len(scores) < len(results):
         raise DeadlineExceeded(len(scores), len(results), "continuations had a score")
     return scores
+
+
+def checked_measure(measure: object) -> str:
+    """One of MEASURES. Raises InvalidRequest."""
+    allowed = f"one of {', '.join(MEASURES)}"
+    return checked_word("measure", measure, MEASURES, allowed)
 
 
 def label_scores(

@@ -6,20 +6,17 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
-
-from anyio import to_thread
+from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
 
 from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.model import EngineOpening, Model, Opener, Progress, load, release
-from pyllama_raw.core.stats import SlotFile
-from pyllama_raw.engine.info import EngineState, Operation
 from pyllama_raw.engine.mailbox import check_may_wait
-from pyllama_raw.errors import InvalidRequest, PyllamaError, Unsupported, WrongUse
+from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.options.arguments import (
     LateModule,
     check_opening,
     check_progress,
+    check_specials,
     checked_adapter,
     checked_chat,
     checked_file,
@@ -40,18 +37,16 @@ from pyllama_raw.options.arguments import (
 from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
-if TYPE_CHECKING:  # the rest comes in while a model loads
-    from pyllama_raw.api import batches
+if TYPE_CHECKING:  # the rest comes in while C loads a model
+    from pyllama_raw.api import batches, slot_files
+    from pyllama_raw.api import events as event_streams
     from pyllama_raw.api import generation as generations
-    from pyllama_raw.api.batches import Measure
+    from pyllama_raw.api import session as sessions
     from pyllama_raw.api.embedding import Embedder, TextPooling, VectorProgress
-    from pyllama_raw.api.events import Events
     from pyllama_raw.api.generation import Generation
     from pyllama_raw.api.results import LabelScore, Likelihood, Ranked, Result, Score
     from pyllama_raw.api.vectors import Vectors
-    from pyllama_raw.core.memory.slots import Contents
-    from pyllama_raw.core.stats import CacheStats, SlotStats
-    from pyllama_raw.engine import state_files
+    from pyllama_raw.core.stats import CacheStats, SlotFile, SlotStats
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.options.config import EngineConfig
     from pyllama_raw.options.requests import (
@@ -64,10 +59,10 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
 
 else:
     batches = LateModule("pyllama_raw.api.batches")
+    event_streams = LateModule("pyllama_raw.api.events")
     generations = LateModule("pyllama_raw.api.generation")
-    state_files = LateModule("pyllama_raw.engine.state_files")
-
-T = TypeVar("T")
+    sessions = LateModule("pyllama_raw.api.session")
+    slot_files = LateModule("pyllama_raw.api.slot_files")
 
 
 class AsyncEngine(Facts):
@@ -75,11 +70,7 @@ class AsyncEngine(Facts):
 
     def __init__(self, parts: EngineParts, source: Opener | None = None) -> None:
         """Use open(); this is for tests and for own executors."""
-        # This file is imported before C loads a model, and so it imports late what Python
-        # imports meanwhile: here, in generate() and in events().
-        from pyllama_raw.api.session import Sessions
-
-        super().__init__(Sessions(parts, source))
+        super().__init__(sessions.Sessions(parts, source))
 
     @classmethod
     def open(
@@ -144,11 +135,8 @@ class AsyncEngine(Facts):
     def __del__(self) -> None:
         if not hasattr(self, "_sessions") or not self._thread.is_ours:
             return
-        self._sessions.workers.close()  # also of an engine that has failed
         is_alive = self.alive
-        for thread in self._sessions.close():
-            thread.close()
-        self._sessions.forget()
+        self._sessions.leave()
         if is_alive:
             self._warn_dropped("before aclose(): use `async with`")
 
@@ -268,21 +256,15 @@ class AsyncEngine(Facts):
         Raises, besides:
             QueueFull: requests of others fill the engine, and none of these runs.
         """
-        word = checked_word(
-            "errors", errors, ("raise", "return"), "'raise' or 'return'"
-        )
+        words = ("raise", "return")
+        keeps = checked_word("errors", errors, words, "'raise' or 'return'") == "return"
         check_progress(progress)
         checked = checked_options(options)  # iterators are read once, for all prompts
         complete = partial(self.complete, params=checked_params(params), **checked)
-        n_tasks = min(
-            2 * self._parts.admission.n_slots, self._parts.admission.max_requests
-        )
+        admission = self._parts.admission
+        n_tasks = min(2 * admission.n_slots, admission.max_requests)
         return await batches.complete_all(
-            complete,
-            checked_prompts(prompts),
-            n_tasks,
-            progress,
-            returns_errors=word == "return",
+            complete, checked_prompts(prompts), n_tasks, progress, returns_errors=keeps
         )
 
     async def score(
@@ -291,9 +273,7 @@ class AsyncEngine(Facts):
         """
         Tell how likely the model finds each token of *prompt* after those before it.
 
-        Scores are kept with the tokens of slots, and taken over with them; all other tokens are
-        computed, ContextConfig.n_outputs_max of them a step at most. score_many() is for many
-        texts that begin alike.
+        score_many() is for many texts that begin alike.
 
         Args:
             n_top: most likely tokens listed at each place, 0 to 20.
@@ -316,11 +296,8 @@ class AsyncEngine(Facts):
         """
         Tell how likely the model finds each of *continuations* after *prompt*, in their order.
 
-        The prompt is computed once, unless the cache is off, and taken from the cache like any
-        other. A text goes on as one text, so `"Paris"` and `" Paris"` are different answers.
-        Token ids, and texts behind a chat, are taken as they are.
-
-        Each continuation is a request, and all enter together. Leaving ends all of them.
+        The prompt is computed once. A text goes on as one text, so `"Paris"` and `" Paris"` are
+        different answers. Each continuation is a request, and all enter together (docs/scores.md).
 
         Args:
             n_top: most likely tokens listed at each place, 0 to 20.
@@ -332,55 +309,47 @@ class AsyncEngine(Facts):
             DeadlineExceeded: *deadline_s* was over before every token had its score.
         """
         name = "continuations"
-        texts = checked_texts_or_ids(continuations, name)
-        return await self._likelihoods(prompt, name, texts, scoring(n_top), options)
+        texts = batches.Continuations(name, checked_texts_or_ids(continuations, name))
+        return await self._likelihoods(prompt, texts, scoring(n_top), options)
 
     async def classify(
         self,
         text: Prompt,
         labels: Iterable[str],
-        measure: Measure = "total",
+        measure: batches.Measure = "total",
         **options: Unpack[RequestOptions],
     ) -> list[LabelScore]:
         """
-        *labels* by how likely the model finds each as the continuation of *text*, the best first.
+        *labels* by how likely each is as the continuation of *text*, the best first.
+
+        Raises as score_many().
 
         Args:
             text: ends where the label is to come, such as "Sentiment:" before " good"; or a
                 chat that asks for it.
             measure: what is compared: the probability of the whole label ("total"), or of a
                 token or byte of it, so that long labels are not behind.
-
-        Raises, as score_many():
-            InvalidRequest, TextTooLong, DeadlineExceeded.
         """
         texts = checked_texts(labels, "labels")
-        measures = batches.MEASURES
-        allowed = f"one of {', '.join(measures)}"
-        word = checked_word("measure", measure, measures, allowed)
-        likelihoods = await self._likelihoods(
-            text, "labels", texts, scoring(0), options
-        )
+        word = batches.checked_measure(measure)
+        endings = batches.Continuations("labels", texts)
+        likelihoods = await self._likelihoods(text, endings, scoring(0), options)
         return batches.label_scores(texts, likelihoods, word)
 
     async def _likelihoods(
         self,
         prompt: Prompt,
-        name: str,
-        texts: Sequence[str | Sequence[int]],
+        continuations: batches.Continuations,
         params: SamplingParams,
         options: RequestOptions,
     ) -> list[Likelihood]:
-        """The likelihood of each of *texts*, which the argument *name* has, behind *prompt*."""
         checked = checked_options(options)
-        ends = generations.Generation(
-            self._sessions, prompt, params, checked, batches.Continuations(name, texts)
-        )
-        async with ends as generation:
+        async with generations.Generation(
+            self._sessions, prompt, params, checked, continuations
+        ) as generation:
             results = await generation.collect_all()
-        return batches.likelihoods(
-            generation.requests, results, generation.errors.values()
-        )
+        errors = generation.errors.values()
+        return batches.likelihoods(generation.requests, results, errors)
 
     async def embed(
         self,
@@ -399,11 +368,6 @@ class AsyncEngine(Facts):
         `usage` of the array counts the tokens of the texts. Token ids may stand for a text:
         they are taken as they are, with nothing before or behind them.
 
-        The first call on a model that generates opens a context of its own for this.
-
-        Control tokens that are spelled in *texts* stay text, because a user may have
-        written that. In a prompt, and so by tokenize(), they are understood.
-
         Args:
             dimensions: only the first ones of each vector; None: all.
             normalize: make vectors as long as 1, after they are cut.
@@ -421,16 +385,10 @@ class AsyncEngine(Facts):
             QueueFull, ClosedError, EngineStopped, NativeError: as generate().
         """
         async with self._embedding(options) as embedder:
-            pooling_kind = embedder.pooling(pooling)
+            kind = embedder.pooling(pooling)
             shape = embedder.shape(dimensions, normalize=normalize)
             (rows,) = await embedder.embed(
-                texts,
-                pooling_kind,
-                shape,
-                progress,
-                joined=True,
-                truncate=truncate,
-                **options,
+                texts, kind, shape, progress, joined=True, truncate=truncate, **options
             )
         return rows
 
@@ -480,8 +438,6 @@ class AsyncEngine(Facts):
         """
         *documents* by how well they answer *query*, the best first.
 
-        Scores are as the model gives them, so those of other models differ in range.
-
         Raises:
             Unsupported: the model is no reranker.
             InvalidRequest, TextTooLong, EmbeddingFailed, DeadlineExceeded: as embed().
@@ -509,9 +465,8 @@ class AsyncEngine(Facts):
         """
         Token ids of *prompt* as the model gets them; rows of images and sounds are negative.
 
-        Control tokens that are spelled in a text are understood, because a program writes
-        it. In messages of a chat, and in what embed() and rank() take, they stay text,
-        because a user may have written that.
+        Control tokens that are spelled in a text are understood. In messages of a chat, and in
+        what embed() and rank() take, they stay text, because a user may have written that.
 
         Args:
             add_special: a text gets the tokens that begin and end prompts of the model.
@@ -523,18 +478,13 @@ class AsyncEngine(Facts):
         chat = checked_chat(options)
         adds = checked_flag("add_special", add_special)
         parses = checked_flag("parse_special", parse_special)
-        is_as_written = adds and parses
-        if not is_as_written and (not isinstance(prompt, str) or chat):
-            allowed = (
-                "a text without chat options, or leave add_special and parse_special"
-            )
-            raise InvalidRequest("prompt", prompt, allowed)
+        check_specials(prompt, chat, adds=adds, parses=parses)
         async with self._sessions.session() as session:
-            encode = session.preparation.encode
-            if isinstance(prompt, str) and not is_as_written:
-                encode_text = session.preparation.encode_text
-                return list(await encode_text(prompt, adds=adds, parses=parses))
-            return list(await encode(prompt, chat))
+            preparation = session.preparation
+            if (adds and parses) or not isinstance(prompt, str):
+                return list(await preparation.encode(prompt, chat))
+            tokens = await preparation.encode_text(prompt, adds=adds, parses=parses)
+            return list(tokens)
 
     async def pieces(
         self, token_ids: Sequence[int], special: bool = True
@@ -565,8 +515,7 @@ class AsyncEngine(Facts):
         Tokens of *prompt*, as `usage.prompt_tokens` will tell; it need not fit a slot.
 
         Raises:
-            InvalidRequest: as generate(), or it has more than 2**20 tokens.
-            Unsupported, ClosedError: as generate().
+            InvalidRequest: it has more than 2**20 tokens; and as generate().
         """
         chat = checked_chat(options)
         async with self._sessions.session() as session:
@@ -580,7 +529,7 @@ class AsyncEngine(Facts):
         async with self._sessions.session() as session:
             return await session.preparation.render(messages, chat)
 
-    def events(self, max_events: int = 1024) -> Events:
+    def events(self, max_events: int = 1024) -> event_streams.Events:
         """
         Events of the engine and of its requests, as they happen; see Events.
 
@@ -590,17 +539,12 @@ class AsyncEngine(Facts):
         Raises, on entering the block:
             ClosedError, EngineStopped.
         """
-        from pyllama_raw.api.events import Events
-
         buffer_size = checked_number("max_events", max_events, 1, 2**20)
-        return Events(self._sessions, buffer_size)
+        return event_streams.Events(self._sessions, buffer_size)
 
     async def load_adapter(self, name: str, path: str | Path) -> None:
         """
         Load the LoRA or control vector at *path*: `generate(..., adapters={name: 1.0})`.
-
-        Requests that run go on. An earlier adapter of that name is as if unloaded. Adapters
-        that no request uses give way, the longest unused first, to keep max_adapter_bytes.
 
         Raises:
             InvalidRequest: *name* or *path* is none.
@@ -632,33 +576,14 @@ class AsyncEngine(Facts):
         """
         Write what a slot holds, and no request computes, to a file of its own.
 
-        Which slot a request had is a matter of the engine; `slots()` tells while it runs.
-
         Raises:
             InvalidRequest: there is no such slot, it holds nothing that others may have, or a
-                request runs in it; or *path* cannot be written.
+                request runs in it (see slots()); or *path* cannot be written.
             Unsupported: nothing is reused here, or no file says what model this is.
             WrongUse: the engine sleeps.
             SnapshotFailed, ClosedError, EngineStopped: as generate().
         """
-        check_may_wait()
-        began = self._sessions.current.thread.clock()
-        file, number = checked_file("path", path), self._checked_slot(slot)
-        name = await self._state_name()
-
-        def copy(parts: EngineParts) -> tuple[Contents, memoryview]:
-            self._check_awake()
-            return state_files.copied(parts.scheduler, parts.executor, number)
-
-        contents, state = await self._sessions.between_steps(copy)
-        write = partial(state_files.write_slot, Path(file), name, contents, state)
-        try:
-            n_bytes = await to_thread.run_sync(write)
-        except OSError as error:
-            allowed = f"the path of a file that can be written ({error.strerror})"
-            raise InvalidRequest("path", file, allowed) from error
-        seconds = self._sessions.current.thread.clock() - began
-        return SlotFile(number, len(contents.tokens), n_bytes, seconds)
+        return await slot_files.save(self._sessions, slot, path)
 
     async def restore_slot(self, slot: int, path: str | Path) -> SlotFile:
         """
@@ -671,49 +596,7 @@ class AsyncEngine(Facts):
                 this model, these options and this library.
             Unsupported, WrongUse, SnapshotFailed, ClosedError, EngineStopped: as save_slot().
         """
-        check_may_wait()
-        began = self._sessions.current.thread.clock()
-        file, number = checked_file("path", path), self._checked_slot(slot)
-        name = await self._state_name()
-        n_vocab = self.info.vocab.n_tokens
-        limits = await self._sessions.between_steps(
-            lambda parts: state_files.limits_of(parts.scheduler, n_vocab)
-        )
-        read = partial(state_files.read_slot, Path(file), name, number, limits)
-        try:
-            contents, state, n_bytes = await to_thread.run_sync(read)
-        except (OSError, state_files.BadFile) as error:
-            raise InvalidRequest("path", file, state_files.ANOTHER) from error
-
-        def fill(parts: EngineParts) -> None:
-            self._check_awake()
-            state_files.fill(parts.scheduler, parts.executor, contents, state)
-
-        await self._sessions.between_steps(fill)
-        seconds = self._sessions.current.thread.clock() - began
-        return SlotFile(number, len(contents.tokens), n_bytes, seconds)
-
-    def _checked_slot(self, slot: object) -> int:
-        self.capabilities.check(Operation.GENERATE)
-        if self.info.config.cache.mode == "off":
-            raise Unsupported("files of slots", "nothing is reused", "set cache.mode")
-        self._check_awake()
-        return checked_number("slot", slot, 0, self.info.n_slots - 1)
-
-    def _check_awake(self) -> None:
-        if self.state is EngineState.SLEEPING:
-            raise WrongUse("the engine sleeps, and holds nothing: wake() it before")
-
-    async def _state_name(self) -> str:
-        """The name of states of the model. Raises Unsupported."""
-        async with self._sessions.session() as session:
-            name = await to_thread.run_sync(session.parts.state_name)
-        if name is None:
-            reason = (
-                "no file says what model this is, or it has changed since it was loaded"
-            )
-            raise Unsupported("files of slots", reason)
-        return name
+        return await slot_files.restore(self._sessions, slot, path)
 
     async def cache_stats(self) -> CacheStats:
         """Tokens reused and bytes stored, between two steps."""
@@ -732,19 +615,13 @@ class AsyncEngine(Facts):
             InvalidRequest: no salt that a request could have.
         """
         salt = checked_salt(cache_salt)
-
-        def forget(parts: EngineParts) -> int:
-            n_bytes = 0 if parts.media is None else parts.media.encoder.clear(salt)
-            return n_bytes + parts.scheduler.clear_cache(salt)
-
-        return await self._sessions.between_steps(forget)
+        return await self._sessions.between_steps(lambda parts: parts.clear_cache(salt))
 
     async def warmup(self) -> None:
         """
         Compute a micro-batch of a prompt, and a token for each slot.
 
-        So the first request waits for nothing that a device does once, such as loading
-        kernels. Nothing of it stays in the cache or in counts. Requests that run wait for it.
+        So the first request waits for nothing that a device does once. Nothing of it stays.
 
         Raises:
             WrongUse: the engine sleeps, or another of these verbs runs.
@@ -757,13 +634,8 @@ class AsyncEngine(Facts):
         """
         Free memory of devices until wake(); can be repeated.
 
-        Level 1 frees the context. Requests that run stop where they are, and go on after
-        wake(). Level 2 frees the weights, too, unless other engines or a Model have them, and
-        first waits for the requests that run. What the context held is in host memory
-        meanwhile, so chats go on as if nothing had been.
-
-        Requests that come wait. They end by their `deadline_s`, and do not wake the engine,
-        because somebody may need its memory.
+        Level 1 frees the context, and requests that run stop where they are. Level 2 first waits
+        for them, and frees the weights, too. Requests that come wait (docs/life.md).
 
         Raises:
             InvalidRequest: there is no such level.
@@ -777,9 +649,8 @@ class AsyncEngine(Facts):
         """
         Have the engine go on after sleep(); can be repeated.
 
-        Requests that ran go on, and cached prefixes are there. After a sleep of level 2 the
-        weights are loaded again; if the file is another one by now, its weights are, and no
-        prefix is there.
+        Requests that ran go on. After a sleep of level 2 the weights are loaded again, as the
+        file has them by now.
 
         Raises:
             ModelLoadFailed, ContextFailed, NativeError: it sleeps on, and can be woken later.
@@ -798,18 +669,11 @@ class AsyncEngine(Facts):
         """
         Serve another model, or the same with other options, and fail no request.
 
-        The new one is loaded beside the old one, which takes requests meanwhile. Requests
-        that come afterwards get the new one. Those that came before are done by the old one,
-        whose memory is free once the last of them has ended. Adapters are loaded for the new
-        one, too. Statistics begin anew.
-
-        Where both do not fit the memory, call sleep(2) first: requests then wait until the
-        new one is there.
+        The new one is loaded beside the old one, which does the requests that came before. Where
+        both do not fit the memory, call sleep(2) first (docs/life.md).
 
         Args:
-            model: as of open(); None: the same, with what its file has now.
-            config: as of open(); None: the same.
-            progress: as of open().
+            model, config, progress: as of open(); None: the same, with what its file has now.
 
         Raises:
             ConfigError, ClosedError, ModelLoadFailed, ContextFailed, Unsupported: as open();
@@ -821,10 +685,7 @@ class AsyncEngine(Facts):
 
     async def rebuild_session(self, cause: str) -> None:
         """
-        Make the context anew, between two steps; weights and host snapshots stay.
-
-        Requests that run are computed again, from snapshots where there are some, and give
-        the tokens they would have given.
+        Make the context anew, between two steps; requests that run go on (docs/life.md).
 
         Args:
             cause: for the log.

@@ -645,6 +645,13 @@ class Sessions:
             self.workers.join()
             self.forget()
 
+    def leave(self) -> None:
+        """As aclose(), without a wait: for finalisers."""
+        self.workers.close()  # also of an engine that has failed
+        for thread in self.close():
+            thread.close()
+        self.forget()
+
     def close(self) -> list[EngineThread]:
         """Take no caller and no session any more; those to be closed."""
         with self._lock:

@@ -1,13 +1,12 @@
 """
-Asks a policy, and goes on without it where it fails; and the order that holds without it.
+Asks a policy, and goes on without it where it fails.
 
 Rule: nothing that a hook does or returns changes what the scheduler holds. A hook gets views
 that cannot be written to, its answers are checked, and whatever it raises is counted and
 reported. It is passed on only if the report raises: a user may interrupt a hook.
 
-`WaitingQueue` is sorted by rank: by priority, then arrival, which is the order of
-`fcfs`. `PolicyQueue` is sorted by the keys of a policy besides. Rank decides wherever
-the policy does not: among equal keys, and while the policy fails. `choose()` says which
+`PolicyQueue` is a queue of waiting sequences that is sorted by the keys of a policy, too. Rank
+decides wherever the policy does not: among equal keys, and while the policy fails. `choose()` says which
 sequence loses its slot, if one must and no policy says which.
 
 Rules of a policy's queue:
@@ -21,14 +20,13 @@ Rules of a policy's queue:
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 from heapq import heapify, heappop, heappush, nsmallest
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from pyllama_raw.core.exact import n_reusable
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.placement import find_sources
 from pyllama_raw.core.memory.slots import Idle, Slots
@@ -41,7 +39,7 @@ from pyllama_raw.core.policies import (
     checked_quota,
 )
 from pyllama_raw.core.request import Namespace
-from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.sequence import Running, Sequence, WaitingQueue, n_reusable
 from pyllama_raw.core.step import StepPlan
 
 N_FIRST = 16  # keys asked for again in each step: those of the first ones
@@ -51,62 +49,6 @@ MAX_PREEMPTED = 3  # after so many times, others are preempted first
 Numbers = tuple[float, ...]
 Ask = Callable[[Sequence], Numbers | None]  # None: the policy failed
 Victim = Literal["latest", "largest", "smallest"]
-
-
-class WaitingQueue:
-    """
-    Sequences that hold no slot, best rank first.
-
-    A sorted list: insertion moves pointers only, and the order can be read in place.
-    """
-
-    def __init__(self) -> None:
-        self.n_tokens = 0  # that there are of them, and of their sources
-        self._items: list[tuple[tuple[int, int], Sequence]] = []
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return (sequence for _, sequence in self._items)
-
-    @property
-    def head(self) -> Sequence:
-        """The first of those that wait."""
-        return self._items[0][1]
-
-    def candidates(self) -> Iterator[Sequence]:
-        """
-        Sequences to be admitted, the best first; those that were may be gone meanwhile.
-        """
-        return (sequence for _, sequence in tuple(self._items))
-
-    def note_overtaken(self, by: Sequence, blocked: Sequence | None) -> None:
-        """*by* was admitted, although *blocked* was before it."""
-        if blocked is not None:
-            blocked.n_overtaken += 1
-
-    def push(self, sequence: Sequence) -> None:
-        insort(self._items, (sequence.rank, sequence))
-        self.n_tokens += len(sequence.tokens) + sequence.n_source
-
-    def remove(self, sequence: Sequence) -> None:
-        index = bisect_left(self._items, (sequence.rank,))
-        assert self._items[index][1] is sequence
-        del self._items[index]
-        self.n_tokens -= len(sequence.tokens) + sequence.n_source
-
-    def discard(self, sequences: Items[Sequence]) -> None:
-        """Take out those of *sequences* that are here."""
-        gone = set(map(id, sequences))
-        self._items = [item for item in self._items if id(item[1]) not in gone]
-        self.n_tokens = sum(len(s.tokens) + s.n_source for s in self)
-
-    def check_integrity(self) -> None:
-        """Sorted, and the tokens add up."""
-        ranks = [rank for rank, _ in self._items]
-        assert ranks == sorted(ranks)
-        assert self.n_tokens == sum(len(s.tokens) + s.n_source for s in self)
 
 
 class PolicyQueue(WaitingQueue):

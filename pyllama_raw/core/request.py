@@ -98,7 +98,7 @@ def whole(spans: Spans, n_rows: int) -> int:
     """
     The most of the first *n_rows* that end with no part of a span.
 
-    Nor do they leave a single token before one, of several: see core.exact.
+    Nor do they leave a single token before one, of several: see core/sequence.py.
     """
     text = 0  # where the text before a span begins
     for start, stop, *_ in spans:

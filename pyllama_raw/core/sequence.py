@@ -1,8 +1,28 @@
-"""A request in progress: its tokens so far, and what a slot has of them while it runs."""
+"""
+A request in progress: its tokens so far, what a slot has of them while it runs, the queue in which
+it waits, and how much of it may be taken over or computed at once.
+
+Rules that a plan keeps so that equal requests have equal last digits: libllama computes a single
+token by another kernel than several, which gives it other last digits. So of every engine:
+- A prompt is never computed in single tokens: not at its end (N_FRESH), not in chunks and not in
+  what micro-batches leave (core/scheduling/packer.py), not before a span (`Sequence.whole`) unless
+  there is one only.
+
+Of one that is `deterministic`, whose outputs must not depend on what ran before or beside
+(`ContextLimits` has those that are not here):
+- A lot is streams or one prompt (`divided` of core.scheduling.lots): split memory cuts the first
+  row off a prompt that shares a batch with streams.
+- Others may take over prompts, not outputs, which were computed token by token (n_kept).
+- Output that is computed again is computed token by token again (n_chunked).
+- What is moved in a window is moved by a multiple of ALIGN (n_movable).
+- A sequence that was shifted keeps its slot, whoever is more urgent (is_repeatable).
+"""
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from operator import sub
 from typing import Protocol
@@ -28,6 +48,9 @@ from pyllama_raw.core.text import NO_STOPS, Detokenizer
 from pyllama_raw.errors import PyllamaError
 
 NO_LIMIT = 2**31
+HEADROOM = 64  # output tokens a running sequence is promised cells for
+N_FRESH = 2  # tokens of a prompt that are always computed; one has to be sampled from
+ALIGN = 64  # cells that no sum over cells divides: CPUs add 4 to 64 side by side
 
 
 class TextStops:
@@ -250,6 +273,68 @@ class TextSequence(Sequence):
         return self.n_done - 1
 
 
+def growth(sequence: Sequence, n_computed: int = 0) -> int:
+    """Cells to promise *sequence*: its tokens behind and some output."""
+    n_output = sequence.request.max_tokens - sequence.n_output
+    return len(sequence.tokens) - n_computed + min(n_output, HEADROOM)
+
+
+class WaitingQueue:
+    """
+    Sequences that hold no slot, best rank first: by priority, then arrival, as `fcfs` has it.
+
+    A sorted list: insertion moves pointers only, and the order can be read in place.
+    """
+
+    def __init__(self) -> None:
+        self.n_tokens = 0  # that there are of them, and of their sources
+        self._items: list[tuple[tuple[int, int], Sequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (sequence for _, sequence in self._items)
+
+    @property
+    def head(self) -> Sequence:
+        """The first of those that wait."""
+        return self._items[0][1]
+
+    def candidates(self) -> Iterator[Sequence]:
+        """
+        Sequences to be admitted, the best first; those that were may be gone meanwhile.
+        """
+        return (sequence for _, sequence in tuple(self._items))
+
+    def note_overtaken(self, by: Sequence, blocked: Sequence | None) -> None:  # noqa: ARG002
+        """*by* was admitted, although *blocked* was before it."""
+        if blocked is not None:
+            blocked.n_overtaken += 1
+
+    def push(self, sequence: Sequence) -> None:
+        insort(self._items, (sequence.rank, sequence))
+        self.n_tokens += len(sequence.tokens) + sequence.n_source
+
+    def remove(self, sequence: Sequence) -> None:
+        index = bisect_left(self._items, (sequence.rank,))
+        assert self._items[index][1] is sequence
+        del self._items[index]
+        self.n_tokens -= len(sequence.tokens) + sequence.n_source
+
+    def discard(self, sequences: Items[Sequence]) -> None:
+        """Take out those of *sequences* that are here."""
+        gone = set(map(id, sequences))
+        self._items = [item for item in self._items if id(item[1]) not in gone]
+        self.n_tokens = sum(len(s.tokens) + s.n_source for s in self)
+
+    def check_integrity(self) -> None:
+        """Sorted, and the tokens add up."""
+        ranks = [rank for rank, _ in self._items]
+        assert ranks == sorted(ranks)
+        assert self.n_tokens == sum(len(s.tokens) + s.n_source for s in self)
+
+
 class Running:
     """
     A sequence in a slot, until it ends or is preempted.
@@ -383,3 +468,46 @@ def take_scores(place: ScoredSlot, sequence: Sequence, n_tokens: int) -> None:
         assert scoring is not None, "see n_scored_by()"
         first = n_own + 1 - scoring.first
         sequence.prompt_logprobs += place.scores[first : n_tokens + 1 - scoring.first]
+
+
+# -- equal last digits ---------------------------------------------------------------
+
+
+def n_reusable(sequence: Sequence) -> int:
+    """
+    Tokens of *sequence* that may be taken over; those after are computed.
+
+    Of slots that have scores it may have more: see n_scored_by().
+    """
+    if sequence.is_scoring:
+        return min(n_shareable(sequence), sequence.n_unscored)
+    return sequence.whole(max(sequence.n_in_chunks - N_FRESH, 0))
+
+
+def n_shareable(sequence: Sequence) -> int:
+    """Likewise, whether it needs scores of them or not; such a prompt has no spans."""
+    return max(sequence.n_in_chunks - N_FRESH, 0)
+
+
+# If deterministic.
+
+
+def n_kept(sequence: Sequence) -> int:
+    """
+    Tokens of *sequence* that others may take over, once they are computed.
+
+    A prompt of one token was computed like output.
+    """
+    n_prompt = sequence.request.n_prompt
+    return n_prompt if n_prompt >= N_FRESH else 0
+
+
+def n_movable(n_tokens: int, n_swa: int) -> int:
+    """
+    The most of a slot's first *n_tokens* that others may get a copy of.
+
+    libllama saves what is in the window and restores it to the first cells. Moved by less
+    than ALIGN, sums over cells are made in another order.
+    """
+    n_moved = max(n_tokens - n_swa, 0) if n_swa else 0
+    return n_tokens - n_moved % ALIGN

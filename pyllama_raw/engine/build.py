@@ -20,7 +20,6 @@ from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.request import CacheTier
-from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.draft_executor import open_drafts
 from pyllama_raw.engine.embed_executor import EmbedExecutor, compute
@@ -50,6 +49,7 @@ from pyllama_raw.engine.life import Restarts
 from pyllama_raw.engine.logs import open_logs
 from pyllama_raw.engine.media_desk import MediaDesk
 from pyllama_raw.engine.parts import EngineParts, Inheritance, KeptMemory
+from pyllama_raw.engine.requests import Admission
 from pyllama_raw.engine.sampling import Constraints, Lanes, lanes_refusal
 from pyllama_raw.engine.shared_models import (
     ModelFile,

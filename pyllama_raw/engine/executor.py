@@ -45,8 +45,15 @@ from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.mailbox import AbortGate
 from pyllama_raw.engine.operations import SlotOperations, captured, restored, warm_up
-from pyllama_raw.engine.rows import BuiltSampler, BuiltSamplers, Rows, watch
-from pyllama_raw.engine.sampling import Lanes, OutputRules, open_sampler
+from pyllama_raw.engine.rows import Rows
+from pyllama_raw.engine.sampling import (
+    BuiltSampler,
+    BuiltSamplers,
+    Lanes,
+    OutputRules,
+    open_sampler,
+    watch,
+)
 from pyllama_raw.engine.state_files import DiskWriter
 from pyllama_raw.errors import ContextFailed, InvalidBatch, NativeError, SnapshotFailed
 from pyllama_raw.native.context import Context, StepOutcome

@@ -20,10 +20,10 @@ from math import inf, isfinite
 from time import perf_counter
 from typing import Any, TypeAlias
 
+from pyllama_raw.core.costs import CopyPrice
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost
-from pyllama_raw.core.stats import CopyPrice
 from pyllama_raw.engine.info import (
     EngineInfo,
     ModelClass,

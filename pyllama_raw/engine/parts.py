@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.adapters import AdapterHost
 from pyllama_raw.engine.info import Capabilities, EngineInfo
 from pyllama_raw.engine.life import EngineExecutor, Restarts
 from pyllama_raw.engine.logs import NO_LOGS, Logs
+from pyllama_raw.engine.requests import Admission
 from pyllama_raw.engine.shared_models import ModelFile
 from pyllama_raw.engine.state_files import SpanKeys
 from pyllama_raw.options.sampling import SamplingParams
@@ -112,6 +112,11 @@ class EngineParts:
     memory: object = None
     model_files: tuple[ModelFile, ...] = ()  # as they were before the load
     template_process: bool = True  # chat templates run in a process of their own
+
+    def clear_cache(self, salt: str | None) -> int:
+        """See AsyncEngine.clear_cache. Thread: the engine's."""
+        n_bytes = 0 if self.media is None else self.media.encoder.clear(salt)
+        return n_bytes + self.scheduler.clear_cache(salt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,37 +5,40 @@ Rules:
 1. The thread of the caller makes the record of a request. Each operation on a dict is atomic, so
    any thread may look a record up, also while the engine thread is stuck.
 2. A request counts, and pins its adapters, from `Door.enter()` to `Door.leave()`. So those that
-   lie in the mailbox are bounded like those that wait.
-3. Requests whose images and sounds are being encoded are in the waiting room. The scheduler does
+   lie in the mailbox are bounded like those that wait. What was posted during a long step counts
+   as what is in the queue.
+3. A request that finds a slot free when it comes is never refused. The prompt of any other one
+   counts in tokens until the request has had a slot. Which one gets the next slot is the policy's
+   business, and nothing to these counts. Texts that become vectors need no slot: they count as a
+   request, and not in tokens.
+4. Requests whose images and sounds are being encoded are in the waiting room. The scheduler does
    not know them yet, so it never sees a span without rows. A request leaves the room for the
    scheduler in any case: also if it is to end there at once.
-
-The encoder encodes these images and sounds in a thread of its own that mostly waits. The compute
-thread does the work, between steps. `core/encodes.py` says which encode is next and what is kept;
-everything here only connects the two.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import Context, copy_context
-from copy import copy
 from dataclasses import dataclass, field, replace
-from threading import Condition, Lock, Thread
-from time import monotonic
+from threading import Lock
 from typing import Protocol, TypeAlias
 
-from pyllama_raw.core.encodes import Encodes, RowNeed
+from pyllama_raw.core.encodes import RowNeed
 from pyllama_raw.core.request import Finished, Request, SlotChange
-from pyllama_raw.core.scheduling.roster import Admission, Deadlines, Ticket
-from pyllama_raw.core.stats import MediaStats, SchedulerStats
+from pyllama_raw.core.scheduling.roster import Deadlines
+from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.engine.adapters import Adapters, KnownAdapter
 from pyllama_raw.engine.logs import warms_up
 from pyllama_raw.engine.mailbox import NOBODYS, Stream
 from pyllama_raw.engine.watcher import Watcher
-from pyllama_raw.errors import BadMedia, EngineFault, PyllamaError
+from pyllama_raw.errors import (
+    InvalidRequest,
+    PyllamaError,
+    QueueFull,
+)
 
 Rows: TypeAlias = "array[float]"
 
@@ -71,172 +74,90 @@ class RequestEncodes:
     seconds: float = 0.0
 
 
-class Encoder:
+MAX_ENDS = 32  # requests that the pace is taken from
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """The tokens that an open request counts for."""
+
+    n_tokens: int = 0  # of a prompt that waits; 0: it found a slot, or has had one
+    is_open: bool = True
+
+
+class Admission:
     """
-    The encodes of one engine.
+    The counts of the requests of one engine that have not ended: rule 3.
 
-    Args:
-        report: called with the id of a request when all its rows are there, or one of its
-            encodes has failed; with the lock, so it must not wait.
-
-    Thread:
-        Any, until close().
+    Not thread-safe: the door, which shares it between threads, has the lock.
     """
 
     def __init__(
-        self,
-        encodes: Encodes[RequestEncodes],
-        report: Callable[[int], None] = lambda _: None,
+        self, n_slots: int, max_waiting: int = 1024, max_waiting_tokens: int = 2**20
     ) -> None:
-        self.report = report
-        self._encodes = encodes
-        self._control: Cancellable | None = None  # of the encode that runs
-        self._n_failed = self._n_cancelled = 0
-        self._encode_s = 0.0
-        self._closed = False
-        self._changed = Condition()
-        self._thread = Thread(target=self._run, name="pyllama-encoder", daemon=True)
-        self._thread.start()
-
-    def enter(self, requests: Sequence[RequestEncodes]) -> None:
-        """
-        Encode the tasks of all *requests* or of none.
-
-        Raises:
-            QueueFull, InvalidRequest: there is too much of them.
-        """
-        with self._changed:
-            try:
-                for request in requests:
-                    self._encodes.add(request, [task.need for task in request.tasks])
-            except BaseException:
-                for request in requests:
-                    self.leave(request)
-                raise
-            self._changed.notify_all()
-
-    def is_done(self, encodes: RequestEncodes) -> bool:
-        """Whether all rows of a request are there; never, if one of them failed."""
-        with self._changed:
-            return self._encodes.is_done(encodes)
-
-    def rows(self, task: Task) -> Rows:
-        """Rows that encode() gave of *task*, whose request is open."""
-        with self._changed:
-            return self._encodes.rows(task.need.key)
-
-    def leave(self, encodes: RequestEncodes) -> None:
-        """Forget *encodes*, because their request has ended; can be repeated."""
-        with self._changed:
-            # The image that is being encoded was wanted by this request alone.
-            if self._encodes.leave(encodes):
-                self._cancel()
-
-    def clear(self, salt: str | None) -> int:
-        """Drop the rows of *salt*, None: all; returns the bytes freed at once."""
-        with self._changed:
-            return self._encodes.clear(salt)
+        self.n_slots = n_slots
+        self.max_waiting = max_waiting
+        self.max_waiting_tokens = max_waiting_tokens
+        self.n_open = 0
+        self.n_tokens = 0  # of prompts that wait
 
     @property
-    def stats(self) -> MediaStats:
-        with self._changed:
-            encodes = self._encodes
-            return MediaStats(
-                encodes=encodes.n_encoded,
-                encodes_shared=encodes.n_shared,
-                encodes_failed=self._n_failed,
-                encodes_cancelled=self._n_cancelled,
-                encode_s=self._encode_s,
-                media_bytes=encodes.n_bytes,
-                row_bytes=encodes.n_kept_bytes,
-            )
+    def max_requests(self) -> int:
+        """The most requests that an engine has at once."""
+        return self.n_slots + self.max_waiting
 
-    def close(self) -> None:
-        """Cancel the encode that runs, and wait for it: one layer."""
-        with self._changed:
-            # The thread sees this once the layer that is computed is done.
-            self._closed = True
-            self._cancel()
-            self._changed.notify_all()
-        self._thread.join()
+    def enter(self, requests: Sequence[Request]) -> list[Ticket]:
+        """
+        Take on all *requests*, the outputs of one prompt, or none.
 
-    def _cancel(self) -> None:
-        if self._control is not None:
-            self._control.cancel()
+        Returns:
+            A ticket for each.
 
-    def _run(self) -> None:
-        with self._changed:
-            while not self._closed:
-                # Whose turn it is: requests take turns, an image each.
-                turn = self._encodes.begin()
-                # Nothing is to be encoded.
-                if turn is None:
-                    self._changed.wait()
-                else:
-                    encodes, index = turn
-                    self._encode(encodes.tasks[index])
+        Raises:
+            QueueFull: too much waits at present.
+            InvalidRequest: there are more outputs than an idle engine takes.
+        """
+        # The first ones find slots free, so nothing of them counts in tokens.
+        n_free = max(self.n_slots - self.n_open, 0)
+        counts = [0] * len(requests)
+        # The others wait. Texts that become vectors wait for no slot.
+        if len(requests) > n_free:
+            counts[n_free:] = [
+                0 if request.lot.makes_vectors else request.n_prompt
+                for request in requests[n_free:]
+            ]
+            self._check_room(requests, sum(counts))
+        self.n_open += len(requests)
+        self.n_tokens += sum(counts)
+        return [Ticket(n_tokens) for n_tokens in counts]
 
-    def _encode(self, task: Task) -> None:
-        """With the lock, but while it is computed."""
-        try:
-            # While the encode runs, others may cancel it by this.
-            self._control = control = task.control()
-        except BaseException as caught:  # noqa: BLE001 - the reader is told
-            self._fail(task, _fault(caught))
-            return
-        # The lock is given away for the encode alone.
-        start = monotonic()
-        rows: Rows | None = None
-        error: PyllamaError | None = None
-        # Requests come and leave while it is computed.
-        self._changed.release()
-        try:
-            rows = task.encode(control)
-        except PyllamaError as caught:
-            error = _own(caught)
-        except BaseException as caught:  # noqa: BLE001 - the reader is told
-            error = _fault(caught)
-        self._changed.acquire()
-        self._control = None
-        seconds = monotonic() - start
-        self._encode_s += seconds
-        # All that share the image have waited for it.
-        for encodes in self._encodes.users(task.need.key):
-            encodes.seconds += seconds
-        if error is not None:
-            self._fail(task, error)
-        # The last one that wanted it has left.
-        elif rows is None:
-            self._n_cancelled += 1
-            self._encodes.drop()
-        else:
-            # Requests that have all their rows now can start.
-            for encodes in self._encodes.done(rows):
-                self.report(encodes.request_id)
+    def seat(self, ticket: Ticket) -> None:
+        """The request has got a slot; can be repeated."""
+        self.n_tokens -= ticket.n_tokens
+        ticket.n_tokens = 0
 
-    def _fail(self, task: Task, error: PyllamaError) -> None:
-        self._n_failed += 1
-        for failed in self._encodes.fail():
-            # Each request is told by the index of the image in its own prompt.
-            keys = [failed_task.need.key for failed_task in failed.tasks]
-            failed.error = _own(error, keys.index(task.need.key))
-            self.report(failed.request_id)
+    def leave(self, ticket: Ticket) -> None:
+        """The request has ended; can be repeated."""
+        self.seat(ticket)
+        self.n_open -= ticket.is_open
+        ticket.is_open = False
 
-
-def _own(error: PyllamaError, index: int | None = None) -> PyllamaError:
-    """
-    *error* for one of the requests that it fails: each raises an object of its own.
-
-    It has no traceback and no cause, because their frames hold what was decoded.
-    """
-    return BadMedia(error.reason, index) if type(error) is BadMedia else copy(error)
-
-
-def _fault(error: BaseException) -> EngineFault:
-    return EngineFault(f"an encode failed, the engine goes on: {error!r}")
-
-
-MAX_ENDS = 32  # requests that the pace is taken from
+    def _check_room(self, requests: Sequence[Request], n_tokens: int) -> None:
+        # All are outputs of one prompt, so the first one tells how many could ever wait.
+        n_prompt = requests[0].n_prompt
+        n_fitting = self.max_waiting_tokens // n_prompt
+        n_most = self.n_slots + min(self.max_waiting, n_fitting)
+        if len(requests) > n_most:
+            allowed = f"at most {n_most} outputs of a prompt of {n_prompt} tokens, "
+            allowed += "or raise max_waiting or max_waiting_tokens"
+            raise InvalidRequest("n", len(requests), allowed)
+        # Others are open, so fewer than that may wait at present.
+        n_waiting = self.n_open + len(requests) - self.n_slots
+        if n_waiting > self.max_waiting:
+            raise QueueFull("max_waiting", n_waiting, self.max_waiting)
+        n_tokens += self.n_tokens
+        if n_tokens > self.max_waiting_tokens:
+            raise QueueFull("max_waiting_tokens", n_tokens, self.max_waiting_tokens)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,5 +1,5 @@
 """
-Works as rows of the batch, samplers of requests, and what was sampled of rows as outputs.
+Works as rows of the batch, and what was sampled of rows as outputs.
 
 Rules:
 1. The batch is filled by slices, because there is a row for every token of a stream.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyllama_raw.core.request import TokenLogprobs
@@ -31,83 +30,20 @@ from pyllama_raw.core.step import (
     Work,
 )
 from pyllama_raw.engine.guidance import MaskState
+from pyllama_raw.engine.sampling import BuiltSampler, BuiltSamplers
 from pyllama_raw.errors import BadGrammar, InvalidRequest, PyllamaError, SamplingFailed
 from pyllama_raw.native.batch import Batch, RowBatch
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import EXCEPTION, last_error
-from pyllama_raw.native.sampler import RowLogprobs, RowSampler, RowSamplers
+from pyllama_raw.native.sampler import RowSampler, RowSamplers
 from pyllama_raw.options.constraints import refusal, refused
-from pyllama_raw.options.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from pyllama_raw.engine.media_desk import MediaRows
+    pass
 
 NO_TOKEN = -1
 MAX_FORCED = 16  # tokens that a constraint lets follow
 GRAMMAR = "grammar: "  # begins what _ffi/grammar says
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltSampler:
-    """A request whose sampler is built."""
-
-    params: SamplingParams
-    sampler: RowSampler
-    mask: MaskState | None  # of a constraint that Python advances after each token
-    logprobs: RowLogprobs | None  # of its last token; None: not asked for, or certain
-    needs_all: str  # why no lane can serve it; empty: one can
-    spans: tuple[MediaRows, ...] = ()
-    is_drafted: bool = False  # steps may verify drafts of it
-
-
-class BuiltSamplers:
-    """All that are open, by request_id."""
-
-    def __init__(self) -> None:
-        self.by_id: dict[int, BuiltSampler] = {}
-        self.n_masked = self.n_scored = self.n_needing_all = 0
-
-    def add(self, request_id: int, sampler: BuiltSampler) -> None:
-        self.by_id[request_id] = sampler
-        self._count(sampler, 1)
-
-    def pop(self, request_id: int) -> BuiltSampler | None:
-        """Take one out; None: it is not open."""
-        sampler = self.by_id.pop(request_id, None)
-        if sampler is not None:
-            self._count(sampler, -1)
-        return sampler
-
-    def need_all(self, works: Iterable[Work]) -> bool:
-        """Whether a request of *works* needs whole rows."""
-        return any(self.by_id[work.request_id].needs_all for work in works)
-
-    def _count(self, sampler: BuiltSampler, change: int) -> None:
-        params = sampler.params
-        is_scored = params.logprobs is not None or params.prompt_logprobs is not None
-        self.n_masked += change * (sampler.mask is not None)
-        self.n_scored += change * is_scored
-        self.n_needing_all += change * bool(sampler.needs_all)
-
-
-def watch(
-    params: SamplingParams, sampler: RowSampler, n_places: int = 1
-) -> RowLogprobs | None:
-    """
-    Let *sampler* write what *params* ask for; None: nothing, or each is certain.
-
-    Args:
-        n_places: rows of its sequence in a step, at most.
-    """
-    if params.logprobs is None:
-        return None
-    # A greedy sampler leaves one token, which is certain.
-    of_sampler = params.logprobs_of == "sampler"
-    if of_sampler and params.greedy:
-        return None
-    row = RowLogprobs(params.logprobs, of_sampler=of_sampler, n_places=n_places)
-    sampler.watch(row)
-    return row
 
 
 def with_logprobs(

@@ -1,5 +1,6 @@
 """
-From sampling parameters to what samples the rows of a request, on the host or in the graph.
+From sampling parameters to what samples the rows of a request, on the host or in the graph; and
+the samplers of all requests that are open.
 
 The order is that of llama-server: biases, the stages as given, then one draw. Greedy
 requests keep only the stages that can change which token is the most likely; without any
@@ -30,12 +31,14 @@ Rules:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pyllama_raw.core.request import SamplerUse
+from pyllama_raw.core.step import Work
 from pyllama_raw.engine.guidance import BYTES, Guidance, MaskState, Trials, byte_trials
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.errors import BadGrammar, BadSchema, Unsupported
@@ -47,6 +50,7 @@ from pyllama_raw.native.sampler import (
     Grammar,
     MaskTokenizer,
     Matcher,
+    RowLogprobs,
     RowSampler,
     SamplerChain,
     TokenTable,
@@ -58,6 +62,9 @@ from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.constraints import refusal
 from pyllama_raw.options.gbnf import to_lark
 from pyllama_raw.options.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.media_desk import MediaRows
 
 NO_LANES = "the model reads prompts with an encoder: its rows have no lanes"
 AUTO = "auto: the host chooses faster than lanes do"
@@ -342,6 +349,69 @@ class Lanes:
 # Makes the state of one output, because states are never shared. A grammar is asked by the
 # sampler about each token that it drew.
 Start = Callable[[], Grammar | MaskState]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltSampler:
+    """A request whose sampler is built."""
+
+    params: SamplingParams
+    sampler: RowSampler
+    mask: MaskState | None  # of a constraint that Python advances after each token
+    logprobs: RowLogprobs | None  # of its last token; None: not asked for, or certain
+    needs_all: str  # why no lane can serve it; empty: one can
+    spans: tuple[MediaRows, ...] = ()
+    is_drafted: bool = False  # steps may verify drafts of it
+
+
+class BuiltSamplers:
+    """All that are open, by request_id."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, BuiltSampler] = {}
+        self.n_masked = self.n_scored = self.n_needing_all = 0
+
+    def add(self, request_id: int, sampler: BuiltSampler) -> None:
+        self.by_id[request_id] = sampler
+        self._count(sampler, 1)
+
+    def pop(self, request_id: int) -> BuiltSampler | None:
+        """Take one out; None: it is not open."""
+        sampler = self.by_id.pop(request_id, None)
+        if sampler is not None:
+            self._count(sampler, -1)
+        return sampler
+
+    def need_all(self, works: Iterable[Work]) -> bool:
+        """Whether a request of *works* needs whole rows."""
+        return any(self.by_id[work.request_id].needs_all for work in works)
+
+    def _count(self, sampler: BuiltSampler, change: int) -> None:
+        params = sampler.params
+        is_scored = params.logprobs is not None or params.prompt_logprobs is not None
+        self.n_masked += change * (sampler.mask is not None)
+        self.n_scored += change * is_scored
+        self.n_needing_all += change * bool(sampler.needs_all)
+
+
+def watch(
+    params: SamplingParams, sampler: RowSampler, n_places: int = 1
+) -> RowLogprobs | None:
+    """
+    Let *sampler* write what *params* ask for; None: nothing, or each is certain.
+
+    Args:
+        n_places: rows of its sequence in a step, at most.
+    """
+    if params.logprobs is None:
+        return None
+    # A greedy sampler leaves one token, which is certain.
+    of_sampler = params.logprobs_of == "sampler"
+    if of_sampler and params.greedy:
+        return None
+    row = RowLogprobs(params.logprobs, of_sampler=of_sampler, n_places=n_places)
+    sampler.watch(row)
+    return row
 
 
 class OutputRules(NamedTuple):

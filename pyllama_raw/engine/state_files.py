@@ -1,5 +1,6 @@
 """
-Files that hold the state of one slot: their bytes, and the threads that write and read them.
+Files that hold the state of one slot: their bytes, and the threads that write and read them for
+the cache.
 
 A file has the token ids as C ints and the state. What the state is of, its key, and a digest of
 both stand in the index. The key is made of the tokens that were found, so a state is only ever
@@ -27,7 +28,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import struct
 import time
 from array import array
@@ -43,26 +43,19 @@ from logging import getLogger
 from pathlib import Path
 from queue import Queue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-from uuid import uuid4
+from typing import TYPE_CHECKING, Protocol
 
-from pyllama_raw.core.memory.slot_states import SLOT_SAVE, plan_copy, plan_fill
-from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.request import Adapted, Spans
 from pyllama_raw.core.step import (
-    DecodeStatus,
     Fetched,
     Saved,
-    StepPlan,
-    StepResult,
     Written,
 )
-from pyllama_raw.errors import InvalidRequest, SnapshotFailed
+from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.libllama import new_bytes
 
 if TYPE_CHECKING:
-    from pyllama_raw.core.scheduling.scheduler import Scheduler
-    from pyllama_raw.core.step import Executor
+    pass
 
 ENTRY_BYTES = 4096  # a file counts as so many more, for its row in the index
 INDEX_BYTES = 2**16  # of an index of few rows, and of its journal
@@ -190,16 +183,25 @@ def opened(path: Path, n_bytes: int) -> FileIO:
     Raises:
         BadFile: it has not *n_bytes*.
     """
-    stream = _reading(path)
+    stream = open_safely(path)
     if os.fstat(stream.fileno()).st_size != n_bytes:
         stream.close()
         raise BadFile("a wrong size")
     return stream
 
 
-def _reading(path: Path) -> FileIO:
+def open_safely(path: Path) -> FileIO:
     """The file at *path*; a folder leaves no descriptor behind. Raises OSError."""
     return FileIO(path, opener=lambda name, flags: os.open(name, flags | _SAFELY))
+
+
+def read_bytes(stream: FileIO, n_bytes: int) -> State:
+    """The next *n_bytes* of *stream*. Raises BadFile if it has fewer."""
+    data = new_bytes(n_bytes)
+    for part in slices(data, no_pause):
+        if stream.readinto(part) != len(part):
+            raise BadFile("a wrong size")
+    return data
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -253,179 +255,6 @@ def parts_of(data: State) -> list[tuple[int, int, State]]:
     if at != len(data) or len(parts) != count:
         raise SnapshotFailed("parts_of", 0, "a state of another size")
     return parts
-
-
-# -- files of slots --------------------------------------------------------------------------
-
-# A file that a caller names has all in it: a line of JSON that says what it is of and has the digest,
-# then tokens and state.
-MAGIC = b"pyllama_raw slot 1\n"
-MAX_LINE = 2**12
-PART = re.compile(r"\.[0-9a-f]{32}\.part")  # the name of one that is not whole
-YOUNG_S = 60.0
-ANOTHER = (
-    "a file of a slot of this model, with these options and this library, that is whole"
-)
-
-
-def write_slot(path: Path, name: str, contents: Contents, state: State) -> int:
-    """
-    Write a state to the file at *path*, in place of what is there; the bytes of it.
-
-    Args:
-        name: of states of this model.
-
-    Raises:
-        OSError: what was there is there.
-    """
-    tokens = contents.tokens.tobytes()
-    label, n_tokens = contents.namespace, len(contents.tokens)
-    assert label is None or isinstance(label, str)
-    digest = digest_of(make_key(name, label, tokens), state, no_pause).hex()
-    facts = [name, label, n_tokens, contents.n_prompt, digest]
-    head = MAGIC + json.dumps(facts).encode() + b"\n"
-    sweep_parts(path.parent)
-    part = path.with_name(f".{uuid4().hex}.part")
-    try:
-        write_file(part, head + tokens, state, no_pause)
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-    return len(head) + len(tokens) + len(state)
-
-
-def sweep_parts(folder: Path) -> None:
-    """Remove what processes that were killed have left of files of slots."""
-    names: list[str] = []
-    with suppress(OSError):
-        names = [name for name in os.listdir(folder) if PART.fullmatch(name)]  # noqa: PTH208
-    for name in names:
-        path = folder / name
-        # A lock says that somebody writes it, and a young one has perhaps none yet.
-        with suppress(OSError):
-            if time.time() - path.lstat().st_mtime > YOUNG_S:
-                with FileIO(os.open(path, os.O_RDONLY | _SAFELY)) as stream:
-                    flock(stream, LOCK_EX | LOCK_NB)
-                    path.unlink()
-
-
-class SlotLimits(NamedTuple):
-    """What a slot may hold at most, so that a file of any size takes no more memory than that."""
-
-    n_vocab: int
-    n_tokens: int
-    bound: Callable[[int], int]  # no state of so many tokens is larger
-
-
-def limits_of(scheduler: Scheduler, n_vocab: int) -> SlotLimits:
-    """The limits of slots. Thread: the engine's."""
-    bound = scheduler.memory.tiers.host.bound
-    return SlotLimits(n_vocab, scheduler.limits.n_ctx_slot, bound)
-
-
-def read_slot(
-    path: Path, name: str, slot: int, limits: SlotLimits
-) -> tuple[Contents, State, int]:
-    """
-    The contents of *slot* in the file at *path*, which anybody may have written, and its bytes.
-
-    Raises:
-        BadFile: it is another one, or damaged.
-        OSError: it cannot be read.
-    """
-    with _reading(path) as stream:
-        n_bytes = os.fstat(stream.fileno()).st_size
-        if stream.read(len(MAGIC)) != MAGIC:
-            raise BadFile("another kind")
-        line, newline, _ = (stream.read(MAX_LINE) or b"").partition(b"\n")
-        try:
-            own_name, label, n_tokens, n_prompt, digest = json.loads(line)
-        except (ValueError, TypeError, RecursionError):
-            raise BadFile("no head") from None
-        is_own = newline and own_name == name and (label is None or type(label) is str)
-        if not is_own or type(n_tokens) is not int or type(n_prompt) is not int:
-            raise BadFile("another model")
-        at = len(MAGIC) + len(line) + 1
-        n_state = n_bytes - at - n_tokens * TOKEN_BYTES
-        if not 1 <= n_tokens <= limits.n_tokens or not 0 <= n_prompt <= n_tokens:
-            raise BadFile("a wrong number of tokens")
-        if not 1 <= n_state <= limits.bound(n_tokens):
-            raise BadFile("a wrong size")
-        stream.seek(at)
-        tokens, state = new_bytes(n_tokens * TOKEN_BYTES), new_bytes(n_state)
-        for part in (tokens, state):
-            for data in slices(part, no_pause):
-                if stream.readinto(data) != len(data):
-                    raise BadFile("a wrong size")
-    key = make_key(name, label, tokens.tobytes())
-    ids = array("i", tokens.tobytes())
-    if digest_of(key, state, no_pause).hex() != digest or not all(
-        0 <= token < limits.n_vocab for token in ids
-    ):
-        raise BadFile("a damaged state")
-    return Contents(slot, label, ids, (), n_prompt), state, n_bytes
-
-
-def copied(
-    scheduler: Scheduler, executor: Executor, slot: int
-) -> tuple[Contents, State]:
-    """
-    A copy of what a slot holds. Thread: the engine's.
-
-    Raises:
-        InvalidRequest: it has nothing that others may have.
-        SnapshotFailed: it could not be copied.
-    """
-    plan = plan_copy(scheduler.memory, slot)
-    contents = None if plan is None else plan[0]
-    if plan is None or contents is None or not _is_for_all(contents.namespace):
-        allowed = "a slot that holds text and runs no request"
-        raise InvalidRequest("slot", slot, f"{allowed}; the rest is not saved")
-    result = _done(scheduler, executor, plan[1])
-    if SLOT_SAVE not in result.saved:
-        raise SnapshotFailed("llama_state_seq_get_data", 0, "the slot was not copied")
-    state = result.saved[SLOT_SAVE].payload
-    assert isinstance(state, memoryview)
-    return contents, state
-
-
-def fill(
-    scheduler: Scheduler, executor: Executor, contents: Contents, state: State
-) -> None:
-    """
-    Have a slot hold *contents*. Thread: the engine's.
-
-    Raises:
-        InvalidRequest: a request runs in it, or others leave too few cells.
-        SnapshotFailed: libllama does not take the state; the slot is empty.
-    """
-    plan = plan_fill(scheduler.memory, contents, state)
-    if plan is None:
-        allowed = (
-            f"a slot without a request, with room for {len(contents.tokens)} tokens"
-        )
-        raise InvalidRequest("slot", contents.slot, f"{allowed}: try again later")
-    if contents.slot in _done(scheduler, executor, plan).not_restored:
-        _done(scheduler, executor, StepPlan(()))  # if it has spoilt the context
-        raise SnapshotFailed("llama_state_seq_set_data", 0, "the state does not fit")
-
-
-def _done(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> StepResult:
-    """The result of a *plan* without works, which the scheduler knows."""
-    result = executor.execute(plan)
-    scheduler.memory.settle(result)
-    if result.status is not DecodeStatus.OK:  # there is another context, or none
-        scheduler.lose_slots()
-        raise result.error or SnapshotFailed(
-            "llama_state_seq_get_data", 0, "the slot was not copied"
-        )
-    return result
-
-
-def _is_for_all(namespace: object) -> bool:
-    """Whether *namespace* means the same in another process: neither of adapters, nor private."""
-    return namespace is None or isinstance(namespace, str)
 
 
 # -- spans in files ---------------------------------------------------------------------------

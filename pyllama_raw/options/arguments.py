@@ -104,6 +104,15 @@ def checked_flag(name: str, value: object) -> bool:
         return bool(value)
 
 
+def check_specials(
+    prompt: object, chat: Mapping[str, Any], *, adds: bool, parses: bool
+) -> None:
+    """Raise InvalidRequest if flags are given for what is no text without chat options."""
+    if not (adds and parses) and (not isinstance(prompt, str) or chat):
+        allowed = "a text without chat options, or leave add_special and parse_special"
+        raise InvalidRequest("prompt", prompt, allowed)
+
+
 def checked_wait(name: str, value: object) -> float:
     """Seconds that somebody waits."""
     return requests.checked(requests.WAIT, value, name)

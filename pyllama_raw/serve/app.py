@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -33,7 +32,6 @@ from pyllama_raw.serve import (
     tokens,
     vectors,
 )
-from pyllama_raw.serve.body import Body, ServedBody
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import (
     DESCRIBED,
@@ -42,8 +40,8 @@ from pyllama_raw.serve.failures import (
     failure_of,
     refused,
 )
-from pyllama_raw.serve.gate import Gate
-from pyllama_raw.serve.service import Elsewhere, Exchange, Service, retry_s
+from pyllama_raw.serve.gate import BodyRoute, Gate
+from pyllama_raw.serve.service import Elsewhere, Service, retry_s
 
 ROUTES: tuple[Callable[[FastAPI, Service], None], ...] = (
     *(openai.routes, responses.routes, messages.routes, llamacpp.routes),
@@ -122,54 +120,6 @@ def _describe(app: FastAPI) -> None:
     @app.get("/openapi.json", include_in_schema=False)
     async def description() -> Response:
         return JSON(await to_thread.run_sync(app.openapi, limiter=limiter))
-
-
-class BodyRoute(APIRoute):
-    """A route whose body is read by our rules (serve/reading.py); FastAPI describes it."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler of requests; FastAPI's own if the route has no body of ours."""
-        fields, function = self.dependant.body_params, self.endpoint
-        model = fields[0].field_info.annotation if len(fields) == 1 else None
-        if not (isinstance(model, type) and issubclass(model, Body)):
-            return super().get_route_handler()
-        name, request_name = fields[0].name, self.dependant.request_param_name
-
-        async def handle(request: Request) -> Response:
-            service: Service = request.app.state.service
-            content = (await request.receive())["body"]
-            exchange: Exchange = request.state.exchange
-            body = await service.bodies.parse(
-                model, request.headers, content, exchange.ignored
-            )
-            del content  # it stays no longer than its answer needs it
-            if service.models.is_dynamic:
-                autoload = request.query_params.get("autoload")
-                await service.admit(
-                    exchange,
-                    body.model,
-                    body.need,
-                    autoload=None if autoload is None else autoload in ("true", "1"),
-                    keep_alive_s=body.keep_alive_s,
-                    limits=limits_of(body, service),
-                )
-                if exchange.claim is not None and service.has_processes:
-                    return service.processes[exchange.claim.model].sent_on(
-                        request, service
-                    )
-            elif body.keep_alive is not None and not service.is_behind:
-                exchange.ignored.append("keep_alive")
-            arguments = {name: body} | ({request_name: request} if request_name else {})
-            response: Response = await function(**arguments)
-            return response
-
-        return handle
-
-
-def limits_of(body: Body, service: Service) -> dict[str, float]:
-    """The limits of time of a *body*, or of the service, that its wait for a model has, too."""
-    served = body.served(service) if isinstance(body, ServedBody) else {}
-    return {n: served[n] for n in ("deadline_s", "max_wait_s") if n in served}
 
 
 class Origins(CORSMiddleware):

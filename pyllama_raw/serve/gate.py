@@ -1,7 +1,8 @@
 """
-The door that all requests pass before they are read: ids, keys, limits, whether there is room.
+The way of a request to its handler. The door is for all of them, before they are read: ids, keys,
+limits, whether there is room. A route then parses the body, and waits for the model.
 
-It is ASGI itself and no middleware class of a framework, because those wrap streams, and
+The door is ASGI itself and no middleware class of a framework, because those wrap streams, and
 because a refusal must cost next to nothing.
 
 Rules:
@@ -16,15 +17,21 @@ Rules:
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Coroutine
+from typing import Any
 from uuid import uuid4
 
 from anyio import CancelScope, create_task_group, fail_after, sleep_forever
 from anyio.abc import TaskGroup
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama_raw.errors import first_of
 from pyllama_raw.options.arguments import SENDER
+from pyllama_raw.serve.body import Body, ServedBody
 from pyllama_raw.serve.failures import MESSAGES, NUMBERED, REQUEST_ID, Failure
 from pyllama_raw.serve.keys import ADMIN, MONITOR, number_of
 from pyllama_raw.serve.reading import is_small, let_go, replayed
@@ -228,3 +235,51 @@ class _Answer:
                 raise
             self.group.cancel_scope.cancel()
             await sleep_forever()
+
+
+class BodyRoute(APIRoute):
+    """A route whose body is read by our rules (serve/reading.py); FastAPI describes it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler of requests; FastAPI's own if the route has no body of ours."""
+        fields, function = self.dependant.body_params, self.endpoint
+        model = fields[0].field_info.annotation if len(fields) == 1 else None
+        if not (isinstance(model, type) and issubclass(model, Body)):
+            return super().get_route_handler()
+        name, request_name = fields[0].name, self.dependant.request_param_name
+
+        async def handle(request: Request) -> Response:
+            service: Service = request.app.state.service
+            content = (await request.receive())["body"]
+            exchange: Exchange = request.state.exchange
+            body = await service.bodies.parse(
+                model, request.headers, content, exchange.ignored
+            )
+            del content  # it stays no longer than its answer needs it
+            if service.models.is_dynamic:
+                autoload = request.query_params.get("autoload")
+                await service.admit(
+                    exchange,
+                    body.model,
+                    body.need,
+                    autoload=None if autoload is None else autoload in ("true", "1"),
+                    keep_alive_s=body.keep_alive_s,
+                    limits=limits_of(body, service),
+                )
+                if exchange.claim is not None and service.has_processes:
+                    return service.processes[exchange.claim.model].sent_on(
+                        request, service
+                    )
+            elif body.keep_alive is not None and not service.is_behind:
+                exchange.ignored.append("keep_alive")
+            arguments = {name: body} | ({request_name: request} if request_name else {})
+            response: Response = await function(**arguments)
+            return response
+
+        return handle
+
+
+def limits_of(body: Body, service: Service) -> dict[str, float]:
+    """The limits of time of a *body*, or of the service, that its wait for a model has, too."""
+    served = body.served(service) if isinstance(body, ServedBody) else {}
+    return {n: served[n] for n in ("deadline_s", "max_wait_s") if n in served}

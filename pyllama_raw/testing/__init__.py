@@ -18,7 +18,6 @@ from typing import Any
 
 from pyllama_raw import AsyncEngine, EngineConfig, SchedulerConfig
 from pyllama_raw.core.memory.slots import ContextLimits
-from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.info import (
     Capabilities,
@@ -31,6 +30,7 @@ from pyllama_raw.engine.info import (
 )
 from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.requests import Admission
 from pyllama_raw.engine.watcher import PolicyLog
 from pyllama_raw.testing.executor import (
     FakeExecutor,

@@ -16,8 +16,8 @@ import pytest
 
 from pyllama_raw import AsyncEngine, Audio, Engine, SamplingParams
 from pyllama_raw.core.encodes import Encodes
-from pyllama_raw.engine.media_desk import MediaDesk, MediaPart
-from pyllama_raw.engine.requests import Encoder, RequestEncodes
+from pyllama_raw.engine.media_desk import Encoder, MediaDesk, MediaPart
+from pyllama_raw.engine.requests import RequestEncodes
 from pyllama_raw.errors import (
     BadMedia,
     EncodeFailed,

@@ -2,17 +2,17 @@
 
 import pytest
 
-from pyllama_raw.core.costs import CostHistory
-from pyllama_raw.core.memory.cache import PrefixCache
-from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.memory.tiers import SnapshotCost
-from pyllama_raw.core.stats import (
+from pyllama_raw.core.costs import (
     MIN_PART,
     SHARE,
     SLACK,
     Captures,
     CopyPrice,
+    CostHistory,
 )
+from pyllama_raw.core.memory.cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.memory.tiers import SnapshotCost
 from pyllama_raw.core.step import Load, Save, Saved
 from tests.core.support import answer, finished, make_request, make_scheduler
 

@@ -4,14 +4,13 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.costs import CostHistory
+from pyllama_raw.core.costs import Captures, CostHistory
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import StoredState, Tier, Tiers
 from pyllama_raw.core.request import CacheTier, Private, Request, Span
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.stats import Captures
 from pyllama_raw.core.step import (
     DecodeStatus,
     Delete,

@@ -2,11 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.core.exact import chunk_size, without_rest
 from pyllama_raw.core.request import Scoring
 from pyllama_raw.core.scheduling.packer import (
     PrefillTurns,
+    chunk_size,
     share_rows,
+    without_rest,
 )
 from pyllama_raw.core.sequence import Running, Sequence
 from tests.core.support import make_request

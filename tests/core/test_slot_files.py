@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.memory.slot_states import SLOT_SAVE, plan_copy, plan_fill
+from pyllama_raw.core.memory.memory import SLOT_SAVE
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier, Span
@@ -22,7 +22,7 @@ def moved(engine, plan):
 
 def copied(engine, slot):
     """Contents of a slot, and their state; None if it holds nothing for others."""
-    copy = plan_copy(engine.scheduler.memory, slot)
+    copy = engine.scheduler.memory.plan_copy(slot)
     if copy is None:
         return None
     contents, plan = copy
@@ -33,7 +33,7 @@ def copied(engine, slot):
 
 def fill(engine, contents, payload):
     """Whether *contents* are in their slot now."""
-    plan = plan_fill(engine.scheduler.memory, contents, payload)
+    plan = engine.scheduler.memory.plan_fill(contents, payload)
     if plan is None:
         return False
     result = moved(engine, plan)

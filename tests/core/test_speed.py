@@ -4,11 +4,10 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.costs import CostHistory
+from pyllama_raw.core.costs import CopySpeed, CostHistory
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import CacheTier, Request
-from pyllama_raw.core.stats import CopySpeed
 from pyllama_raw.core.step import Load
 from tests.core.support import answer, finished, make_request, make_scheduler
 

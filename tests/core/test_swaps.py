@@ -2,8 +2,8 @@
 
 import pytest
 
+from pyllama_raw.core.costs import Captures, CopyPrice
 from pyllama_raw.core.memory.snapshots import SnapshotKind
-from pyllama_raw.core.stats import Captures, CopyPrice
 from pyllama_raw.core.step import Load, Save
 from tests.core.reuse_support import A, B, Engine
 

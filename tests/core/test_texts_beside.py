@@ -7,9 +7,9 @@ import pytest
 
 from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.request import Embedded, FinishReason
-from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import DecodeStatus, RowFailed, StepPlan, StepResult
+from pyllama_raw.engine.requests import Admission
 from pyllama_raw.errors import DecodeFailed, EmbeddingFailed
 from pyllama_raw.policy import SchedulingPolicy
 from pyllama_raw.testing import FakeExecutor

@@ -3,9 +3,8 @@
 import pytest
 
 from pyllama_raw.core.request import Lot
-from pyllama_raw.core.scheduling.roster import Admission
 from pyllama_raw.engine.adapters import Adapters
-from pyllama_raw.engine.requests import Door
+from pyllama_raw.engine.requests import Admission, Door
 from pyllama_raw.errors import AdapterNotFound, QueueFull
 from tests.core.support import make_request
 from tests.engine.support import PlainLoop, PlainStream

@@ -10,7 +10,8 @@ from time import monotonic
 import pytest
 
 from pyllama_raw.core.encodes import Encodes, RowNeed
-from pyllama_raw.engine.requests import Encoder, RequestEncodes
+from pyllama_raw.engine.media_desk import Encoder
+from pyllama_raw.engine.requests import RequestEncodes
 from pyllama_raw.errors import BadMedia, EngineFault, QueueFull
 from tests.engine.support import HANG_S
 

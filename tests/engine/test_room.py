@@ -12,7 +12,8 @@ import pytest
 from pyllama_raw.core.encodes import Encodes, RowKey, RowNeed
 from pyllama_raw.core.request import Finished, FinishReason, Span
 from pyllama_raw.engine.mailbox import Refused
-from pyllama_raw.engine.requests import Encoder, RequestEncodes
+from pyllama_raw.engine.media_desk import Encoder
+from pyllama_raw.engine.requests import RequestEncodes
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import BadMedia, PromptTooLong

@@ -3,8 +3,8 @@
 import pytest
 
 from pyllama_raw import EngineConfig, SamplingParams
+from pyllama_raw.core.costs import SHARE, SLACK
 from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.core.stats import SHARE, SLACK
 from pyllama_raw.core.step import Load, Save
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build

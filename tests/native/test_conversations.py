@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 import pytest
 
-from pyllama_raw.core.exact import N_FRESH
+from pyllama_raw.core.sequence import N_FRESH
 from tests.support.conversations import converse
 from tests.support.last_digits import steady_attention
 from tests.support.player import playing

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pyllama_raw.core.memory.slots import HEADROOM
 from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.sequence import HEADROOM
 from tests.native.media_player import MediaPlayer, Prompt, playing_media
 from tests.support.last_digits import assert_near
 from tests.support.products import in_turn

@@ -19,13 +19,8 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.engine.state_files import (
-    MAGIC,
-    digest_of,
-    make_key,
-    no_pause,
-    sweep_parts,
-)
+from pyllama_raw.api.slot_files import MAGIC, sweep_parts
+from pyllama_raw.engine.state_files import digest_of, make_key, no_pause
 from pyllama_raw.errors import InvalidRequest, SnapshotFailed, Unsupported, WrongUse
 from tests.native.support import unlike_before
 from tests.support.limits import LIMIT_S

@@ -12,9 +12,9 @@ from openai.types.responses import input_token_count_params, response_create_par
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.actions import AdapterBody
-from pyllama_raw.serve.app import BodyRoute
 from pyllama_raw.serve.body import Body
 from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.gate import BodyRoute
 from pyllama_raw.serve.llamacpp import NativeCompletionBody
 from pyllama_raw.serve.messages import MessagesBody
 from pyllama_raw.serve.openai import ChatBody, CompletionBody, read_completion

@@ -26,8 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from pyllama_raw.core.costs import CostHistory
-from pyllama_raw.core.exact import N_FRESH, n_reusable
+from pyllama_raw.core.costs import Captures, CostHistory
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.placement import (
     CopyOf,
@@ -42,7 +41,13 @@ from pyllama_raw.core.memory.placement import (
     find_sources,
     place,
 )
-from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots, contents_of
+from pyllama_raw.core.memory.slots import (
+    Contents,
+    ContextLimits,
+    Idle,
+    Slots,
+    contents_of,
+)
 from pyllama_raw.core.memory.snapshots import (
     Hit,
     SnapshotKind,
@@ -58,10 +63,17 @@ from pyllama_raw.core.memory.tiers import (
     Tiers,
 )
 from pyllama_raw.core.request import CacheTier, Namespace, Private, border, is_of
-from pyllama_raw.core.sequence import Running, Sequence, take_scores
-from pyllama_raw.core.stats import CacheStats, Captures
-from pyllama_raw.core.step import Delete, Move, StepResult
+from pyllama_raw.core.sequence import (
+    N_FRESH,
+    Running,
+    Sequence,
+    n_reusable,
+    take_scores,
+)
+from pyllama_raw.core.stats import CacheStats
+from pyllama_raw.core.step import Delete, Move, Save, StepPlan, StepResult
 
+SLOT_SAVE = 0  # the id of a copy in `StepResult.saved`; those of tiers begin at 1
 MIN_WAIT = 16  # tokens that waiting for a leader must save
 LOAD_TOKENS = 128  # of a file, in a step of others
 
@@ -442,6 +454,40 @@ class Memory:
             self.cache.clear(swap.namespace)
         if swap.hit is not None:
             self.cache.unpin(swap.hit)
+
+    # -- a slot by itself, between two steps -------------------------------------------
+
+    def plan_copy(self, slot: int) -> tuple[Contents, StepPlan] | None:
+        """
+        The contents of a slot, and a plan that copies them as SLOT_SAVE.
+
+        None if it holds nothing, or what others must not have, or rows of images and sounds.
+        """
+        place = self.slots.all[slot]
+        if not isinstance(place, Idle) or not (place.n_held and place.is_usable):
+            return None
+        if place.spans:
+            return None
+        most_bytes = self.tiers.host.bound(place.n_held)
+        save = Save(SLOT_SAVE, CacheTier.HOST, slot, 0, place.n_held, most_bytes)
+        return contents_of(place), StepPlan((*self.take_moves(), save))
+
+    def plan_fill(self, contents: Contents, payload: object) -> StepPlan | None:
+        """
+        A plan that brings *contents* from elsewhere into their slot.
+
+        None if a sequence has the slot, or those that run leave too few cells.
+        """
+        place, n_tokens = self.slots.all[contents.slot], len(contents.tokens)
+        if not isinstance(place, Idle) or n_tokens > self.slots.limits.n_ctx_slot:
+            return None
+        # What is here is saved as if its place was needed, and gives its cells.
+        self._cut(place, 0)
+        self.reclaim(n_tokens)
+        if self.slots.n_free_cells < n_tokens:
+            return None
+        self.slots.fill(contents, payload)
+        return StepPlan(self.take_moves())
 
     # -- before and after a step -------------------------------------------------------
 

@@ -16,11 +16,17 @@ from collections.abc import Sequence as Items
 from operator import attrgetter
 from typing import NamedTuple
 
-from pyllama_raw.core.exact import N_FRESH, n_reusable, n_shareable
 from pyllama_raw.core.memory.slots import ContextLimits, Idle, Slots
 from pyllama_raw.core.memory.snapshots import TOKEN_BYTES, Hit, n_common
 from pyllama_raw.core.request import CacheTier
-from pyllama_raw.core.sequence import Running, Sequence, n_scored_by
+from pyllama_raw.core.sequence import (
+    N_FRESH,
+    Running,
+    Sequence,
+    n_reusable,
+    n_scored_by,
+    n_shareable,
+)
 
 # -- what there is ---------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pyllama_raw.core import exact
 from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import (
     Namespace,
@@ -30,11 +29,9 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
     position,
 )
-from pyllama_raw.core.sequence import Running, Sequence
-from pyllama_raw.core.step import Copy, Load, Move, Release, Shift, Trim
+from pyllama_raw.core.sequence import Running, Sequence, growth, n_kept, n_movable
+from pyllama_raw.core.step import Copy, Load, Move, Piece, Release, Shift, Trim
 from pyllama_raw.errors import BadMedia, PromptTooLong
-
-HEADROOM = 64  # output tokens a running sequence is promised cells for
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,9 @@ class ContextLimits:
     n_cells: int  # cells of all slots together
     n_parked: int = 0  # slots beyond n_slots, for what idle ones hold
     unified: bool = True
-    deterministic: bool = False  # outputs must not depend on others: see core.exact
+    deterministic: bool = (
+        False  # outputs must not depend on others: see core/sequence.py
+    )
     can_shift: bool = True
     kind: SnapshotKind = SnapshotKind.RANGE
     n_outputs: int | None = None  # output rows of one step; None: one a slot
@@ -95,11 +94,11 @@ class ContextLimits:
 
     def n_kept(self, sequence: Sequence) -> int:
         """Tokens of *sequence* that others may take over, once they are computed."""
-        return exact.n_kept(sequence) if self.deterministic else len(sequence.tokens)
+        return n_kept(sequence) if self.deterministic else len(sequence.tokens)
 
     def n_movable(self, n_tokens: int) -> int:
         """The most of a slot's first *n_tokens* that others may get a copy of."""
-        return exact.n_movable(n_tokens, self.n_swa) if self.deterministic else n_tokens
+        return n_movable(n_tokens, self.n_swa) if self.deterministic else n_tokens
 
     def is_repeatable(self, sequence: Sequence) -> bool:
         """
@@ -274,6 +273,21 @@ class Slots:
         if n_kept == 0 or limits.kind.can_cut:
             self.cut(idle, n_kept)
 
+    def fill(self, contents: Contents, payload: object) -> None:
+        """An empty slot gets *contents*, whose state *payload* is; it was used last of all."""
+        slot, n_tokens = contents.slot, len(contents.tokens)
+        self.all[slot] = Idle(
+            slot,
+            contents.tokens.tobytes(),
+            n_held=n_tokens,
+            namespace=contents.namespace,
+            last_used=1 + max(idle.last_used for idle in self.idle),
+            n_prompt=contents.n_prompt,
+        )
+        self.cells.n_used += n_tokens
+        load = Load(slot, (Piece(payload, 0, n_tokens),), n_tokens - 1)
+        self._moves.append(load)
+
     def cut(self, idle: Idle, n_tokens: int) -> None:
         """An idle slot keeps its first *n_tokens* only."""
         if n_tokens == 0:
@@ -339,12 +353,6 @@ class Slots:
         assert slots == sorted(slots)
         assert len(slots) <= self.limits.n_slots
         assert self.n_free_cells >= 0
-
-
-def growth(sequence: Sequence, n_computed: int = 0) -> int:
-    """Cells to promise *sequence*: its tokens behind and some output."""
-    n_output = sequence.request.max_tokens - sequence.n_output
-    return len(sequence.tokens) - n_computed + min(n_output, HEADROOM)
 
 
 @dataclass(slots=True)

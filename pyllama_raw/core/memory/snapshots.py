@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
-from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.request import Namespace
+from pyllama_raw.core.sequence import N_FRESH
 
 TOKEN_BYTES = array("i").itemsize
 

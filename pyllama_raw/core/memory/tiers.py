@@ -23,8 +23,7 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple, Self
 
-from pyllama_raw.core.costs import CostHistory
-from pyllama_raw.core.exact import n_reusable
+from pyllama_raw.core.costs import Captures, CopyPrice, CopySpeed, CostHistory
 from pyllama_raw.core.memory.cache import PrefixCache, Reservation
 from pyllama_raw.core.memory.placement import (
     Offer,
@@ -34,8 +33,7 @@ from pyllama_raw.core.memory.placement import (
 from pyllama_raw.core.memory.slots import Contents
 from pyllama_raw.core.memory.snapshots import CapturePlan, Hit, SnapshotKind
 from pyllama_raw.core.request import CacheTier, Namespace, Private, Spans, position
-from pyllama_raw.core.sequence import Running, Sequence
-from pyllama_raw.core.stats import Captures, CopyPrice, CopySpeed
+from pyllama_raw.core.sequence import Running, Sequence, n_reusable
 from pyllama_raw.core.step import (
     Delete,
     Fetch,

@@ -66,7 +66,7 @@ def by_lot(streams: Items[Running], prompts: Items[Running]) -> Groups:
 
 def divided(groups: Groups) -> Groups:
     """
-    Streams apart from prompts, which are computed one at a time: see core.exact.
+    Streams apart from prompts, which are computed one at a time: see core/sequence.py.
     """
     divided: Groups = {}
     for (name, _, is_whole, adapters, _), (streams, prompts) in groups.items():

@@ -35,7 +35,6 @@ from collections.abc import Sequence as Items
 from types import MappingProxyType
 from typing import Literal
 
-from pyllama_raw.core import exact
 from pyllama_raw.core.costs import StepBudget
 from pyllama_raw.core.request import Lot, border, span_at
 from pyllama_raw.core.scheduling.lots import (
@@ -271,7 +270,7 @@ class Packer:
             return []
         turns = self._turns[lot]
         shares = turns.share(budget, prompts, single=lot.is_single, caps=caps)
-        shares = exact.without_rest(shares, n_decodes, limits.n_ubatch)
+        shares = without_rest(shares, n_decodes, limits.n_ubatch)
         return [_prefill(r, n) for r in prompts if (n := shares.get(r.slot, 0))]
 
     # -- what comes next -----------------------------------------------------------
@@ -391,7 +390,7 @@ class PrefillTurns:
             if shares and (budget == 1 < missing or (single and slot not in shares)):
                 break
             share = min(budget, running.deficit)
-            chunk = exact.chunk_size(n_shared + share, ready, n_shared + budget)
+            chunk = chunk_size(n_shared + share, ready, n_shared + budget)
             shares[slot], n_tokens = chunk, chunk - n_shared
             budget -= n_tokens
             running.deficit = max(running.deficit - n_tokens, 0)
@@ -463,8 +462,29 @@ def n_ready(running: Running) -> int:
     # As many as there are rows for, beside those that need none.
     if sequence.is_scoring:
         n_most = sequence.n_unscored - n_computed + running.max_rows
-        n_ready = exact.chunk_size(n_most, n_ready, n_most)
+        n_ready = chunk_size(n_most, n_ready, n_most)
     return n_ready
+
+
+def chunk_size(share: int, n_ready: int, budget: int) -> int:
+    """*share* tokens of *n_ready*, or one more or less where one would be left alone."""
+    n_tokens = min(max(share, 2), n_ready, budget)
+    # One would be left: it joins, or another one stays with it.
+    if n_ready - n_tokens == 1:
+        n_tokens = n_ready if n_ready <= budget else max(n_tokens - 1, min(2, budget))
+    return n_tokens
+
+
+def without_rest(
+    shares: dict[int, int], n_decodes: int, n_ubatch: int
+) -> dict[int, int]:
+    """*shares* of a step that micro-batches divide, none of which is a single token."""
+    n_tokens = n_decodes + sum(shares.values())
+    if not 2 < n_ubatch < n_tokens or n_tokens % n_ubatch != 1:
+        return shares
+    # The largest share gives two tokens to a later step, which are none alone either.
+    slot = max(shares, key=shares.__getitem__)
+    return shares | {slot: shares[slot] - 2} if shares[slot] > 3 else shares
 
 
 def share_rows(n_rows: int, prompts: Items[Running], *, single: bool = False) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Sequence as Items
 
-from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.request import (
     FinishDetail,
     FinishReason,
@@ -22,7 +21,7 @@ from pyllama_raw.core.request import (
 from pyllama_raw.core.scheduling.lots import Part, Suspects
 from pyllama_raw.core.scheduling.packer import Packer
 from pyllama_raw.core.scheduling.roster import Roster
-from pyllama_raw.core.sequence import Running
+from pyllama_raw.core.sequence import N_FRESH, Running
 from pyllama_raw.core.step import (
     DecodeStatus,
     Lost,

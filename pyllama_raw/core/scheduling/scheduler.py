@@ -25,7 +25,7 @@ from typing import Literal
 from pyllama_raw.core.costs import GOAL_S, CostHistory, StepBudget
 from pyllama_raw.core.memory.cache import PrefixCache
 from pyllama_raw.core.memory.memory import Memory
-from pyllama_raw.core.memory.slots import ContextLimits, growth
+from pyllama_raw.core.memory.slots import ContextLimits
 from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.policies import Fcfs, SchedulingPolicy
 from pyllama_raw.core.policy_runner import (
@@ -46,7 +46,7 @@ from pyllama_raw.core.scheduling.results import Failures, Outputs
 from pyllama_raw.core.scheduling.roster import Note, Roster
 from pyllama_raw.core.scheduling.speculation import DraftLimits, Speculation
 from pyllama_raw.core.scheduling.texts import SourceSteps, Texts
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.sequence import Sequence, growth
 from pyllama_raw.core.stats import CacheStats, Occupancy, SchedulerStats, SlotStats
 from pyllama_raw.core.step import (
     Computed,

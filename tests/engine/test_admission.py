@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyllama_raw.core.scheduling.roster import Admission
+from pyllama_raw.engine.requests import Admission
 from pyllama_raw.errors import InvalidRequest, QueueFull
 from tests.core.support import make_request, make_scheduler
 
