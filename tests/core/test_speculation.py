@@ -24,6 +24,7 @@ from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.request import (
     Adapted,
     FinishReason,
+    Lot,
     NewTokens,
     Private,
     Request,
@@ -522,6 +523,18 @@ def test_memory_and_promises_that_forbid_drafts(options):
     machine.run(make_request(max_tokens=30))
 
     assert set(machine.depths) == {0}
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_rows_with_adapters_have_no_drafts_that_may_change_no_bit(is_exact):
+    """
+    Their products are libllama's, and depend on how many rows there are.
+    """
+    lot = Lot("tokens with a=1", adapters=((1, 1.0),))
+    machine = Machine(speculating(exact_drafts=is_exact), REPEATS)
+    machine.run(make_request(max_tokens=30, lot=lot))
+
+    assert any(machine.depths) is not is_exact
 
 
 def test_rows_that_cost_too_much_are_not_drafted():
