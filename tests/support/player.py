@@ -45,6 +45,7 @@ from pyllama_raw.options.config import (
     ContextConfig,
     ModelConfig,
     SchedulerConfig,
+    SpeculationConfig,
 )
 from tests.support.experts import Routers, Scores, listening
 from tests.support.held import check_held
@@ -75,6 +76,8 @@ def make_config(
         context=ContextConfig(**context),
         scheduler=SchedulerConfig(**scheduler),
         cache=CacheConfig(**cache),
+        # Logits are read after each step, so a step has one token.
+        speculation=SpeculationConfig(mode="off"),
         deterministic=deterministic,
     )
 
