@@ -251,3 +251,38 @@ async def test_a_second_reader_of_events_is_refused():
             with pytest.raises(WrongUse, match="another task reads"):
                 await anext(events)
             group.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("other", ["asyncio", "trio"])
+async def test_a_reader_in_another_event_loop_is_refused(other):
+    """
+    It could not be woken there. Whoever reads in the loop that began goes on.
+    """
+    held = HeldSteps()
+    executor = FakeExecutor(
+        fake_limits(), on_step=lambda step, plan: plan.works and held(step, plan)
+    )
+
+    async def read_elsewhere(things):
+        for thing in things:
+            with (
+                anyio.fail_after(HANG_S),
+                pytest.raises(WrongUse, match="another event"),
+            ):
+                while True:  # what is there can be taken anywhere
+                    await anext(thing)
+
+    with anyio.fail_after(HANG_S):
+        async with (
+            fake_engine(executor) as engine,
+            engine.generate("a", PARAMS) as generation,
+            engine.events() as events,
+        ):
+            await anyio.to_thread.run_sync(held.wait_for_one)
+            elsewhere = partial(read_elsewhere, [generation, events])
+            await anyio.to_thread.run_sync(partial(anyio.run, elsewhere, backend=other))
+            held.allow(3)
+            result = await generation.collect()
+
+    assert len(result.token_ids) == 3
