@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, cast, overload
 
 from anyio import to_thread
 
@@ -35,6 +35,7 @@ from pyllama_raw.options.arguments import (
     checked_texts_or_ids,
     checked_wait,
     checked_word,
+    reading_prompt,
     scoring,
 )
 from pyllama_raw.prompts.messages import Message
@@ -524,16 +525,20 @@ class AsyncEngine(Facts):
         adds = checked_flag("add_special", add_special)
         parses = checked_flag("parse_special", parse_special)
         is_as_written = adds and parses
-        if not is_as_written and (not isinstance(prompt, str) or chat):
+        with reading_prompt(prompt):
+            is_text = isinstance(prompt, str)
+        if not is_as_written and (not is_text or chat):
             allowed = (
                 "a text without chat options, or leave add_special and parse_special"
             )
             raise InvalidRequest("prompt", prompt, allowed)
         async with self._sessions.session() as session:
             encode = session.preparation.encode
-            if isinstance(prompt, str) and not is_as_written:
+            if not is_as_written:
                 encode_text = session.preparation.encode_text
-                return list(await encode_text(prompt, adds=adds, parses=parses))
+                return list(
+                    await encode_text(cast("str", prompt), adds=adds, parses=parses)
+                )
             return list(await encode(prompt, chat))
 
     async def pieces(
