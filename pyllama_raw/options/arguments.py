@@ -131,7 +131,7 @@ def checked_file(name: str, value: object) -> str:
     with reading(name, value, allowed):
         if isinstance(value, str | os.PathLike):
             path = os.fspath(value)
-            if isinstance(path, str) and path and os.fsencode(path):
+            if isinstance(path, str) and path and b"\0" not in os.fsencode(path):
                 return str.__str__(path)
     raise InvalidRequest(name, value, allowed)
 

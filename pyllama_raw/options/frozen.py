@@ -82,6 +82,7 @@ SHORTER = {
 # What fits, by the beginning of pydantic's type of a mistake: callers know no "valid tuple".
 KINDS = {
     "bool_": "True or False",
+    "callable_type": "a function",
     "dict_": "a mapping",
     "float_": "a number",
     "int_": "a whole number",

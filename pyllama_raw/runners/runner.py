@@ -44,6 +44,7 @@ from pyllama_raw import AsyncEngine, Prompt
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import ClosedError, PyllamaError, Unsupported, WrongUse
+from pyllama_raw.options.arguments import checked_params
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import (
@@ -352,7 +353,7 @@ class ModelRunner(ABC):
         Raises, at once:
             Unsupported: the runner cannot do it.
         """
-        sampling = params or SamplingParams()
+        sampling = checked_params(params)
         self.capabilities.check(prompt, sampling, options)
 
         return RunHandle(partial(self._counted, prompt, sampling, options))
@@ -398,7 +399,7 @@ class ModelRunner(ABC):
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Estimate:
         """The tokens and the price of a request at most; nothing is sent."""
-        params = params or SamplingParams()
+        params = checked_params(params)
         n_prompt = tokens_about(prompt)
         n_output = params.n * params.max_tokens
         return Estimate(n_prompt, n_output, self.cost(Usage(n_prompt, n_output, 0)))

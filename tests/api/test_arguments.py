@@ -20,6 +20,7 @@ from pyllama_raw import (
 )
 from pyllama_raw.errors import BadSchema, InvalidRequest
 from pyllama_raw.options.arguments import (
+    checked_file,
     checked_options,
     checked_prompts,
     checked_texts,
@@ -279,6 +280,15 @@ async def test_no_prompt_raises_but_what_is_declared(prompt):
             result = await engine.complete("hello", SamplingParams(max_tokens=5))
 
     assert result.text == expected("hello", 5)
+
+
+@each("path", ["a\0b", b"a", "", "\ud800\udfff\0", 5, Unreadable()])
+def test_paths_are_those_that_files_have(path):
+    """
+    One that no file can have is refused before anything looks for it.
+    """
+    with pytest.raises(InvalidRequest, match="the path of a file"):
+        checked_file("path", path)
 
 
 LISTS = (

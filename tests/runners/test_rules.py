@@ -1,5 +1,6 @@
 """Retries, breakers, limits of load and of time, with clocks that tests turn."""
 
+import re
 from datetime import UTC, datetime
 
 import anyio
@@ -7,8 +8,19 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from pyllama_raw import Usage
-from pyllama_raw.errors import PyllamaError
-from pyllama_raw.runners import Backoff, Breaker, Limits, Prices, Timeouts, capabilities
+from pyllama_raw.errors import ConfigError, InvalidRequest, PyllamaError
+from pyllama_raw.runners import (
+    Backoff,
+    Breaker,
+    CachedModel,
+    Limits,
+    MockRunner,
+    ModelCache,
+    Pool,
+    Prices,
+    Timeouts,
+    capabilities,
+)
 from pyllama_raw.runners.connection import retry_after_s
 from pyllama_raw.runners.errors import (
     AuthFailed,
@@ -52,6 +64,31 @@ EXAMPLES = [
     ContentFiltered("withheld"),
     UnexpectedAnswer("unexpected status 302"),
 ]
+
+
+NAN = float("nan")
+WRONG = {
+    "Limits.max_concurrency": lambda: Limits(max_concurrency=0),
+    "Limits.rpm": lambda: Limits(rpm=True),
+    "Limits.queue_timeout_s": lambda: Limits(queue_timeout_s=NAN),
+    "Limits.when_full": lambda: Limits(when_full="drop"),
+    "Timeouts.total_s": lambda: Timeouts(total_s=-1),
+    "Timeouts.between_tokens_s": lambda: Timeouts(between_tokens_s=[5]),
+    "Backoff.factor": lambda: Backoff(factor=NAN),
+    "Backoff.jitter": lambda: Backoff(jitter=0.5),
+    "threshold": lambda: Breaker(0),
+    "rest_s": lambda: Breaker(rest_s=NAN),
+    "router": lambda: Pool({"a": MockRunner()}, "fastest"),
+    "weights['a']": lambda: Pool({"a": MockRunner()}, weights={"a": NAN}),
+    "runners['a']": lambda: Pool({"a": "http://localhost"}),
+    "CachedModel.make": lambda: CachedModel("model.gguf"),
+    "CachedModel.sleep_s": lambda: CachedModel(MockRunner, sleep_s=NAN),
+    "models['a']": lambda: ModelCache({"a": MockRunner}),
+    "models": lambda: ModelCache(["a"]),
+    "budget['CPU']": lambda: ModelCache({}, budget={"CPU": NAN}),
+    "max_models": lambda: ModelCache({}, max_models=0),
+    "max_wait_s": lambda: ModelCache({}, max_wait_s=NAN),
+}
 
 
 class Clock:
@@ -450,3 +487,21 @@ def test_prices_of_known_models():
     assert price is not None
     assert 0 < price.prompt < price.completion
     assert capabilities.Prices.known("no-such-model-at-all") is None
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_options_of_runners_are_told_by_name(name):
+    """
+    Before anything is sent or loaded.
+    """
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)}="):
+        WRONG[name]()
+
+
+def test_params_of_a_run_are_sampling_params():
+    """
+    Anything else is refused by name, as an engine does.
+    """
+    for ask in (MockRunner().generate, MockRunner().estimate):
+        with pytest.raises(InvalidRequest, match="params"):
+            ask("a", {"max_tokens": 3})
