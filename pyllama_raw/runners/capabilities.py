@@ -14,6 +14,7 @@ from typing import Any, Self, get_args
 from pyllama_raw import Prompt
 from pyllama_raw.api.results import Usage
 from pyllama_raw.errors import ConfigError, Unsupported
+from pyllama_raw.options.frozen import Checked, NotNegative
 from pyllama_raw.options.requests import Need
 from pyllama_raw.options.sampling import CONSTRAINTS, SamplingParams
 
@@ -135,14 +136,14 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
-    """US dollars for a million tokens of one model."""
+class Prices(Checked):
+    """US dollars for a million tokens of one model. Raises ConfigError for a wrong one."""
 
-    prompt: float
+    prompt: NotNegative
     """The price of the prompt."""
-    completion: float
+    completion: NotNegative
     """The price of the output."""
-    cached: float | None = None
+    cached: NotNegative | None = None
     """The price of cached tokens of the prompt. None: as all others."""
     model: str = ""
     """The model."""

@@ -93,7 +93,7 @@ class Turnstile:
         self._sent = deque[tuple[float, int]]()  # of the last minute: when, and tokens
         self._blocked_until = dict.fromkeys(KINDS, float("-inf"))
         n_turns = limits.max_concurrency
-        self._turns = anyio.Semaphore(sys.maxsize if n_turns is None else n_turns)
+        self._turns = anyio.Semaphore(sys.maxsize if n_turns is None else int(n_turns))
 
     @asynccontextmanager
     async def entered(self, n_tokens: int = 1) -> AsyncIterator[None]:

@@ -55,6 +55,7 @@ from pyllama_raw.errors import (
     first_of,
     shown,
 )
+from pyllama_raw.options.arguments import checked_wait
 from pyllama_raw.options.frozen import Count, Whole, check_value
 from pyllama_raw.runners.cached import (
     CachedModel,
@@ -479,8 +480,9 @@ class ModelCache:
         Args:
             drain_s: seconds that claims which run have to end before that.
         """
+        wait_s = checked_wait("drain_s", drain_s)
         self.refuse()
-        with anyio.move_on_after(drain_s):
+        with anyio.move_on_after(wait_s):
             while any(e.resident.n_running for e in self._entries.values()):
                 self._released = anyio.Event()
                 await self._released.wait()
@@ -497,8 +499,8 @@ class ModelCache:
         self._residency.add(entry.resident)
 
     def _entry(self, name: str) -> _Entry:
-        entry = self._entries.get(name)
-        if entry is None or entry.is_removed:
+        entry = self._entries.get(name) if name in self else None
+        if entry is None:
             has = ", ".join(self) or "none"
             raise ModelNotFound(name, f"there is no such model: there are {has}")
         return entry

@@ -330,6 +330,7 @@ class RunnerManager:
         *,
         drain_s: float = 30.0,
     ) -> None:
+        check_value("drain_s", drain_s, Seconds)
         self._make, self._drain_s = make or runner_for, drain_s
         self._managed: dict[str, Managed] = {}
         self._draining: list[ModelRunner] = []  # serve the last of their requests

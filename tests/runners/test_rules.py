@@ -8,7 +8,12 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from pyllama_raw import Usage
-from pyllama_raw.errors import ConfigError, InvalidRequest, PyllamaError
+from pyllama_raw.errors import (
+    ConfigError,
+    InvalidRequest,
+    ModelNotFound,
+    PyllamaError,
+)
 from pyllama_raw.runners import (
     Backoff,
     Breaker,
@@ -18,6 +23,7 @@ from pyllama_raw.runners import (
     ModelCache,
     Pool,
     Prices,
+    RunnerManager,
     Timeouts,
     capabilities,
 )
@@ -87,6 +93,8 @@ WRONG = {
     "models": lambda: ModelCache(["a"]),
     "budget['CPU']": lambda: ModelCache({}, budget={"CPU": NAN}),
     "max_models": lambda: ModelCache({}, max_models=0),
+    "Prices.prompt": lambda: Prices(NAN, 1.0),
+    "drain_s": lambda: RunnerManager(drain_s=NAN),
     "max_wait_s": lambda: ModelCache({}, max_wait_s=NAN),
 }
 
@@ -505,3 +513,18 @@ def test_params_of_a_run_are_sampling_params():
     for ask in (MockRunner().generate, MockRunner().estimate):
         with pytest.raises(InvalidRequest, match="params"):
             ask("a", {"max_tokens": 3})
+
+
+@pytest.mark.anyio
+async def test_a_cache_names_what_it_was_asked_for():
+    """
+    A model of a name that is none, and a wait that is none; it goes on and can be closed.
+    """
+    async with ModelCache({"a": CachedModel(lambda _: MockRunner())}) as cache:
+        with pytest.raises(ModelNotFound):
+            cache.status(["a"])
+        with pytest.raises(InvalidRequest, match="drain_s"):
+            await cache.aclose(NAN)
+        result = await cache.runner("a").generate("x").collect()
+
+    assert result.text == "hello world"
