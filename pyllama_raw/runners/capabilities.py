@@ -13,13 +13,14 @@ from typing import Any, Self, get_args
 
 from pyllama_raw import Prompt
 from pyllama_raw.api.results import Usage
-from pyllama_raw.errors import ConfigError, Unsupported
+from pyllama_raw.errors import ConfigError, InvalidRequest, Unsupported, reading
 from pyllama_raw.options.frozen import Checked, NotNegative
 from pyllama_raw.options.requests import Need
 from pyllama_raw.options.sampling import CONSTRAINTS, SamplingParams
 
 Verb = Need
 VERBS: frozenset[Verb] = frozenset(get_args(Verb))
+MAX_ITEMS = 2**20  # of a prompt: range(10**9) is small until it is written as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,14 @@ class RunnerCapabilities:
     def check(
         self, prompt: Prompt, params: SamplingParams, options: Mapping[str, Any]
     ) -> None:
-        """Raise Unsupported if something is asked for that the runner cannot do."""
+        """
+        Raise Unsupported if something is asked for that the runner cannot do.
+
+        Raises:
+            InvalidRequest: the prompt is none, or is too long to be sent.
+        """
         self.check_verb("generate")
+        check_length("prompt", prompt)
         features = {
             "logprobs": params.logprobs is not None,
             "prompt_logprobs": params.prompt_logprobs is not None,
@@ -90,6 +97,15 @@ class RunnerCapabilities:
             if supported is not None and (unknown := sorted({*names} - supported)):
                 advice = "this runner cannot send it: leave it out"
                 raise Unsupported(unknown[0], advice)
+
+
+def check_length(name: str, items: Sequence[Any]) -> None:
+    """Raise InvalidRequest if *items*, a prompt or a text, cannot be read or have no end to speak of."""
+    allowed = f"text, or at most {MAX_ITEMS} token ids or messages"
+    with reading(name, items, allowed):
+        if not isinstance(items, str) and len(items) > MAX_ITEMS:
+            raise InvalidRequest(name, items, allowed)
+        _first(items)
 
 
 def are_ids(prompt: Prompt) -> bool:

@@ -44,7 +44,11 @@ from pyllama_raw import AsyncEngine, Prompt
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import ClosedError, PyllamaError, Unsupported, WrongUse
-from pyllama_raw.options.arguments import checked_params
+from pyllama_raw.options.arguments import (
+    checked_params,
+    checked_texts,
+    checked_texts_or_ids,
+)
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import (
@@ -53,6 +57,7 @@ from pyllama_raw.runners.capabilities import (
     RunnerCapabilities,
     Verb,
     are_ids,
+    check_length,
 )
 from pyllama_raw.runners.guards import Limits
 
@@ -375,7 +380,9 @@ class ModelRunner(ABC):
         Args:
             pooling: how the vectors of the tokens of a text become one. None: as the model says.
         """
-        inputs = list(texts)
+        inputs = checked_texts_or_ids(texts)
+        for index, text in enumerate(inputs):
+            check_length(f"texts[{index}]", text)
 
         def call(serving: Serving) -> Awaitable[Vectors]:
             return serving.embed(inputs, pooling=pooling, **options)
@@ -386,7 +393,7 @@ class ModelRunner(ABC):
         self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
     ) -> list[Ranked]:
         """*documents*, the best first."""
-        texts = list(documents)
+        texts = checked_texts(documents, "documents")
         return await self._called(
             "rank", lambda serving: serving.rank(query, texts, **options)
         )
@@ -400,6 +407,7 @@ class ModelRunner(ABC):
     ) -> Estimate:
         """The tokens and the price of a request at most; nothing is sent."""
         params = checked_params(params)
+        check_length("prompt", prompt)
         n_prompt = tokens_about(prompt)
         n_output = params.n * params.max_tokens
         return Estimate(n_prompt, n_output, self.cost(Usage(n_prompt, n_output, 0)))

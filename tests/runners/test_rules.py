@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime
+from itertools import repeat
 
 import anyio
 import pytest
@@ -23,10 +24,12 @@ from pyllama_raw.runners import (
     ModelCache,
     Pool,
     Prices,
+    RunnerCapabilities,
     RunnerManager,
     Timeouts,
     capabilities,
 )
+from pyllama_raw.runners.capabilities import VERBS
 from pyllama_raw.runners.connection import retry_after_s
 from pyllama_raw.runners.errors import (
     AuthFailed,
@@ -504,6 +507,27 @@ def test_wrong_options_of_runners_are_told_by_name(name):
     """
     with pytest.raises(ConfigError, match=f"^{re.escape(name)}="):
         WRONG[name]()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("prompt", [range(10**12), 5, None, object()])
+async def test_what_cannot_be_sent_is_refused_before_it_is_copied(prompt):
+    """
+    A range is small until it is written as JSON, so its length is asked first.
+    """
+    runner = MockRunner(capabilities=RunnerCapabilities(VERBS, token_ids=True))
+    for ask in (runner.generate, runner.estimate):
+        with pytest.raises(InvalidRequest, match="prompt"):
+            ask(prompt)
+    for call in (
+        runner.embed(prompt),
+        runner.embed([prompt]),
+        runner.embed(repeat("a")),
+        runner.rank("a", prompt),
+        runner.rank("a", [prompt]),
+    ):
+        with pytest.raises(InvalidRequest):
+            await call
 
 
 def test_params_of_a_run_are_sampling_params():
