@@ -15,7 +15,7 @@ from pyllama_raw import Prompt
 from pyllama_raw.api.results import Usage
 from pyllama_raw.errors import ConfigError, InvalidRequest, Unsupported, reading
 from pyllama_raw.options.frozen import Checked, NotNegative
-from pyllama_raw.options.requests import Need
+from pyllama_raw.options.requests import SALT, Need, checked
 from pyllama_raw.options.sampling import CONSTRAINTS, SamplingParams
 
 Verb = Need
@@ -71,14 +71,20 @@ class RunnerCapabilities:
         Raise Unsupported if something is asked for that the runner cannot do.
 
         Raises:
-            InvalidRequest: the prompt is none, or is too long to be sent.
+            InvalidRequest: the prompt is none or too long to be sent, or an option that all
+                runners read is wrong.
         """
         self.check_verb("generate")
         check_length("prompt", prompt)
+        for name in ("client", "cache_salt"):  # a pool routes by them
+            checked(SALT, options.get(name), name)
+        tools = options.get("tools")
+        with reading("tools", tools, "a list of mappings, or None"):
+            has_tools = bool(tools)
         features = {
             "logprobs": params.logprobs is not None,
             "prompt_logprobs": params.prompt_logprobs is not None,
-            "tools": bool(options.get("tools")),
+            "tools": has_tools,
             "json_schema": params.json_schema is not None,
             "grammars": any(
                 getattr(params, c) for c in CONSTRAINTS if c != "json_schema"

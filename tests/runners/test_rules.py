@@ -55,6 +55,7 @@ from pyllama_raw.runners.guards import (
     retried,
     timed,
 )
+from tests.support.hostile import Unreadable
 from tests.support.loops import anyio_backend  # noqa: F401
 
 BUSY = ServerError(503, "busy")
@@ -528,6 +529,15 @@ async def test_what_cannot_be_sent_is_refused_before_it_is_copied(prompt):
     ):
         with pytest.raises(InvalidRequest):
             await call
+
+
+@pytest.mark.parametrize("name", ["client", "cache_salt", "tools"])
+def test_what_a_pool_reads_of_a_request_is_checked_first(name):
+    """
+    An option of another kind is refused by name.
+    """
+    with pytest.raises(InvalidRequest, match=name):
+        Pool({"a": MockRunner()}).generate("a", **{name: Unreadable()})
 
 
 def test_params_of_a_run_are_sampling_params():
