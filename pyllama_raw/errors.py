@@ -377,12 +377,16 @@ class NativeError(PyllamaError):
         super().__init__(f"{function}{number}: {message}")
 
 
+def _of_file(path: str, message: str) -> str:
+    return f"{cut(path, MAX_REASON)}: {cut(message, MAX_REASON)}"
+
+
 class ModelLoadFailed(NativeError):
     """The model file could not be loaded."""
 
     def __init__(self, path: str, message: str) -> None:
         self.path = path
-        super().__init__("llama_model_load_from_file", None, f"{path}: {message}")
+        super().__init__("llama_model_load_from_file", None, _of_file(path, message))
 
 
 class ProjectorLoadFailed(NativeError):
@@ -390,7 +394,7 @@ class ProjectorLoadFailed(NativeError):
 
     def __init__(self, path: str, message: str) -> None:
         self.path = path
-        super().__init__("mtmd_init_from_file", None, f"{path}: {message}")
+        super().__init__("mtmd_init_from_file", None, _of_file(path, message))
 
 
 class AdapterLoadFailed(NativeError):
@@ -398,7 +402,7 @@ class AdapterLoadFailed(NativeError):
 
     def __init__(self, path: str, message: str) -> None:
         self.path = path
-        super().__init__("llama_adapter_lora_init", None, f"{path}: {message}")
+        super().__init__("llama_adapter_lora_init", None, _of_file(path, message))
 
 
 class QuantizeFailed(NativeError):
@@ -406,7 +410,7 @@ class QuantizeFailed(NativeError):
 
     def __init__(self, path: str, returned: int | None, message: str) -> None:
         self.path = path
-        super().__init__("llama_model_quantize", returned, f"{path}: {message}")
+        super().__init__("llama_model_quantize", returned, _of_file(path, message))
 
 
 class ContextFailed(NativeError):

@@ -163,6 +163,16 @@ def test_an_option_of_several_kinds_has_one_name(options, words):
     assert f"EngineConfig.{words}" in str(caught.value).split("; ")
 
 
+def test_one_wrong_item_of_a_list_is_told():
+    """
+    A million of them would be as many errors, of a thousand bytes each.
+    """
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(model={"devices": [1, 2]})
+
+    assert caught.value.mistakes == (("model.devices[0]", "1", "text"),)
+
+
 @pytest.mark.parametrize(
     ("options", "name", "value", "allowed"),
     [
@@ -177,6 +187,7 @@ def test_an_option_of_several_kinds_has_one_name(options, words):
         ({"ignore_eos": "maybe"}, "ignore_eos", "maybe", "True or False"),
         ({"json_schema": "{}"}, "json_schema", "{}", "a mapping"),
         ({"grammar": "a", "regex": "b"}, "regex", "b", "at most one of grammar, regex"),
+        ({"grammar_triggers": [5.5]}, "grammar_triggers[0]", 5.5, "text"),
     ],
 )
 def test_a_wrong_sampling_value_is_the_fault_of_the_request(

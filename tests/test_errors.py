@@ -13,6 +13,7 @@ from pyllama_raw.core.stats import CacheStats, Eviction, Refusal
 from pyllama_raw.errors import (
     MAX_REASON,
     AdapterLimit,
+    AdapterLoadFailed,
     BadGrammar,
     BadSchema,
     ClosedError,
@@ -24,6 +25,7 @@ from pyllama_raw.errors import (
     EngineStopped,
     InvalidRequest,
     LibraryNotBuilt,
+    ModelLoadFailed,
     NativeError,
     PyllamaError,
     QueueFull,
@@ -296,6 +298,8 @@ def test_a_short_value_is_kept_as_given():
         BadGrammar("x" * 10**6, None),
         BadSchema("regex", "x" * 10**6),
         Unsupported("chat messages", "x" * 10**6),
+        AdapterLoadFailed("x" * 10**6, "no such file"),
+        ModelLoadFailed("model.gguf", "x" * 10**6),
     ],
     ids=lambda error: type(error).__name__,
 )

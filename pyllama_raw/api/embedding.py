@@ -40,6 +40,7 @@ from pyllama_raw.errors import (
     InvalidRequest,
     TextTooLong,
     Unsupported,
+    reading,
 )
 from pyllama_raw.options.arguments import (
     check_progress,
@@ -266,7 +267,9 @@ class Embedder:
         """
         tokens: list[array[int]] = []
         encoder = self._encoder.counting() if counts_only else self._encoder
-        if sum(map(len, texts)) + n_beside * len(texts) <= LONG_PROMPT:
+        with reading(name, texts, "texts or token ids"):
+            n_all = sum(map(len, texts)) + n_beside * len(texts)
+        if n_all <= LONG_PROMPT:
             return encoder.encode_texts(texts, 0, name, encode)
         # A few at a time, because closing waits for those that are read.
         for at in range(0, len(texts), MANY_TEXTS):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Self, Unpack, cast, overload
 
 from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.model import EngineOpening, Model, Opener, Progress, load, release
@@ -481,10 +481,10 @@ class AsyncEngine(Facts):
         check_specials(prompt, chat, adds=adds, parses=parses)
         async with self._sessions.session() as session:
             preparation = session.preparation
-            if (adds and parses) or not isinstance(prompt, str):
+            if adds and parses:
                 return list(await preparation.encode(prompt, chat))
-            tokens = await preparation.encode_text(prompt, adds=adds, parses=parses)
-            return list(tokens)
+            text = cast("str", prompt)
+            return list(await preparation.encode_text(text, adds=adds, parses=parses))
 
     async def pieces(
         self, token_ids: Sequence[int], special: bool = True

@@ -22,6 +22,7 @@ import time
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
+from errno import EINVAL
 from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import partial
 from pathlib import Path
@@ -157,6 +158,9 @@ def write_slot(path: Path, name: str, contents: Contents, state: State) -> int:
     digest = digest_of(make_key(name, label, tokens), state, no_pause).hex()
     facts = [name, label, n_tokens, contents.n_prompt, digest]
     head = MAGIC + json.dumps(facts).encode() + b"\n"
+    # A rename would put a file in the place of a device, for all programs of the machine.
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(EINVAL, "what is there is no file")
     sweep_parts(path.parent)
     part = path.with_name(f".{uuid4().hex}.part")
     try:

@@ -29,7 +29,14 @@ from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import Executor
 from pyllama_raw.engine.info import EngineState
-from pyllama_raw.errors import EngineFault, PyllamaError, SnapshotFailed, WrongUse
+from pyllama_raw.errors import (
+    MAX_SHOWN,
+    EngineFault,
+    PyllamaError,
+    SnapshotFailed,
+    WrongUse,
+    cut,
+)
 
 WINDOW_S = 60.0
 RETRY_S = 1.0  # between two tries of one restart
@@ -305,7 +312,7 @@ class Life:
                 failure of the executor.
         """
         phase = self._after(LifeEvent.REBUILD)
-        _log.warning("the context is made anew: %s", cause)
+        _log.warning("the context is made anew: %s", cut(cause, MAX_SHOWN))
         try:
             self._executor.rebuild()
         except Exception as error:

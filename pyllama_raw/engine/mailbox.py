@@ -203,10 +203,27 @@ class Stream:
         self._arrival: anyio.Event | asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
-        """Return when there are events; a checkpoint in any case."""
+        """
+        Return when there are events; a checkpoint in any case.
+
+        Raises:
+            WrongUse: another event loop runs this task. notify() could not wake it, and the
+                attempt would end a loop of trio.
+        """
         if self.events:
             await checkpoint_if_cancelled()
         while not self.events:
+            here: object = None
+            with suppress(RuntimeError):  # a loop of another kind runs here
+                if isinstance(self.loop, asyncio.AbstractEventLoop):
+                    here = asyncio.get_running_loop()
+                else:
+                    here = current_token().native_token
+            if here is not self.loop:
+                raise WrongUse(
+                    "this was begun in another event loop: begin and read it in one, and hand "
+                    "on what it reads"
+                )
             if isinstance(self.loop, asyncio.AbstractEventLoop):
                 # What an anyio.Event would wait for, in half the time.
                 self._arrival = self.loop.create_future()

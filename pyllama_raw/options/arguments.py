@@ -108,7 +108,9 @@ def check_specials(
     prompt: object, chat: Mapping[str, Any], *, adds: bool, parses: bool
 ) -> None:
     """Raise InvalidRequest if flags are given for what is no text without chat options."""
-    if not (adds and parses) and (not isinstance(prompt, str) or chat):
+    with reading_prompt(prompt):
+        is_text = isinstance(prompt, str)
+    if not (adds and parses) and (not is_text or chat):
         allowed = "a text without chat options, or leave add_special and parse_special"
         raise InvalidRequest("prompt", prompt, allowed)
 
@@ -140,7 +142,7 @@ def checked_file(name: str, value: object) -> str:
     with reading(name, value, allowed):
         if isinstance(value, str | os.PathLike):
             path = os.fspath(value)
-            if isinstance(path, str) and path and os.fsencode(path):
+            if isinstance(path, str) and path and b"\0" not in os.fsencode(path):
                 return str.__str__(path)
     raise InvalidRequest(name, value, allowed)
 

@@ -47,6 +47,7 @@ MAX_SALT = 1024  # characters
 MAX_CACHE_POINTS = 1024
 MAX_POLICY_DATA = 32
 MAX_POSITION = 2**31 - 1
+MAX_TEXTS = 2**20  # of one call: an iterator may never end
 MAX_ADAPTERS = 16  # of a request
 MAX_SCALE = 100  # products with it stay finite
 
@@ -142,7 +143,9 @@ else:
     ]
 
     Template = Annotated[str, Strict(), AfterValidator(_template)]
-    Points = Annotated[tuple[_Position, ...], Field(max_length=MAX_CACHE_POINTS)]
+    Points = Annotated[
+        tuple[_Position, ...], Field(max_length=MAX_CACHE_POINTS, fail_fast=True)
+    ]
     Scales = Annotated[Fixed[Name, _Scale], Field(max_length=MAX_ADAPTERS)]
     PolicyData = Annotated[
         Fixed[_Key, Annotated[Any, PlainValidator(_datum)]],
@@ -235,11 +238,11 @@ def _ids_or(value: Any, read_text: Callable[[Any], str]) -> Any:
 NAME: TypeAdapter[str] = TypeAdapter(Name)
 SALT: TypeAdapter[str | None] = TypeAdapter(Name | None)
 TEXT: TypeAdapter[str] = TypeAdapter(_Text)
-TEXTS: TypeAdapter[list[str]] = TypeAdapter(Annotated[list[_Text], Field(min_length=1)])
+# Without fail_fast a million wrong texts would be a million errors: half a minute and 1 GB.
+_SOME = Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)
+TEXTS: TypeAdapter[list[str]] = TypeAdapter(Annotated[list[_Text], _SOME])
 _TextOrIds = Annotated[_Text, WrapValidator(_ids_or)]
-TEXTS_OR_IDS: TypeAdapter[Any] = TypeAdapter(
-    Annotated[list[_TextOrIds], Field(min_length=1)]
-)
+TEXTS_OR_IDS: TypeAdapter[Any] = TypeAdapter(Annotated[list[_TextOrIds], _SOME])
 WAIT: TypeAdapter[float] = TypeAdapter(Annotated[float, Strict(), Field(ge=0)])
 _OPTIONS: dict[type, TypeAdapter[Any]] = {}
 

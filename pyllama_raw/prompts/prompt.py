@@ -26,6 +26,7 @@ from pyllama_raw.errors import (
     PromptTooLong,
     TextTooLong,
     Unsupported,
+    reading,
 )
 from pyllama_raw.prompts.chat import (
     NOTHING,
@@ -201,10 +202,11 @@ class PromptEncoder:
 
         def tokens_of(where: str, text: str | Sequence[int]) -> array[int]:
             try:
-                if isinstance(text, str):
-                    tokens = encode(self._checked(text))
-                else:
-                    tokens = self._ids(text)
+                with reading(where, text, "text or token ids"):
+                    if isinstance(text, str):
+                        tokens = encode(self._checked(text))
+                    else:
+                        tokens = self._ids(text)
             except PromptTooLong as error:
                 raise TextTooLong(
                     where,

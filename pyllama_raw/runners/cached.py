@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 from pyllama_raw import Prompt
 from pyllama_raw.core.residency import ModelState
 from pyllama_raw.errors import PyllamaError
+from pyllama_raw.options.frozen import Checked
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
+from pyllama_raw.runners.guards import Seconds
 from pyllama_raw.runners.local import UNKNOWN
 from pyllama_raw.runners.runner import (
     ModelRunner,
@@ -35,16 +37,16 @@ MakeRunner = Callable[[Callable[[float], object]], ModelRunner]
 
 
 @dataclass(frozen=True, slots=True)
-class CachedModel:
-    """A model that is loaded when it is asked for."""
+class CachedModel(Checked):
+    """A model that is loaded when it is asked for. Raises ConfigError for a wrong value."""
 
     make: MakeRunner
     """Makes its runner, which loads nothing before start()."""
     is_pinned: bool = False
     """Whether it never gives way, nor rests by itself."""
-    sleep_s: float = inf
+    sleep_s: Seconds = inf
     """Seconds without use after which it sleeps."""
-    unload_s: float = inf
+    unload_s: Seconds = inf
     """Seconds without use after which it is unloaded."""
     key: object = None
     """Its identity: replace() changes a model that has another key."""

@@ -13,12 +13,14 @@ from typing import Any, Self, get_args
 
 from pyllama_raw import Prompt
 from pyllama_raw.api.results import Usage
-from pyllama_raw.errors import ConfigError, Unsupported
-from pyllama_raw.options.requests import Need
+from pyllama_raw.errors import ConfigError, InvalidRequest, Unsupported, reading
+from pyllama_raw.options.frozen import Checked, NotNegative
+from pyllama_raw.options.requests import SALT, Need, checked
 from pyllama_raw.options.sampling import CONSTRAINTS, SamplingParams
 
 Verb = Need
 VERBS: frozenset[Verb] = frozenset(get_args(Verb))
+MAX_ITEMS = 2**20  # of a prompt: range(10**9) is small until it is written as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,24 @@ class RunnerCapabilities:
     def check(
         self, prompt: Prompt, params: SamplingParams, options: Mapping[str, Any]
     ) -> None:
-        """Raise Unsupported if something is asked for that the runner cannot do."""
+        """
+        Raise Unsupported if something is asked for that the runner cannot do.
+
+        Raises:
+            InvalidRequest: the prompt is none or too long to be sent, or an option that all
+                runners read is wrong.
+        """
         self.check_verb("generate")
+        check_length("prompt", prompt)
+        for name in ("client", "cache_salt"):  # a pool routes by them
+            checked(SALT, options.get(name), name)
+        tools = options.get("tools")
+        with reading("tools", tools, "a list of mappings, or None"):
+            has_tools = bool(tools)
         features = {
             "logprobs": params.logprobs is not None,
             "prompt_logprobs": params.prompt_logprobs is not None,
-            "tools": bool(options.get("tools")),
+            "tools": has_tools,
             "json_schema": params.json_schema is not None,
             "grammars": any(
                 getattr(params, c) for c in CONSTRAINTS if c != "json_schema"
@@ -89,6 +103,15 @@ class RunnerCapabilities:
             if supported is not None and (unknown := sorted({*names} - supported)):
                 advice = "this runner cannot send it: leave it out"
                 raise Unsupported(unknown[0], advice)
+
+
+def check_length(name: str, items: Sequence[Any]) -> None:
+    """Raise InvalidRequest if *items*, a prompt or a text, cannot be read or have no end to speak of."""
+    allowed = f"text, or at most {MAX_ITEMS} token ids or messages"
+    with reading(name, items, allowed):
+        if not isinstance(items, str) and len(items) > MAX_ITEMS:
+            raise InvalidRequest(name, items, allowed)
+        _first(items)
 
 
 def are_ids(prompt: Prompt) -> bool:
@@ -135,14 +158,14 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
-    """US dollars for a million tokens of one model."""
+class Prices(Checked):
+    """US dollars for a million tokens of one model. Raises ConfigError for a wrong one."""
 
-    prompt: float
+    prompt: NotNegative
     """The price of the prompt."""
-    completion: float
+    completion: NotNegative
     """The price of the output."""
-    cached: float | None = None
+    cached: NotNegative | None = None
     """The price of cached tokens of the prompt. None: as all others."""
     model: str = ""
     """The model."""

@@ -42,11 +42,13 @@ from itertools import count
 from math import inf
 from random import uniform
 from time import monotonic
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import anyio
+from pydantic import Field
 
 from pyllama_raw.errors import ClosedError, PyllamaError, QueueFull
+from pyllama_raw.options.frozen import Checked, Count, Whole, check_value
 from pyllama_raw.runners.errors import (
     Backpressure,
     CircuitOpen,
@@ -60,25 +62,26 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 KINDS = ("requests", "tokens")
 T = TypeVar("T")
+Seconds = Annotated[float, Field(ge=0)]
 # Errors that say nothing of a runner, but that another one may have room.
 FULL = (Backpressure, CircuitOpen, QueueFull, QueueTimeout)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of one runner. None: there is none."""
+class Limits(Checked):
+    """Limits of one runner. None: there is none. Raises ConfigError for a wrong one."""
 
-    max_concurrency: int | None = 32
+    max_concurrency: Count | None = 32
     """Requests at once."""
-    rpm: int | None = None
+    rpm: Whole | None = None
     """Requests in a minute."""
-    tpm: int | None = None
+    tpm: Whole | None = None
     """Tokens in a minute."""
     when_full: Literal["wait", "reject"] = "wait"
     """The fate of requests beyond max_concurrency."""
-    max_queue: int = 1024
+    max_queue: Whole = 1024
     """Requests that wait for their turn."""
-    queue_timeout_s: float = 30.0
+    queue_timeout_s: Seconds = 30.0
     """Seconds that a request waits for its turn."""
 
 
@@ -90,7 +93,7 @@ class Turnstile:
         self._sent = deque[tuple[float, int]]()  # of the last minute: when, and tokens
         self._blocked_until = dict.fromkeys(KINDS, float("-inf"))
         n_turns = limits.max_concurrency
-        self._turns = anyio.Semaphore(sys.maxsize if n_turns is None else n_turns)
+        self._turns = anyio.Semaphore(sys.maxsize if n_turns is None else int(n_turns))
 
     @asynccontextmanager
     async def entered(self, n_tokens: int = 1) -> AsyncIterator[None]:
@@ -165,18 +168,18 @@ def duration_s(text: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Limits in seconds. None: there is none."""
+class Timeouts(Checked):
+    """Limits in seconds. None: there is none. Raises ConfigError for a wrong one."""
 
-    connect_s: float | None = 10.0
+    connect_s: Seconds | None = 10.0
     """Until the connection is made."""
-    first_token_s: float | None = 300.0
+    first_token_s: Seconds | None = 300.0
     """From the request to its first delta, with the wait in a queue."""
-    between_tokens_s: float | None = 60.0
+    between_tokens_s: Seconds | None = 60.0
     """Between deltas, and to the end."""
-    total_s: float | None = 600.0
+    total_s: Seconds | None = 600.0
     """For all of it."""
-    health_s: float = 3.0
+    health_s: Seconds = 3.0
     """For an answer to health()."""
 
 
@@ -215,25 +218,25 @@ def _end(since: float, name: str, limit_s: float | None) -> tuple[float, str, fl
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
-    """Waits before further tries."""
+class Backoff(Checked):
+    """Waits before further tries. Raises ConfigError for a wrong value."""
 
-    first_s: float = 0.1
+    first_s: Seconds = 0.1
     """Before the second try."""
-    factor: float = 2.0
+    factor: Annotated[float, Field(ge=1, le=1e6)] = 2.0
     """By which each wait is longer than the one before."""
-    most_s: float = 2.0
+    most_s: Seconds = 2.0
     """The longest one."""
-    most_told_s: float = 60.0
+    most_told_s: Seconds = 60.0
     """The longest wait that a service may ask for; after longer ones nobody tries again."""
-    max_retries: int = 3
+    max_retries: Whole = 3
     """Tries after the first one."""
     jitter: Callable[[float, float], float] = uniform
     """Draws a wait between its half and all of it."""
 
     def ceiling_s(self, attempt: int) -> float:
         """The longest wait after the try *attempt*, counted from 0."""
-        growth = self.factor ** min(attempt, 64)
+        growth = self.factor ** min(attempt, 50)  # a float holds 1e6**50
         return min(self.first_s * growth, self.most_s)
 
     def wait_s(self, attempt: int, error: PyllamaError) -> float | None:
@@ -332,6 +335,8 @@ class Breaker:
         clock: Callable[[], float] = monotonic,
         name: str = "",
     ) -> None:
+        check_value("threshold", threshold, Count)
+        check_value("rest_s", rest_s, Seconds)
         self.name, self.n_opened = name, 0
         self._threshold, self._rest_s, self._clock = threshold, rest_s, clock
         self._n_failures = 0

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import anyio
 from anyio import CancelScope, create_memory_object_stream
@@ -34,6 +34,7 @@ from anyio.streams.memory import (
     MemoryObjectReceiveStream,
     MemoryObjectSendStream,
 )
+from pydantic import Field
 
 from pyllama_raw.core.residency import (
     Claim,
@@ -52,13 +53,17 @@ from pyllama_raw.errors import (
     QueueFull,
     WrongUse,
     first_of,
+    shown,
 )
+from pyllama_raw.options.arguments import checked_wait
+from pyllama_raw.options.frozen import Count, Whole, check_value
 from pyllama_raw.runners.cached import (
     CachedModel,
     CachedRunner,
     ModelEvent,
     ModelStatus,
 )
+from pyllama_raw.runners.guards import Seconds
 from pyllama_raw.runners.runner import (
     ModelRunner,
     RunnerMemory,
@@ -67,6 +72,7 @@ from pyllama_raw.runners.runner import (
 logger = logging.getLogger(__name__)
 MODELS = "models"  # a number that has a limit beside bytes of devices
 MAX_EVENTS = 1024  # that wait for their reader
+NBytes = Annotated[int, Field(ge=0)]
 
 
 @dataclass(slots=True, eq=False)
@@ -133,11 +139,22 @@ class ModelCache:
         evicted: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
+        check_value("max_models", max_models, Count | None)
+        check_value("max_overtakes", max_overtakes, Whole)
+        check_value("max_waiting", max_waiting, Whole)
+        check_value("max_waiting_bytes", max_waiting_bytes, NBytes | None)
+        check_value("max_wait_s", max_wait_s, Seconds)
+        check_value("health_s", health_s, Seconds)
+        for named, value in (("models", models), ("budget", budget), ("there", there)):
+            if value is not None and not isinstance(value, Mapping):
+                raise ConfigError(f"{named}={shown(value)}: give a mapping, by name")
         limits = dict(budget or {})
+        for device, n_bytes in limits.items():
+            check_value(f"budget[{device!r}]", n_bytes, NBytes)
+        if not all(limits.values()):
+            raise ConfigError(f"the budget {limits} has no room: give numbers above 0")
         if max_models is not None:
             limits[MODELS] = max_models
-        if any(n <= 0 for n in limits.values()):
-            raise ConfigError(f"the budget {limits} has no room: give numbers above 0")
         self.max_models, self.max_waiting = max_models, max_waiting
         self._max_bytes = max_waiting_bytes
         self._n_bytes = 0  # of requests whose claims wait
@@ -250,6 +267,8 @@ class ModelCache:
 
     def add(self, name: str, model: CachedModel) -> None:
         """Have a model, of a name that no other has, which loads nothing yet."""
+        if not isinstance(model, CachedModel):
+            raise ConfigError(f"models[{name!r}]={shown(model)}: give a CachedModel")
         if name in self._entries:
             raise ConfigError(f"there is a model {name!r} already: give another name")
         resident = Resident(name, {})
@@ -461,8 +480,9 @@ class ModelCache:
         Args:
             drain_s: seconds that claims which run have to end before that.
         """
+        wait_s = checked_wait("drain_s", drain_s)
         self.refuse()
-        with anyio.move_on_after(drain_s):
+        with anyio.move_on_after(wait_s):
             while any(e.resident.n_running for e in self._entries.values()):
                 self._released = anyio.Event()
                 await self._released.wait()
@@ -479,8 +499,8 @@ class ModelCache:
         self._residency.add(entry.resident)
 
     def _entry(self, name: str) -> _Entry:
-        entry = self._entries.get(name)
-        if entry is None or entry.is_removed:
+        entry = self._entries.get(name) if name in self else None
+        if entry is None:
             has = ", ".join(self) or "none"
             raise ModelNotFound(name, f"there is no such model: there are {has}")
         return entry

@@ -31,11 +31,12 @@ import anyio
 
 from pyllama_raw import Prompt
 from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError, first_of, shown
+from pyllama_raw.options.frozen import Factor, check_value
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.routing import ROUTERS, RoutedRequest, RouterName, prefixes
 from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
-from pyllama_raw.runners.guards import FULL, Breaker, retried
+from pyllama_raw.runners.guards import FULL, Breaker, Seconds, retried
 from pyllama_raw.runners.local import LocalRunner
 from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.runner import (
@@ -107,10 +108,18 @@ class Pool(ModelRunner):
         name: str = "pool",
     ) -> None:
         super().__init__(name)
-        if not runners:
+        members: object = runners
+        if not isinstance(members, Mapping) or not members:
             raise ConfigError("a pool needs runners: give one or more by name")
+        for key, runner in runners.items():
+            if not isinstance(runner, ModelRunner):
+                raise ConfigError(f"runners[{key!r}]={shown(runner)}: give a runner")
+        check_value("router", router, RouterName)
+        check_value("rest_s", rest_s, Seconds)
         shares = dict(weights or {})
-        if not shares.keys() <= runners.keys() or any(w <= 0 for w in shares.values()):
+        for key, share in shares.items():
+            check_value(f"weights[{key!r}]", share, Factor)
+        if not shares.keys() <= runners.keys():
             raise ConfigError(
                 f"weights={shares} are not allowed: give numbers above 0 for {[*runners]}"
             )
@@ -322,6 +331,7 @@ class RunnerManager:
         *,
         drain_s: float = 30.0,
     ) -> None:
+        check_value("drain_s", drain_s, Seconds)
         self._make, self._drain_s = make or runner_for, drain_s
         self._managed: dict[str, Managed] = {}
         self._draining: list[ModelRunner] = []  # serve the last of their requests

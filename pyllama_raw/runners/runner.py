@@ -44,6 +44,11 @@ from pyllama_raw import AsyncEngine, Prompt
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import ClosedError, PyllamaError, Unsupported, WrongUse
+from pyllama_raw.options.arguments import (
+    checked_params,
+    checked_texts,
+    checked_texts_or_ids,
+)
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import (
@@ -52,6 +57,7 @@ from pyllama_raw.runners.capabilities import (
     RunnerCapabilities,
     Verb,
     are_ids,
+    check_length,
 )
 from pyllama_raw.runners.guards import Limits
 
@@ -352,7 +358,7 @@ class ModelRunner(ABC):
         Raises, at once:
             Unsupported: the runner cannot do it.
         """
-        sampling = params or SamplingParams()
+        sampling = checked_params(params)
         self.capabilities.check(prompt, sampling, options)
 
         return RunHandle(partial(self._counted, prompt, sampling, options))
@@ -374,7 +380,9 @@ class ModelRunner(ABC):
         Args:
             pooling: how the vectors of the tokens of a text become one. None: as the model says.
         """
-        inputs = list(texts)
+        inputs = checked_texts_or_ids(texts)
+        for index, text in enumerate(inputs):
+            check_length(f"texts[{index}]", text)
 
         def call(serving: Serving) -> Awaitable[Vectors]:
             return serving.embed(inputs, pooling=pooling, **options)
@@ -385,7 +393,7 @@ class ModelRunner(ABC):
         self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
     ) -> list[Ranked]:
         """*documents*, the best first."""
-        texts = list(documents)
+        texts = checked_texts(documents, "documents")
         return await self._called(
             "rank", lambda serving: serving.rank(query, texts, **options)
         )
@@ -398,7 +406,8 @@ class ModelRunner(ABC):
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Estimate:
         """The tokens and the price of a request at most; nothing is sent."""
-        params = params or SamplingParams()
+        params = checked_params(params)
+        check_length("prompt", prompt)
         n_prompt = tokens_about(prompt)
         n_output = params.n * params.max_tokens
         return Estimate(n_prompt, n_output, self.cost(Usage(n_prompt, n_output, 0)))

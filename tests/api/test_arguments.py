@@ -3,6 +3,7 @@
 from collections import UserString
 from decimal import Decimal
 from fractions import Fraction
+from itertools import repeat
 
 import anyio
 import numpy as np
@@ -18,8 +19,19 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.errors import BadSchema, InvalidRequest
-from pyllama_raw.options.arguments import checked_options, checked_prompts
-from pyllama_raw.options.requests import MAX_CACHE_POINTS, MAX_PRIORITY, MAX_SALT
+from pyllama_raw.options.arguments import (
+    checked_file,
+    checked_options,
+    checked_prompts,
+    checked_texts,
+    checked_texts_or_ids,
+)
+from pyllama_raw.options.requests import (
+    MAX_CACHE_POINTS,
+    MAX_PRIORITY,
+    MAX_SALT,
+    MAX_TEXTS,
+)
 from pyllama_raw.policy import SchedulingPolicy
 from pyllama_raw.testing import fake_engine
 from tests.api.test_generate import expected
@@ -268,6 +280,63 @@ async def test_no_prompt_raises_but_what_is_declared(prompt):
             result = await engine.complete("hello", SamplingParams(max_tokens=5))
 
     assert result.text == expected("hello", 5)
+
+
+@each("path", ["a\0b", b"a", "", "\ud800\udfff\0", 5, Unreadable()])
+def test_paths_are_those_that_files_have(path):
+    """
+    One that no file can have is refused before anything looks for it.
+    """
+    with pytest.raises(InvalidRequest, match="the path of a file"):
+        checked_file("path", path)
+
+
+LISTS = (
+    checked_texts,
+    checked_texts_or_ids,
+    lambda items: checked_options({"cache_points": items}),
+)
+
+
+@each("check", LISTS)
+def test_nothing_is_read_behind_the_first_wrong_item(check):
+    """
+    A million of them would be as many errors, of a thousand bytes each.
+    """
+    items = iter([None] * 100)
+
+    with pytest.raises(InvalidRequest):
+        check(items)
+
+    assert len([*items]) > 95
+
+
+@each("check", [checked_texts, checked_texts_or_ids])
+def test_texts_without_an_end_are_refused(check):
+    """
+    The number that is allowed is told.
+    """
+    with pytest.raises(InvalidRequest, match=f"give at most {MAX_TEXTS} items$"):
+        check(repeat("a"))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("parses", [True, False])
+async def test_tokenize_takes_no_unreadable_prompt(parses):
+    """
+    It says which argument cannot be read.
+    """
+    async with fake_engine() as engine:
+        with pytest.raises(InvalidRequest, match="prompt"):
+            await engine.tokenize(WithoutClass(), parse_special=parses)
+
+
+class WithoutClass:
+    """Even isinstance() raises."""
+
+    @property
+    def __class__(self):
+        raise ZeroDivisionError
 
 
 @pytest.mark.anyio

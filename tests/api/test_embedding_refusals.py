@@ -17,7 +17,12 @@ from tests.api.embedding_support import (
     with_nan,
 )
 from tests.native.support import run_python
-from tests.support.hostile import AngryText, Unreadable
+from tests.support.hostile import (
+    AngryText,
+    UncountableList,
+    Unreadable,
+    UnreadableList,
+)
 from tests.support.tiny import tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -49,6 +54,8 @@ async def test_what_must_be_computed_at_once_has_to_fit_a_step():
         ({"texts": ["a", ""]}, r"texts\[1\]='' is not allowed"),
         ({"texts": ["a", 7]}, r"texts\[1\]=7 is not allowed"),
         ({"texts": ["\ud800"]}, r"texts\[0\]=.* unicode"),
+        ({"texts": ["a", UnreadableList([1])]}, r"texts\[1\]=.* text or token ids"),
+        ({"texts": [UncountableList([1])]}, "texts or token ids"),
         ({"texts": ["a"], "dimensions": 65}, "at most 64"),
         ({"texts": ["a"], "dimensions": 0}, "at least 1"),
         ({"texts": ["a"], "dimensions": True}, "a whole number"),

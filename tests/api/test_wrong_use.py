@@ -251,3 +251,38 @@ async def test_a_second_reader_of_events_is_refused():
             with pytest.raises(WrongUse, match="another task reads"):
                 await anext(events)
             group.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("other", ["asyncio", "trio"])
+async def test_a_reader_in_another_event_loop_is_refused(other):
+    """
+    It could not be woken there. Whoever reads in the loop that began goes on.
+    """
+    held = HeldSteps()
+    executor = FakeExecutor(
+        fake_limits(), on_step=lambda step, plan: plan.works and held(step, plan)
+    )
+
+    async def read_all(things):
+        return [thing async for thing in things]
+
+    async def read_elsewhere():
+        with anyio.fail_after(HANG_S):
+            for things in (generation, events):
+                with pytest.raises(WrongUse, match="another event loop"):
+                    await read_all(things)  # what is there can be taken anywhere
+
+    with anyio.fail_after(HANG_S):
+        async with (
+            fake_engine(executor) as engine,
+            engine.generate("a", PARAMS) as generation,
+            engine.events() as events,
+        ):
+            await anyio.to_thread.run_sync(held.wait_for_one)
+            elsewhere = partial(anyio.run, read_elsewhere, backend=other)
+            await anyio.to_thread.run_sync(elsewhere)
+            held.allow(3)
+            result = await generation.collect()
+
+    assert len(result.token_ids) == 3

@@ -175,6 +175,22 @@ def n_descriptors() -> int:
     return len([*Path("/dev/fd").iterdir()])
 
 
+async def test_a_pipe_or_device_is_not_replaced(tmp_path):
+    """
+    Nothing is written, and what was there is there.
+    """
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with anyio.fail_after(LIMIT_S):
+        async with opened() as engine:
+            await engine.complete(PROMPT, GREEDY)
+            with pytest.raises(InvalidRequest, match="what is there is no file"):
+                await engine.save_slot(0, pipe)
+
+    assert pipe.is_fifo()
+    assert [*tmp_path.iterdir()] == [pipe]
+
+
 async def test_a_slot_is_not_moved_while_it_is_in_use_or_nowhere(tmp_path):
     """
     With a request, in an engine that sleeps, or where nothing is reused.

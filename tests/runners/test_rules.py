@@ -1,14 +1,35 @@
 """Retries, breakers, limits of load and of time, with clocks that tests turn."""
 
+import re
 from datetime import UTC, datetime
+from itertools import repeat
 
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
 from pyllama_raw import Usage
-from pyllama_raw.errors import PyllamaError
-from pyllama_raw.runners import Backoff, Breaker, Limits, Prices, Timeouts, capabilities
+from pyllama_raw.errors import (
+    ConfigError,
+    InvalidRequest,
+    ModelNotFound,
+    PyllamaError,
+)
+from pyllama_raw.runners import (
+    Backoff,
+    Breaker,
+    CachedModel,
+    Limits,
+    MockRunner,
+    ModelCache,
+    Pool,
+    Prices,
+    RunnerCapabilities,
+    RunnerManager,
+    Timeouts,
+    capabilities,
+)
+from pyllama_raw.runners.capabilities import VERBS
 from pyllama_raw.runners.connection import retry_after_s
 from pyllama_raw.runners.errors import (
     AuthFailed,
@@ -34,6 +55,7 @@ from pyllama_raw.runners.guards import (
     retried,
     timed,
 )
+from tests.support.hostile import Unreadable
 from tests.support.loops import anyio_backend  # noqa: F401
 
 BUSY = ServerError(503, "busy")
@@ -52,6 +74,33 @@ EXAMPLES = [
     ContentFiltered("withheld"),
     UnexpectedAnswer("unexpected status 302"),
 ]
+
+
+NAN = float("nan")
+WRONG = {
+    "Limits.max_concurrency": lambda: Limits(max_concurrency=0),
+    "Limits.rpm": lambda: Limits(rpm=True),
+    "Limits.queue_timeout_s": lambda: Limits(queue_timeout_s=NAN),
+    "Limits.when_full": lambda: Limits(when_full="drop"),
+    "Timeouts.total_s": lambda: Timeouts(total_s=-1),
+    "Timeouts.between_tokens_s": lambda: Timeouts(between_tokens_s=[5]),
+    "Backoff.factor": lambda: Backoff(factor=NAN),
+    "Backoff.jitter": lambda: Backoff(jitter=0.5),
+    "threshold": lambda: Breaker(0),
+    "rest_s": lambda: Breaker(rest_s=NAN),
+    "router": lambda: Pool({"a": MockRunner()}, "fastest"),
+    "weights['a']": lambda: Pool({"a": MockRunner()}, weights={"a": NAN}),
+    "runners['a']": lambda: Pool({"a": "http://localhost"}),
+    "CachedModel.make": lambda: CachedModel("model.gguf"),
+    "CachedModel.sleep_s": lambda: CachedModel(MockRunner, sleep_s=NAN),
+    "models['a']": lambda: ModelCache({"a": MockRunner}),
+    "models": lambda: ModelCache(["a"]),
+    "budget['CPU']": lambda: ModelCache({}, budget={"CPU": NAN}),
+    "max_models": lambda: ModelCache({}, max_models=0),
+    "Prices.prompt": lambda: Prices(NAN, 1.0),
+    "drain_s": lambda: RunnerManager(drain_s=NAN),
+    "max_wait_s": lambda: ModelCache({}, max_wait_s=NAN),
+}
 
 
 class Clock:
@@ -450,3 +499,66 @@ def test_prices_of_known_models():
     assert price is not None
     assert 0 < price.prompt < price.completion
     assert capabilities.Prices.known("no-such-model-at-all") is None
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_options_of_runners_are_told_by_name(name):
+    """
+    Before anything is sent or loaded.
+    """
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)}="):
+        WRONG[name]()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("prompt", [range(10**12), 5, None, object()])
+async def test_what_cannot_be_sent_is_refused_before_it_is_copied(prompt):
+    """
+    A range is small until it is written as JSON, so its length is asked first.
+    """
+    runner = MockRunner(capabilities=RunnerCapabilities(VERBS, token_ids=True))
+    for ask in (runner.generate, runner.estimate):
+        with pytest.raises(InvalidRequest, match="prompt"):
+            ask(prompt)
+    for call in (
+        runner.embed(prompt),
+        runner.embed([prompt]),
+        runner.embed(repeat("a")),
+        runner.rank("a", prompt),
+        runner.rank("a", [prompt]),
+    ):
+        with pytest.raises(InvalidRequest):
+            await call
+
+
+@pytest.mark.parametrize("name", ["client", "cache_salt", "tools"])
+def test_what_a_pool_reads_of_a_request_is_checked_first(name):
+    """
+    An option of another kind is refused by name.
+    """
+    with pytest.raises(InvalidRequest, match=name):
+        Pool({"a": MockRunner()}).generate("a", **{name: Unreadable()})
+
+
+def test_params_of_a_run_are_sampling_params():
+    """
+    Anything else is refused by name, as an engine does.
+    """
+    for ask in (MockRunner().generate, MockRunner().estimate):
+        with pytest.raises(InvalidRequest, match="params"):
+            ask("a", {"max_tokens": 3})
+
+
+@pytest.mark.anyio
+async def test_a_cache_names_what_it_was_asked_for():
+    """
+    A model of a name that is none, and a wait that is none; it goes on and can be closed.
+    """
+    async with ModelCache({"a": CachedModel(lambda _: MockRunner())}) as cache:
+        with pytest.raises(ModelNotFound):
+            cache.status(["a"])
+        with pytest.raises(InvalidRequest, match="drain_s"):
+            await cache.aclose(NAN)
+        result = await cache.runner("a").generate("x").collect()
+
+    assert result.text == "hello world"

@@ -17,6 +17,20 @@ class Unreadable:
     __call__ = __contains__ = __next__ = __getattr__ = _refuse
 
 
+class UnreadableList(list):
+    """A list whose items nobody gets."""
+
+    def __iter__(self):
+        raise ZeroDivisionError("do not look at me")
+
+
+class UncountableList(list):
+    """A list that does not say how many items it has."""
+
+    def __len__(self):
+        raise ZeroDivisionError("do not count me")
+
+
 class Unhashable(dict):
     """A dict with an order, so that a queue could take it at first."""
 
