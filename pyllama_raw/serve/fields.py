@@ -5,7 +5,7 @@ Clients of one server send its fields to another, most of them with the value th
 nothing. So a body is sorted before it is read (body.py):
 
 1. A field of the body's own is done, as is one of SamplingParams where a body asks for text.
-   Numbers may be whole floats, and numbers and flags may be words.
+   Numbers may be whole floats, numbers and flags may be words, and flags 0 and 1.
 2. A field with another name here is taken under ours.
 3. An idle field changes no output. It is left out, and `x-ignored-fields` of the answer names it.
 4. A field that has a neutral value asks for what happens anyway, so it is left out, too. With
