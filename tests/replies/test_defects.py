@@ -127,6 +127,19 @@ def test_control_characters_in_strings_of_json_are_escaped():
     assert json.loads(call.arguments) == {"a": "x\ny\tz"}
 
 
+@pytest.mark.parametrize("arguments", ["null", '""', '" "', '"null"', "{}", '"{}"'])
+def test_no_arguments_are_an_object_without_entries(arguments: str):
+    """
+    Clients read the arguments of a call as an object, whatever a model writes for none.
+    """
+    text = f'<tool_call>{{"name": "wait", "arguments": {arguments}}}</tool_call>'
+    before = f'<tool_call>{{"arguments": {arguments}, "name": "wait"}}</tool_call>'
+
+    parts = [whole(HERMES, text), whole(HERMES, before)]
+
+    assert parts == [[CallDelta(0, "made 0", "wait", "{}")]] * 2
+
+
 @pytest.mark.parametrize("between", ["", " ", "\n", ",", "; "])
 def test_calls_need_no_delimiter_between_them(between: str):
     """
