@@ -303,3 +303,24 @@ def test_a_schema_that_says_nothing_has_no_types(wrong):
     parts = [*parser.feed(text), *parser.finish()]
 
     assert "".join(part.arguments for part in parts) == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("reference", "types"),
+    [
+        ("#/$defs/a~1b%5B%5D", {"integer"}),
+        ("#/$defs/Map<a>", {"string"}),
+        ("#/$defs/Map%3Ca%3E", {"string"}),
+        ("#/anyOf/1", {"null"}),
+        ("#/anyOf/2", set()),
+        ("#/anyOf/x/y", set()),
+    ],
+)
+def test_a_reference_is_read_as_an_address_and_a_pointer(reference: str, types: set):
+    """
+    Names in it have escapes or not, and a list has places.
+    """
+    names = {"a/b[]": {"type": "integer"}, "Map<a>": {"type": "string"}}
+    root = {"$defs": names, "anyOf": [{}, {"type": "null"}]}
+
+    assert types_of({"$ref": reference}, root) == types
