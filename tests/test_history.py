@@ -62,7 +62,7 @@ def test_what_has_one_meaning_is_put_right():
     )
 
 
-def answered(call_id: str, content: object) -> dict[str, object]:
+def result_of(call_id: str, content: object) -> dict[str, object]:
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
@@ -74,7 +74,7 @@ def test_results_stand_in_the_order_of_their_calls():
     for call, call_id in zip(calls["tool_calls"], "abc", strict=True):
         call["id"] = call_id
     part = [{"type": "text", "text": "of b"}]
-    turn = [answered("c", "of c"), answered("a", "of a"), answered("b", part)]
+    turn = [result_of("c", "of c"), result_of("a", "of a"), result_of("b", part)]
 
     messages = with_history(list, [USER, calls, *turn, USER, calls, *turn[:2]])
 
@@ -85,9 +85,9 @@ def test_results_stand_in_the_order_of_their_calls():
 @pytest.mark.parametrize(
     "results",
     [
-        [answered("b", "1"), answered("x", "2"), answered("a", "3")],
-        [answered("b", "1"), answered("a", "2"), answered("b", "3")],
-        [answered("b", [{"type": "image_url"}]), answered("a", "2")],
+        [result_of("b", "1"), result_of("x", "2"), result_of("a", "3")],
+        [result_of("b", "1"), result_of("a", "2"), result_of("b", "3")],
+        [result_of("b", [{"type": "image_url"}]), result_of("a", "2")],
     ],
     ids=["of no call", "twice", "an image"],
 )

@@ -83,7 +83,10 @@ IN_PLACE = frozenset(
         "if", "then", "else", "dependentSchemas", "contains",
     ]
 )  # fmt: skip
-ADDITIONAL = {"unevaluatedItems": "items", "unevaluatedProperties": "additionalProperties"}
+ADDITIONAL = {
+    "unevaluatedItems": "items",
+    "unevaluatedProperties": "additionalProperties",
+}
 # Whole numbers that some languages write as floats.
 COUNTS = frozenset(
     [
@@ -162,9 +165,10 @@ def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
             plain[additional] = plain.pop(name)
     # Earlier drafts have a flag of the bound beside it.
     for excluding, bound in EXCLUDING.items():
-        if isinstance(plain.get(excluding), bool):
-            if plain.pop(excluding) and _is_number(plain.get(bound)):
-                plain[excluding] = plain.pop(bound)
+        if not isinstance(plain.get(excluding), bool):
+            continue
+        if plain.pop(excluding) and _is_number(plain.get(bound)):
+            plain[excluding] = plain.pop(bound)
     for name in COUNTS & plain.keys():
         if isinstance(plain[name], float) and plain[name].is_integer():
             plain[name] = int(plain[name])

@@ -86,7 +86,7 @@ STRINGS = {"type": "string"}
 
 
 @pytest.mark.parametrize(
-    ("given", "written"),
+    ("schema", "expected"),
     [
         ({"propertyNames": STRINGS, "items": {"uniqueItems": False}}, {"items": {}}),
         ({"not": False, "dependentRequired": {}, "unevaluatedItems": True}, {}),
@@ -114,11 +114,11 @@ STRINGS = {"type": "string"}
     ],
     ids=str,
 )  # fmt: skip
-def test_what_limits_nothing_is_left_out(given, written):
+def test_what_limits_nothing_is_left_out(schema, expected):
     """
     As is null; and what means the same in words that a grammar has is written so.
     """
-    assert rewritten(given) == written
+    assert rewritten(schema) == expected
 
 
 def test_a_regular_pattern_is_that_of_the_same_texts():
@@ -127,7 +127,14 @@ def test_a_regular_pattern_is_that_of_the_same_texts():
     """
     letters = ("a", "'", "-", ".", "@b.co")
     texts = ["".join(t) for n in range(1, 7) for t in product(letters, repeat=n)]
-    texts += ["a.b@c-d.e.org", "a..b@c.org", ".a@c.org", "a@-c.org", "a@c.o", "a@c..org"]
+    texts += [
+        "a.b@c-d.e.org",
+        "a..b@c.org",
+        ".a@c.org",
+        "a@-c.org",
+        "a@c.o",
+        "a@c..org",
+    ]
     assert REGULAR
     for pattern, regular in REGULAR.items():
         assert rewritten({"pattern": pattern}) == {"pattern": regular}

@@ -411,15 +411,19 @@ async def test_a_slash_too_many_leads_to_the_same(path, keys_file):
     headers = {"authorization": "Bearer sk-1"}
     async with asking(headers, api_keys_file=keys_file) as (app, client):
         answer = await client.post(f"http://here{path}", json=CHAT)
-        other = await client.delete("http://here//lora-adapters/x/")
+        denied = await client.delete("http://here//lora-adapters/x/")
         wrong = {"authorization": "no"}
-        bare = await client.post(f"http://here{path}", json=CHAT, headers=wrong)
+        stranger = await client.post(f"http://here{path}", json=CHAT, headers=wrong)
         below = httpx.ASGITransport(app, root_path="/llm")
         address = "http://here/llm"
-        async with httpx.AsyncClient(transport=below) as client:
-            pages = [await client.get(f"{address}{end}") for end in ("", "/", "//")]
+        async with httpx.AsyncClient(transport=below) as visitor:
+            pages = [await visitor.get(f"{address}{end}") for end in ("", "/", "//")]
 
-    assert (answer.status_code, other.status_code, bare.status_code) == (200, 403, 401)
+    assert (answer.status_code, denied.status_code, stranger.status_code) == (
+        200,
+        403,
+        401,
+    )
     assert {page.status_code for page in pages} == {200}
 
 
