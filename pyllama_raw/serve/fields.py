@@ -253,10 +253,7 @@ VECTORS: Rules = ANY | {
 RANKS: Rules = ANY | {
     "return_text": Alias("return_documents"),
     "return_metadata": Neutral((False,)),
-    "truncate": Neutral((False,), "shorten the documents"),
-    "truncation": Neutral((False,), "shorten the documents"),
-    "truncate_prompt_tokens": Neutral((), "shorten the documents"),
-    **_idle("truncation_direction", "truncation_side"),
+    "truncate_prompt_tokens": Neutral((), "give truncate, or max_tokens_per_doc"),
     **_refused(
         "the model is given query and document as they are: leave it out",
         *(
@@ -268,7 +265,7 @@ RANKS: Rules = ANY | {
             "rank_fields",
         ),
     ),
-    **_refused("shorten the documents", "max_chunks_per_doc", "max_tokens_per_doc"),
+    **_refused("shorten the documents", "max_chunks_per_doc"),
     **_refused(NOT_DONE, "softmax", "activation"),
 }
 SCORES: Rules = ANY | {
