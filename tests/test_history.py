@@ -62,6 +62,48 @@ def test_what_has_one_meaning_is_put_right():
     )
 
 
+def result_of(call_id: str, content: object) -> dict[str, object]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def test_results_stand_in_the_order_of_their_calls():
+    """
+    A template may print no ids, and agents send results as they come.
+    """
+    calls = called(function(name="f"), function(name="g"), function(name="h"))
+    for call, call_id in zip(calls["tool_calls"], "abc", strict=True):
+        call["id"] = call_id
+    part = [{"type": "text", "text": "of b"}]
+    turn = [result_of("c", "of c"), result_of("a", "of a"), result_of("b", part)]
+
+    messages = with_history(list, [USER, calls, *turn, USER, calls, *turn[:2]])
+
+    order = [m["tool_call_id"] for m in messages if m["role"] == "tool"]
+    assert order == ["a", "b", "c", "a", "c"]
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [result_of("b", "1"), result_of("x", "2"), result_of("a", "3")],
+        [result_of("b", "1"), result_of("a", "2"), result_of("b", "3")],
+        [result_of("b", [{"type": "image_url"}]), result_of("a", "2")],
+    ],
+    ids=["of no call", "twice", "an image"],
+)
+def test_results_that_are_not_told_apart_stay_where_they_are(results):
+    """
+    Where an id is that of no call or comes twice; and images, which are counted in their order.
+    """
+    calls = called(function(name="f"), function(name="g"))
+    for call, call_id in zip(calls["tool_calls"], "ab", strict=True):
+        call["id"] = call_id
+
+    messages = with_history(list, [USER, calls, *results])
+
+    assert messages[2:] == results
+
+
 def test_given_ids_stay():
     """
     A result that names its call leaves the others to results that name none.
@@ -75,7 +117,7 @@ def test_given_ids_stay():
 
     text = rendered(PRINTS, [USER, calls, *answers])
 
-    assert text == "[x f {}][call00002 f {}](call00002 1)(x 2)"
+    assert text == "[x f {}][call00002 f {}](x 2)(call00002 1)"
 
 
 def test_calls_of_functions_are_calls_of_tools():

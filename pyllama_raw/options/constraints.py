@@ -12,6 +12,9 @@ Schemas are rewritten where llguidance reads them otherwise than JSON Schema say
   a multiple has bounds on both sides.
 - Its classes of characters are of Unicode, and an output that is sampled has some of its rare
   characters: ten thousand kinds of digits fit where a program expects 0 to 9. JSON schemas mean ASCII.
+- It refuses keywords whatever their value, also one that limits nothing, as generators write it:
+  zod has the names of a record as strings, which all names are. So they are left out, as is null, which
+  is a keyword that was not given. What means the same as something that it has is written so.
 
 Rules of refusals:
 1. The reason is one sentence of at most MAX_REFUSAL characters: what is wrong, and what to do. It
@@ -28,6 +31,7 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from logging import getLogger
 from typing import Any, NamedTuple, TypeGuard
+from urllib.parse import quote
 
 from pyllama_raw.errors import BadSchema, cut
 
@@ -59,6 +63,45 @@ FORMATS = frozenset(
 NAMED = frozenset(
     {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
 )
+# Values with which keywords that it lacks limit nothing, but for flags, which are numbers to Python.
+IDLE: dict[str, tuple[Any, ...]] = {
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+    "propertyNames": ({}, {"type": "string"}),
+    "unevaluatedItems": ({},),
+    "unevaluatedProperties": ({},),
+}
+IDLE_FLAGS = {
+    "uniqueItems": False, "not": False,
+    "propertyNames": True, "unevaluatedItems": True, "unevaluatedProperties": True,
+}  # fmt: skip
+# Where no other schema is applied in place, all that is unevaluated is additional.
+IN_PLACE = frozenset(
+    [
+        "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not",
+        "if", "then", "else", "dependentSchemas", "contains",
+    ]
+)  # fmt: skip
+ADDITIONAL = {
+    "unevaluatedItems": "items",
+    "unevaluatedProperties": "additionalProperties",
+}
+# Whole numbers that some languages write as floats.
+COUNTS = frozenset(
+    [
+        "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+    ]
+)  # fmt: skip
+# Signs that may stand in the fragment of an address, beside letters and digits.
+IN_FRAGMENTS = "!#$&'()*+,/:;=?@-._~%"
+NO_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
+# Well-known patterns with look-around, and regular ones of the same texts.
+REGULAR = {
+    # zod's of emails
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$":
+    r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
+}  # fmt: skip
 UPWARDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
 EXACT = frozenset({"const", "enum", "multipleOf"})
 UNREAD = frozenset({"default", "examples"})  # values that limit nothing
@@ -89,7 +132,10 @@ def rewritten(schema: Any) -> Any:
     """
     if not isinstance(schema, Mapping):
         return schema
-    result = {name: _value(name, value) for name, value in schema.items()}
+    # Nothing fits what no value may be.
+    if schema.get("not") is True or schema.get("not") == {}:
+        return False
+    result = {name: _value(name, value) for name, value in _plain(schema).items()}
     if isinstance(result.get("format"), str) and result["format"] not in FORMATS:
         _log.warning("json_schema: the unknown format %r is ignored", result["format"])
         del result["format"]
@@ -101,6 +147,38 @@ def rewritten(schema: Any) -> Any:
             if excluding not in result:
                 result.setdefault(name, -UPWARDS[name] * MOST)
     return result
+
+
+def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """*schema* with what means nothing left out, and what means the same in words that are known."""
+    plain = {
+        name: value
+        for name, value in schema.items()
+        if (value is not None or name in UNREAD | {"const"})
+        and value not in IDLE.get(name, ())
+        and not (isinstance(value, bool) and IDLE_FLAGS.get(name) is value)
+    }
+    for name, additional in ADDITIONAL.items():
+        if name in plain and additional in plain:
+            del plain[name]  # nothing is left unevaluated
+        elif name in plain and not plain.keys() & IN_PLACE:
+            plain[additional] = plain.pop(name)
+    # Earlier drafts have a flag of the bound beside it.
+    for excluding, bound in EXCLUDING.items():
+        if not isinstance(plain.get(excluding), bool):
+            continue
+        if plain.pop(excluding) and _is_number(plain.get(bound)):
+            plain[excluding] = plain.pop(bound)
+    for name in COUNTS & plain.keys():
+        if isinstance(plain[name], float) and plain[name].is_integer():
+            plain[name] = int(plain[name])
+    # Generators write names of types into addresses as they are, also those of other alphabets.
+    if isinstance(reference := plain.get("$ref"), str):
+        reference = NO_ESCAPE.sub("%25", reference)
+        plain["$ref"] = quote(reference, safe=IN_FRAGMENTS)
+    if isinstance(pattern := plain.get("pattern"), str):
+        plain["pattern"] = REGULAR.get(pattern, pattern)
+    return plain
 
 
 def _value(name: str, value: Any) -> Any:

@@ -3,10 +3,11 @@ Chat messages on their way to a template: put right, checked and copied.
 
 Rules:
 1. Calls of tools and their results in the history are as others wrote them. What has one meaning
-   only is put right: ids that are left out, no arguments, a result without text. Calls of
-   functions, as OpenAI's API had them before tools (`function_call` and the role `function`),
-   become calls of tools, because templates print no others. Arguments that are no JSON stay text,
-   because many templates can print it. Where one cannot, the error names the place.
+   only is put right: ids that are left out, no arguments, a result without text, results in another
+   order than their calls. Calls of functions, as OpenAI's API had them before tools (`function_call`
+   and the role `function`), become calls of tools, because templates print no others. Arguments that
+   are no JSON stay text, because many templates can print it. Where one cannot, the error names the
+   place.
 2. A template runs in another process, so messages are what JSON can say. The copy is made once,
    so nobody can change what was checked.
 3. Templates drop messages of roles that they do not know, or give them to a model that was never
@@ -64,6 +65,7 @@ def with_history(read: Callable[[Any], T], prompt: Any) -> T:
     history = _History()
     numbered = enumerate(islice(prompt, len(prompt)))
     messages = [history.mended(message, f"messages[{i}]") for i, message in numbered]
+    messages = _with_results_in_order(messages)
     try:
         return read(messages)
     except InvalidRequest as error:
@@ -150,6 +152,42 @@ class _History:
         ids = {} if call_id is None else {"tool_call_id": call_id}
         content = "" if content is None else content
         return {**message, "role": "tool", **ids, "content": content}
+
+
+def _with_results_in_order(messages: Sequence[Any]) -> list[Any]:
+    """
+    *messages* in which the results of one turn stand in the order of its calls.
+
+    Agents that run several tools at once send results as they come. Ids say which is which, but many
+    templates print none, and the model takes the first result for that of the first call.
+    """
+    ordered: list[Any] = []
+    places: dict[str, int] = {}  # of calls of the last turn, by their ids
+    start = 0  # of its results
+    for message in (*messages, None):
+        is_message = isinstance(message, Mapping)
+        if is_message and message.get("role") == "tool":
+            ordered.append(message)
+            continue
+        # Images and sounds are counted as they were sent, so only texts change their places.
+        results = ordered[start:]
+        ids = [result.get("tool_call_id") for result in results]
+        is_plain = all(_is_plain(result.get("content")) for result in results)
+        if is_plain and len({*ids} & places.keys()) == len(ids) > 1:
+            ordered[start:] = sorted(results, key=lambda r: places[r["tool_call_id"]])
+        if message is not None:
+            ordered.append(message)
+            start = len(ordered)
+            calls = message.get("tool_calls") if is_message else None
+            places = {call["id"]: i for i, call in enumerate(calls or ())}
+    return ordered
+
+
+def _is_plain(content: object) -> bool:
+    """Whether *content* is text, or parts of text."""
+    if not is_sequence(content):
+        return isinstance(content, str)
+    return all(isinstance(p, Mapping) and p.get("type") == "text" for p in content)
 
 
 def _function(function: object, place: str) -> dict[str, Any]:

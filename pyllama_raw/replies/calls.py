@@ -240,8 +240,12 @@ class CallObject:
         if self._has_begun:
             source.drop()
         else:
+            arguments = unquoted("".join(self._arguments))
+            # Some models write null or an empty text for no arguments.
+            if arguments.strip() in ("", "null"):
+                arguments = empty
             self._begin_call()
-            self._write(unquoted("".join(self._arguments) or empty))
+            self._write(arguments)
 
     def _begin_call(self) -> None:
         layout, values = self._layout, self._values

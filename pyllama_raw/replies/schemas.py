@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 from pyllama_raw.errors import BadSchema
 
@@ -41,6 +42,7 @@ TEXTS = frozenset(
     ["type", "enum", "const", "minLength", "maxLength", "pattern", "format"]
 )
 MAX_REFERENCES = 8  # that follow each other
+MAX_DIGITS = 8  # of a place in a list
 ANCHORS = re.compile(r"\\.|\[(?:\\.|[^\]])*\]|([|^$]|\(\?)")
 
 _DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
@@ -522,7 +524,14 @@ def referred(reference: str, root: Schema) -> Any:
     """The target of a reference within *root*; None if there is none."""
     target: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:
-        target = target.get(step) if isinstance(target, Mapping) else None
+        # Signs of addresses and of pointers stand in a name by escapes, if its writer knew of them.
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(target, Mapping):
+            target = target.get(step, target.get(name))
+        elif isinstance(target, list) and name.isdecimal() and len(name) < MAX_DIGITS:
+            target = target[int(name)] if int(name) < len(target) else None
+        else:
+            return None
     return target
 
 

@@ -65,6 +65,13 @@ UNBEGUN = {  # ends before the answer began
     FinishReason.CLOSED: (503, "the service ends: ask another one, or later"),
 }
 MESSAGE = re.compile(r"messages\[(\d+)\]")
+# Signs that some clients take for ends of lines, as Python's splitlines() does, and their escapes: in
+# the JSON of an event both mean the same.
+BREAKS = {
+    "\x85".encode(): rb"\u0085",
+    "\u2028".encode(): rb"\u2028",
+    "\u2029".encode(): rb"\u2029",
+}
 
 
 # -- ends at a line ----------------------------------------------------------------------
@@ -435,6 +442,8 @@ class EventStream:
         """Send complete frames. A client that reads slowly holds up nobody but itself."""
         if not frames:
             return
+        for sign, escape in BREAKS.items():
+            frames = frames.replace(sign, escape)
         async with self._lock:
             if not self.has_begun:
                 self.has_begun = True

@@ -68,6 +68,7 @@ Limit = Annotated[int, Field(ge=min(NO_LIMIT))]
 
 NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 MAX_NUMBER = 64  # characters of a number in words
+NUMBERS = {int, float}
 FLAGS = {"true": True, "false": False}
 CONTAINERS = {dict: dict, Mapping: dict, list: list, tuple: list, Sequence: list}
 
@@ -205,11 +206,14 @@ def read_plain(value: object, kinds: frozenset[type]) -> object:
         return {}
     if isinstance(value, float) and int in kinds and float not in kinds:
         return int(value) if value.is_integer() else value
+    # Perl and Lua have no flags, so their clients write 0 and 1.
+    if type(value) is int and value in (0, 1) and bool in kinds and not kinds & NUMBERS:
+        return bool(value)
     if not isinstance(value, str) or str in kinds or len(value) > MAX_NUMBER:
         return value
     if bool in kinds and value.lower() in FLAGS:
         return FLAGS[value.lower()]
-    if kinds & {int, float} and NUMBER.fullmatch(value):
+    if kinds & NUMBERS and NUMBER.fullmatch(value):
         if value.strip().lstrip("+-").isdecimal():
             return int(value)
         return read_plain(float(value), kinds)

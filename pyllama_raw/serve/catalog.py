@@ -45,7 +45,6 @@ def routes(app: FastAPI, service: Service) -> None:
     """Add the endpoints."""
 
     @app.get("/v1/models", tags=["models"])
-    @app.get("/v1/models/", include_in_schema=False)
     @app.get("/models", include_in_schema=False)
     async def models(reload: str = "") -> Response:
         """

@@ -89,6 +89,10 @@ def _readable(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
     role, content = message.get("role"), message.get("content")
+    # What the assistant has refused to do is what it has said.
+    refusal = message.get("refusal")
+    if role == "assistant" and not content and isinstance(refusal, str) and refusal:
+        return {**message, "content": refusal}
     if content is None or isinstance(content, str):
         return message
     if role in RESULTS:

@@ -75,20 +75,21 @@ class JSON(Response):
         try:
             return to_json(content)
         except PydanticSerializationError:  # a name or text of the request comes back
-            return to_json(_whole_characters(content))
+            return to_json(whole_characters(content))
 
 
-def _whole_characters(value: Any) -> Any:
+def whole_characters(value: Any) -> Any:
+    """*value* of JSON with a mark in the place of each half of a pair of characters."""
     match value:
         case str():
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         case dict():
             return {
-                _whole_characters(name): _whole_characters(item)
+                whole_characters(name): whole_characters(item)
                 for name, item in value.items()
             }
         case list() | tuple():
-            return [_whole_characters(item) for item in value]
+            return [whole_characters(item) for item in value]
     return value
 
 

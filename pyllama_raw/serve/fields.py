@@ -5,7 +5,7 @@ Clients of one server send its fields to another, most of them with the value th
 nothing. So a body is sorted before it is read (body.py):
 
 1. A field of the body's own is done, as is one of SamplingParams where a body asks for text.
-   Numbers may be whole floats, and numbers and flags may be words.
+   Numbers may be whole floats, numbers and flags may be words, and flags 0 and 1.
 2. A field with another name here is taken under ours.
 3. An idle field changes no output. It is left out, and `x-ignored-fields` of the answer names it.
 4. A field that has a neutral value asks for what happens anyway, so it is left out, too. With
@@ -253,10 +253,7 @@ VECTORS: Rules = ANY | {
 RANKS: Rules = ANY | {
     "return_text": Alias("return_documents"),
     "return_metadata": Neutral((False,)),
-    "truncate": Neutral((False,), "shorten the documents"),
-    "truncation": Neutral((False,), "shorten the documents"),
-    "truncate_prompt_tokens": Neutral((), "shorten the documents"),
-    **_idle("truncation_direction", "truncation_side"),
+    "truncate_prompt_tokens": Neutral((), "give truncate, or max_tokens_per_doc"),
     **_refused(
         "the model is given query and document as they are: leave it out",
         *(
@@ -268,7 +265,7 @@ RANKS: Rules = ANY | {
             "rank_fields",
         ),
     ),
-    **_refused("shorten the documents", "max_chunks_per_doc", "max_tokens_per_doc"),
+    **_refused("shorten the documents", "max_chunks_per_doc"),
     **_refused(NOT_DONE, "softmax", "activation"),
 }
 SCORES: Rules = ANY | {

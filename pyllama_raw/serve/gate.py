@@ -46,6 +46,7 @@ CLOSED = {  # endpoints that a service may have closed
 WATCHED = {"/metrics"}  # what all do is in it, so keys need the right to see that
 CHANGING = {"POST", "PUT", "PATCH", "DELETE"}  # methods with a body that is read
 IDS = re.compile(r"[\x21-\x7e]{1,256}")
+SLASHES = re.compile("/{2,}")
 PART = 2**16  # bytes of an answer that are sent at once
 
 
@@ -60,6 +61,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = {**scope, "path": plain_path(scope)}
         headers, service = Headers(scope=scope), self._service
         request_id = headers.get("x-request-id", "")
         if not IDS.fullmatch(request_id):
@@ -181,6 +183,18 @@ class Gate:
                 answer.watching.cancel()
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
+
+
+def plain_path(scope: Scope) -> str:
+    """
+    The path of a request without the slashes that are too many.
+
+    Clients put an address and a path together, and have one at both ends. A redirect would leave the
+    encryption of a proxy in front, and some clients follow none.
+    """
+    root = scope.get("root_path", "")
+    path = SLASHES.sub("/", scope["path"]).removeprefix(root)
+    return f"{root}{path.rstrip('/') or '/'}"
 
 
 class _Answer:

@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -28,7 +29,7 @@ from starlette.types import Message, Receive
 
 from pyllama_raw.options.machine import trim
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import Failure, refused, words_of
+from pyllama_raw.serve.failures import Failure, refused, whole_characters, words_of
 from pyllama_raw.serve.fields import Sorting
 
 CLOSE = {"connection": "close"}  # what is left of the body is not read
@@ -42,6 +43,9 @@ N_PARSERS = 2
 MAX_BRANCHES = 64  # mistakes of a union that are told
 MAX_DEPTH = 100
 DRAINING = "the service is about to end: ask another one"
+
+# Escapes, or bytes, of which two make a character; one alone is none.
+HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 BRACKETS = b"[]{}"
 OTHERS = bytes(set(range(256)) - set(BRACKETS))
@@ -234,6 +238,9 @@ def _model_of(model: type[M], body: bytes, max_values: int, sorting: Sorting) ->
         raise refused("body", f"JSON decode error: {error}") from None
     if not isinstance(values, dict):
         raise refused("body", "give an object of JSON")
+    # A program that cuts a text may leave half of a character, and its history has that for ever.
+    if HALVES.search(body):
+        values = whole_characters(values)
     try:
         return model.model_validate(values, context=sorting)
     except ValidationError as error:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.errors import PromptTooLong, TextTooLong
+from pyllama_raw.errors import InvalidRequest, PromptTooLong, TextTooLong
 from pyllama_raw.results import Operation, Pooling, Ranked
 from pyllama_raw.serve import fields
 from pyllama_raw.serve.body import Items, ServedBody
@@ -29,6 +29,8 @@ from pyllama_raw.serve.service import ServedModel, Service
 
 Word = Literal["mean", "cls", "last"]
 Text = str | list[int]
+LEFT = ("left", "Left")
+MOST_CHARACTERS = 32  # of a token of a document that is cut off
 
 
 class EmbeddingBody(ServedBody):
@@ -85,6 +87,18 @@ class RerankBody(ServedBody):
     """Only the best ones; SGLang names it top_k."""
     return_documents: bool = False
     """Whether the answer repeats the documents."""
+    truncate: Annotated[
+        bool | Literal["NONE", "START", "END"] | None,
+        Field(validation_alias=AliasChoices("truncate", "truncation")),
+    ] = None
+    """Whether a document that is too long is cut off, at its end unless it says otherwise."""
+    truncation_direction: Annotated[
+        str | None,
+        Field(validation_alias=AliasChoices("truncation_direction", "truncation_side")),
+    ] = None
+    """"left": a document is cut off at its start."""
+    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of a document, the rest is cut off; Cohere's word."""
     raw_scores: bool | None = None
     """Whether scores stay as the model gives them, which they do unless this is false."""
     use_activation: bool | None = None
@@ -292,13 +306,56 @@ async def _ranked(model: ServedModel, body: RerankBody, options: dict[str, Any])
     documents = [_text(document) for document in (body.texts or body.documents)]
     if not documents:
         raise refused("documents", "give at least one")
-    ranked = await model.engine.rank(body.query, documents, **options)
+    rank, limit = model.engine.rank, body.max_tokens_per_doc
+    texts = documents
+    if limit is not None:
+        texts = [await _beginning(model.engine, body, d, limit) for d in documents]
+    try:
+        ranked = await rank(body.query, texts, **options)
+    except TextTooLong as error:
+        cuts = limit is not None or body.truncate not in (None, False, "NONE")
+        if not cuts or not error.name.startswith("documents"):
+            raise
+        # What the model gets beside a document is known by a short one.
+        [short] = await rank(body.query, ["a"], **options)
+        n_most = error.max_tokens - short.n_tokens
+        if n_most < 1:
+            raise
+        texts = [await _beginning(model.engine, body, d, n_most) for d in texts]
+        ranked = await rank(body.query, texts, **options)
     results = [_result(rank, documents, body) for rank in ranked[: body.top_n]]
     if body.wants_list:
         return results
     n_tokens = sum(rank.n_tokens for rank in ranked)
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return {"object": "list", "model": model.name, "results": results, "usage": usage}
+
+
+async def _beginning(
+    engine: AsyncEngine, body: RerankBody, document: str, n_most: int
+) -> str:
+    """At most *n_most* tokens of *document*: its beginning, or its end if the body says so."""
+    is_left = body.truncate == "START" or (body.truncation_direction or "") in LEFT
+    # Nobody looks at all of a long text for the few tokens that stay.
+    n_characters = MOST_CHARACTERS * n_most
+    text = document[-n_characters:] if is_left else document[:n_characters]
+    # A part has the tokens, too, that begin and end each text.
+    n_tokens: int | None = n_most + len(await engine.tokenize("", parse_special=False))
+    try:
+        parts = await engine.chunks(text, n_tokens) if text else []
+    except InvalidRequest:  # the model takes fewer
+        n_tokens = None
+        parts = await engine.chunks(text)
+    if len(parts) < 2:
+        return text
+    if not is_left:
+        return parts[0]
+    # Parts are counted from the start, so the last one may be short. As many characters as the first
+    # one has are about as many tokens.
+    n_characters = len(parts[0])
+    while len(await engine.chunks(text[-n_characters:], n_tokens)) > 1:
+        n_characters = n_characters * 3 // 4
+    return text[-n_characters:]
 
 
 def _result(rank: Ranked, documents: list[str], body: RerankBody) -> dict[str, Any]:

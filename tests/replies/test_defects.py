@@ -127,6 +127,19 @@ def test_control_characters_in_strings_of_json_are_escaped():
     assert json.loads(call.arguments) == {"a": "x\ny\tz"}
 
 
+@pytest.mark.parametrize("arguments", ["null", '""', '" "', '"null"', "{}", '"{}"'])
+def test_no_arguments_are_an_object_without_entries(arguments: str):
+    """
+    Clients read the arguments of a call as an object, whatever a model writes for none.
+    """
+    text = f'<tool_call>{{"name": "wait", "arguments": {arguments}}}</tool_call>'
+    before = f'<tool_call>{{"arguments": {arguments}, "name": "wait"}}</tool_call>'
+
+    parts = [whole(HERMES, text), whole(HERMES, before)]
+
+    assert parts == [[CallDelta(0, "made 0", "wait", "{}")]] * 2
+
+
 @pytest.mark.parametrize("between", ["", " ", "\n", ",", "; "])
 def test_calls_need_no_delimiter_between_them(between: str):
     """
@@ -290,3 +303,24 @@ def test_a_schema_that_says_nothing_has_no_types(wrong):
     parts = [*parser.feed(text), *parser.finish()]
 
     assert "".join(part.arguments for part in parts) == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("reference", "types"),
+    [
+        ("#/$defs/a~1b%5B%5D", {"integer"}),
+        ("#/$defs/Map<a>", {"string"}),
+        ("#/$defs/Map%3Ca%3E", {"string"}),
+        ("#/anyOf/1", {"null"}),
+        ("#/anyOf/2", set()),
+        ("#/anyOf/x/y", set()),
+    ],
+)
+def test_a_reference_is_read_as_an_address_and_a_pointer(reference: str, types: set):
+    """
+    Names in it have escapes or not, and a list has places.
+    """
+    names = {"a/b[]": {"type": "integer"}, "Map<a>": {"type": "string"}}
+    root = {"$defs": names, "anyOf": [{}, {"type": "null"}]}
+
+    assert types_of({"$ref": reference}, root) == types

@@ -1,11 +1,15 @@
 """Constraints as llguidance is given them, and its refusals in words for whoever wrote one."""
 
+import re
+from itertools import product
+
 import pytest
 
 from pyllama_raw.errors import BadSchema
 from pyllama_raw.options.constraints import (
     MAX_REFUSAL,
     N_AROUND,
+    REGULAR,
     refusal,
     refused,
     rewritten,
@@ -76,6 +80,68 @@ def test_what_is_no_schema_is_left_alone():
     }
 
     assert rewritten(schema) == schema
+
+
+STRINGS = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"propertyNames": STRINGS, "items": {"uniqueItems": False}}, {"items": {}}),
+        ({"not": False, "dependentRequired": {}, "unevaluatedItems": True}, {}),
+        ({"enum": None, "const": None, "minimum": None}, {"const": None}),
+        ({"properties": {"a": {"not": {}}}}, {"properties": {"a": False}}),
+        ({"additionalProperties": {"not": True}}, {"additionalProperties": False}),
+        ({"unevaluatedProperties": False}, {"additionalProperties": False}),
+        (
+            {"unevaluatedProperties": False, "additionalProperties": {}, "anyOf": []},
+            {"additionalProperties": {}, "anyOf": []},
+        ),
+        ({"prefixItems": [], "unevaluatedItems": False}, {"prefixItems": [], "items": False}),
+        ({"minimum": 0.5, "exclusiveMinimum": True}, {"exclusiveMinimum": 0.5}),
+        ({"maximum": 5, "exclusiveMaximum": False}, {"maximum": 5}),
+        ({"minLength": 1.0, "maxItems": 2.5}, {"minLength": 1, "maxItems": 2.5}),
+        ({"$ref": "#/$defs/Map<a, b[]>"}, {"$ref": "#/$defs/Map%3Ca,%20b%5B%5D%3E"}),
+        ({"$ref": "#/$defs/Größe~1a%20b%"}, {"$ref": "#/$defs/Gr%C3%B6%C3%9Fe~1a%20b%25"}),
+        ({"uniqueItems": True}, {"uniqueItems": True}),
+        ({"not": STRINGS}, {"not": STRINGS}),
+        (
+            {"unevaluatedProperties": False, "allOf": []},
+            {"unevaluatedProperties": False, "allOf": []},
+        ),
+        ({"propertyNames": {"pattern": "a"}}, {"propertyNames": {"pattern": "a"}}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_limits_nothing_is_left_out(schema, expected):
+    """
+    As is null; and what means the same in words that a grammar has is written so.
+    """
+    assert rewritten(schema) == expected
+
+
+def test_a_regular_pattern_is_that_of_the_same_texts():
+    """
+    As Python searches both, over all short texts of signs that matter, and over some addresses.
+    """
+    letters = ("a", "'", "-", ".", "@b.co")
+    texts = ["".join(t) for n in range(1, 7) for t in product(letters, repeat=n)]
+    texts += [
+        "a.b@c-d.e.org",
+        "a..b@c.org",
+        ".a@c.org",
+        "a@-c.org",
+        "a@c.o",
+        "a@c..org",
+    ]
+    assert REGULAR
+    for pattern, regular in REGULAR.items():
+        assert rewritten({"pattern": pattern}) == {"pattern": regular}
+        fits = [bool(re.search(pattern, text)) for text in texts]
+
+        assert [bool(re.search(regular, text)) for text in texts] == fits
+        assert True in fits
 
 
 @pytest.mark.parametrize(

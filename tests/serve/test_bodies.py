@@ -22,7 +22,7 @@ from pyllama_raw.serve.keys import VARIABLE
 from pyllama_raw.serve.reading import INLINE, MAX_DEPTH, check_values
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
-from tests.serve.support import LIMIT_S, chatting, serving
+from tests.serve.support import LIMIT_S, chatting, client_of, serving
 from tests.serve.wire import chat, wire
 from tests.support.loops import anyio_backend  # noqa: F401
 
@@ -421,3 +421,24 @@ async def test_half_a_pair_of_characters_comes_back_as_a_mark(anyio_backend_name
                     status, _, told = await client.answer()
 
     assert (status, told["error"]["param"]) == (400, "\ufffdstream")
+
+
+@pytest.mark.parametrize("escaped", [True, False])
+async def test_half_a_pair_of_characters_in_a_text_is_a_mark(escaped):
+    """
+    Programs that cut texts leave such halves, and send them again with each request; whole pairs stay.
+    """
+    messages = [{"role": "user", "content": "a \ud83d \U0001f600"}]
+    content = json.dumps({"messages": messages}, ensure_ascii=escaped)
+    async with chatting() as engine:
+        async with client_of(make_app({"a": engine})) as client:
+            answer = await client.post(
+                "/apply-template",
+                content=content.encode(errors="surrogatepass"),
+                headers={"content-type": "application/json"},
+            )
+
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {"prompt": "a \ufffd \U0001f600"},
+    )

@@ -166,6 +166,7 @@ NEUTRAL = [
     *[{"repeat_last_n": -1}, {"dry_penalty_last_n": -1}, {"sampling_params": {}}],
     *[{"include": []}, {"truncation": "disabled"}, {"text": {}}, {"n_cmpl": 1.0}],
     *[{"model": ""}, {"prompt_logprobs": None}],
+    *[{"stream": 0}, {"logprobs": 1}, {"do_sample": 1}, {"verbose": 0}],
 ]
 
 

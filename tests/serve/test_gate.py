@@ -403,6 +403,30 @@ async def test_a_deadline_of_nothing_is_a_mistake():
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "deadline_s")
 
 
+@pytest.mark.parametrize("path", [f"{PATH}/", f"/{PATH}", "/v1//chat/completions"])
+async def test_a_slash_too_many_leads_to_the_same(path, keys_file):
+    """
+    Without a redirect, which would name an address without the encryption of a proxy; with its key.
+    """
+    headers = {"authorization": "Bearer sk-1"}
+    async with asking(headers, api_keys_file=keys_file) as (app, client):
+        answer = await client.post(f"http://here{path}", json=CHAT)
+        denied = await client.delete("http://here//lora-adapters/x/")
+        wrong = {"authorization": "no"}
+        stranger = await client.post(f"http://here{path}", json=CHAT, headers=wrong)
+        below = httpx.ASGITransport(app, root_path="/llm")
+        address = "http://here/llm"
+        async with httpx.AsyncClient(transport=below) as visitor:
+            pages = [await visitor.get(f"{address}{end}") for end in ("", "/", "//")]
+
+    assert (answer.status_code, denied.status_code, stranger.status_code) == (
+        200,
+        403,
+        401,
+    )
+    assert {page.status_code for page in pages} == {200}
+
+
 async def test_routes_that_answer_get_answer_head():
     """
     With the headers of GET and no body, as monitors ask.

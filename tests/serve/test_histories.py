@@ -385,6 +385,8 @@ async def test_answers_of_other_servers_stay_in_a_chat():
         USER,
         {"role": "assistant", "content": [{"type": "refusal", "refusal": 5}, ODD]},
         USER,
+        {"role": "assistant", "content": None, "refusal": "Not that", "audio": None},
+        USER,
         {"role": "assistant", "content": None, "tool_calls": [{"type": "custom", "id": "1", "custom": custom}]},
         {"role": "tool", "tool_call_id": "1", "content": None},
         USER,
@@ -400,6 +402,7 @@ async def test_answers_of_other_servers_stay_in_a_chat():
     prompt = told.json()["prompt"]
     for part in (
         "<assistant>I will not<",
+        "<assistant>Not that<",
         "[refusal]",
         "[thing_of_tomorrow]",
         '"input": "+ x"',

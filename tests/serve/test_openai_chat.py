@@ -1,11 +1,16 @@
 """Chats in OpenAI's words: streams and answers at once are the same, mistakes have places."""
 
+import json
+from typing import Any
+
 import openai
 import pytest
 
+from pyllama_raw.serve import make_app
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.serve.clients import chat_chunks, joined_chat, talking, whole_chat
-from tests.serve.support import TEMPLATE, chatting
+from tests.serve.support import TEMPLATE, chatting, client_of
+from tests.support.replying import reply_engine
 
 pytestmark = pytest.mark.anyio
 
@@ -163,3 +168,45 @@ async def test_an_error_in_the_midst_of_a_stream_is_an_event():
     assert text != ""
     assert reason is None
     assert caught.value.code == "sampling_failed"
+
+
+BREAKING = "a\u2028b\u2029c\x85d"
+ASKING = "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/messages", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/completions", {"prompt": ASKING}),
+        ("/completion", {"prompt": ASKING}),
+    ],
+)
+async def test_an_event_is_one_line_for_all_clients(path, body):
+    """
+    Signs that Python's splitlines() takes for ends of lines are escapes, as they may stand in a text.
+    """
+    async with reply_engine(BREAKING) as engine:
+        async with client_of(make_app({"a": engine})) as client:
+            answer = await client.post(
+                path, json=body | {"stream": True, "max_tokens": 99}
+            )
+
+    lines = answer.text.splitlines()
+    assert lines == answer.text.split("\n")[:-1]
+    frames = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    text = "".join(_text_of(frame) for frame in frames)
+    assert text == BREAKING
+
+
+def _text_of(frame: Any) -> str:
+    """The text that a frame of any dialect adds."""
+    if "choices" in frame:
+        [choice] = frame["choices"]
+        text = choice.get("text") or choice.get("delta", {}).get("content")
+    else:
+        delta = frame.get("delta", frame.get("content"))
+        text = delta.get("text") if isinstance(delta, dict) else delta
+    return text or ""

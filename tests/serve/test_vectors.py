@@ -179,3 +179,45 @@ async def test_each_model_is_asked_for_what_it_can_do(anyio_backend_name):
 
     assert (caught.value.param, models) == ("model", ["g", "e", "r"])
     assert nameless.status_code == 200
+
+
+async def test_documents_that_are_too_long_are_cut_if_a_client_says_so(
+    anyio_backend_name,
+):
+    """
+    As text-embeddings-inference and Cohere do: at the end, at the start, or behind some tokens. The
+    answer repeats all of them.
+    """
+    long = "first " + "word " * 3000 + "last"
+    body = {"model": "r", "query": "a question", "documents": [long, "b"]}
+    cuts = [
+        {"truncate": True},
+        {"truncation": True, "truncation_direction": "Left"},
+        {"max_tokens_per_doc": 8},
+        {"max_tokens_per_doc": 10**6},
+    ]
+    async with three_models(anyio_backend_name) as (url, engines):
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
+            refusal = await client.post("/v1/rerank", json=body)
+            query = {"query": long, "truncate": True}
+            long_query = await client.post("/v1/rerank", json=body | query)
+            answers = [
+                await client.post(
+                    "/v1/rerank", json=body | cut | {"return_documents": True}
+                )
+                for cut in cuts
+            ]
+        [short] = await engines["r"].rank("a question", ["first"])
+
+    params = [answer.json()["error"]["param"] for answer in (refusal, long_query)]
+    assert params == ["documents[0]", "query"]
+    assert [answer.status_code for answer in answers] == [200] * len(cuts)
+    scores = []
+    for answer in answers:
+        results = sorted(answer.json()["results"], key=lambda r: r["index"])
+        assert [r["document"]["text"] for r in results] == [long, "b"]
+        scores.append(results[0]["relevance_score"])
+    assert scores[0] == pytest.approx(scores[3])
+    assert len({round(score, 5) for score in scores[:3]}) == 3
+    counts = [answer.json()["usage"]["prompt_tokens"] for answer in answers]
+    assert counts[2] < 4 * short.n_tokens < counts[0]
