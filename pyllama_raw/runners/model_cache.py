@@ -145,9 +145,9 @@ class ModelCache:
         check_value("max_waiting_bytes", max_waiting_bytes, NBytes | None)
         check_value("max_wait_s", max_wait_s, Seconds)
         check_value("health_s", health_s, Seconds)
-        for named, value in (("models", models), ("budget", budget), ("there", there)):
+        for option, value in (("models", models), ("budget", budget), ("there", there)):
             if value is not None and not isinstance(value, Mapping):
-                raise ConfigError(f"{named}={shown(value)}: give a mapping, by name")
+                raise ConfigError(f"{option}={shown(value)}: give a mapping, by name")
         limits = dict(budget or {})
         for device, n_bytes in limits.items():
             check_value(f"budget[{device!r}]", n_bytes, NBytes)

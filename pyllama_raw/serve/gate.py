@@ -61,7 +61,11 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = {**scope, "path": plain_path(scope)}
+        # Clients put an address and a path together, and have a slash at both ends. A redirect would
+        # leave the encryption of a proxy in front, and some clients follow none.
+        root = scope.get("root_path", "")
+        path = SLASHES.sub("/", scope["path"]).removeprefix(root).rstrip("/")
+        scope = {**scope, "path": f"{root}{path or '/'}"}
         headers, service = Headers(scope=scope), self._service
         request_id = headers.get("x-request-id", "")
         if not IDS.fullmatch(request_id):
@@ -183,18 +187,6 @@ class Gate:
                 answer.watching.cancel()
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
-
-
-def plain_path(scope: Scope) -> str:
-    """
-    The path of a request without the slashes that are too many.
-
-    Clients put an address and a path together, and have one at both ends. A redirect would leave the
-    encryption of a proxy in front, and some clients follow none.
-    """
-    root = scope.get("root_path", "")
-    path = SLASHES.sub("/", scope["path"]).removeprefix(root)
-    return f"{root}{path.rstrip('/') or '/'}"
 
 
 class _Answer:
