@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from itertools import count
@@ -330,9 +330,22 @@ class Sessions:
             if self._inheritance is not None:  # there are no weights
                 return
             if level == 1:
-                await self._in_engine(lambda life: life.sleep())
+                await self._free_context()
             else:
                 await self._sleep_without_weights()
+
+    async def _free_context(self) -> None:
+        """Have the context freed. Who leaves meanwhile leaves the engine as it was."""
+        was_asleep, thread = self.state is EngineState.SLEEPING, self.current.thread
+        try:
+            await self._in_engine(lambda life: life.sleep())
+            await self._in_engine(lambda _: None)  # the sleep is told before this
+        except BaseException:
+            # The engine thread may be at it, and nobody would know that it sleeps.
+            if not was_asleep:
+                with suppress(PyllamaError):
+                    thread.call(thread.life.wake)
+            raise
 
     async def _sleep_without_weights(self) -> None:
         session = self.current
@@ -362,8 +375,7 @@ class Sessions:
             for other in self.all:
                 if other is not session:
                     await arrival_of(other.thread.gone)
-            await self._in_engine(lambda life: life.sleep())
-            await self._in_engine(lambda _: None)  # the sleep is told before this
+            await self._free_context()
         except BaseException:
             self._resume()
             raise

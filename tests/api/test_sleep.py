@@ -1,5 +1,8 @@
 """Sleep and wake on tiny models: memory is freed, and everybody goes on as if nothing had been."""
 
+import threading
+from functools import partial
+
 import anyio
 import psutil
 import pytest
@@ -425,6 +428,33 @@ async def test_a_wake_that_is_cancelled_leaves_all_as_it_was(monkeypatch):
     assert (scope.cancelled_caught, state) == (True, "sleeping")
     assert outcome(after) == outcome(before)
     assert stats.failed_steps == 0
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_sleep_that_is_cancelled_leaves_the_engine_awake(level, monkeypatch):
+    """
+    Also where the engine thread was freeing the context, so nobody waits for a wake.
+    """
+    began, may_go_on = threading.Event(), threading.Event()
+
+    def held(suspend):
+        began.set()
+        assert may_go_on.wait(HANG_S)
+        return suspend()
+
+    with anyio.fail_after(HANG_S):
+        async with opened() as engine:
+            executor = engine._parts.executor
+            suspend = partial(held, executor.suspend)
+            monkeypatch.setattr(executor, "suspend", suspend)
+            async with anyio.create_task_group() as group:
+                group.start_soon(engine.sleep, level)
+                await anyio.to_thread.run_sync(began.wait)
+                group.cancel_scope.cancel()
+            may_go_on.set()
+            result = await engine.complete(CHAT, GREEDY)
+
+    assert len(result.token_ids) == 8
 
 
 @pytest.mark.parametrize("level", [1, 2])
