@@ -241,6 +241,11 @@ def pooling(text: str) -> str | None:
     return None if text == "rank" else words(**poolings)(text)
 
 
+def drafts(text: str) -> str | None:
+    """off for none; what kinds there are otherwise follows from measured times."""
+    return "off" if text.strip() == "none" else None
+
+
 def cache_bytes(text: str) -> int:
     return 2**50 if int(text) < 0 else int(text) * MIB
 

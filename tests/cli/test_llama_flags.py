@@ -91,6 +91,17 @@ def test_what_a_program_gives_becomes_options_of_ours():
     }
 
 
+@pytest.mark.parametrize(
+    ("types", "values"),
+    [("none", {"speculation.mode": "off"}), ("ngram-simple,draft-simple", {})],
+)
+def test_drafts_are_switched_off_as_there(types, values):
+    """
+    By the type none, which is the default there; of the others the engine chooses.
+    """
+    assert parsed("--spec-type", types).values == values
+
+
 def test_variables_give_way_to_the_command_line():
     """
     LLAMA_ARG_NO_ of a flag says no, and a flag without a value is a word.
