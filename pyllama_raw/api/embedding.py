@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Literal
 
 from anyio.lowlevel import checkpoint
@@ -137,6 +137,7 @@ def _behind_space(text: str, start: int, stop: int) -> int:
 
 SMALL_BYTES = 2**16  # of vectors that an event loop may copy
 MANY_TEXTS = 64  # that are made tokens in one go: closing waits for it
+MANY_CHUNKS = 8  # that are cut in one go, each by counting about ten texts
 MANY_EVENTS = 256  # an event loop may wait while so many are taken in
 POOLINGS = (Pooling.MEAN, Pooling.CLS, Pooling.LAST)
 CHOOSE = "give pooling='mean', 'cls' or 'last' (--pooling)"
@@ -464,10 +465,15 @@ class Embedder:
         def count(part: str) -> int:
             return len(self._encode(part))
 
-        def cut() -> list[str]:
-            return list(chunks(document, n_tokens, n_shared, count))
-
-        return await self._workers.run("text", partial(self._encoder.run, cut))
+        # A few at a time: whoever leaves, or closes, does not leave a worker with the others.
+        cut = chunks(document, n_tokens, n_shared, count)
+        parts: list[str] = []
+        while True:
+            take = partial(list, islice(cut, MANY_CHUNKS))
+            some = await self._workers.run("text", partial(self._encoder.run, take))
+            if not some:
+                return parts
+            parts += some
 
 
 def _shaped(

@@ -274,6 +274,32 @@ async def test_chunks_cover_a_text_and_fit():
     assert ends[-1] == len(text)
 
 
+async def test_whoever_leaves_cuts_no_more(monkeypatch):
+    """
+    A long text is cut a few chunks at a time, because the workers are those of all callers.
+    """
+    jobs = []
+    async with open_engine("bert") as engine:
+        workers = engine._sessions.workers
+        run = workers.run
+
+        async def leave_in_the_second(kind, function):
+            jobs.append(kind)
+            if len(jobs) == 2:
+                scope.cancel()
+            return await run(kind, function)
+
+        monkeypatch.setattr(workers, "run", leave_in_the_second)
+        with anyio.CancelScope() as scope:
+            await engine.chunks("some words of a text " * 10**4, max_tokens=20)
+        monkeypatch.undo()
+        with anyio.fail_after(LIMIT_S):
+            await engine.aclose()
+
+    assert jobs == ["text", "text"]
+    assert scope.cancelled_caught
+
+
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [(("",), "text"), (("a", 1), "max_tokens"), (("a", 20, 15), "overlap")],
