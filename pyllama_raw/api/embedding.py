@@ -469,7 +469,7 @@ class Embedder:
         cut = chunks(document, n_tokens, n_shared, count)
         parts: list[str] = []
         while True:
-            take = partial(list, islice(cut, MANY_CHUNKS))
+            take = partial(list[str], islice(cut, MANY_CHUNKS))
             some = await self._workers.run("text", partial(self._encoder.run, take))
             if not some:
                 return parts
