@@ -673,7 +673,9 @@ class AsyncEngine(Facts):
         both do not fit the memory, call sleep(2) first (docs/life.md).
 
         Args:
-            model, config, progress: as of open(); None: the same, with what its file has now.
+            model: as of open(); None: the same, with what its file has now.
+            config: as of open(); None: the same.
+            progress: as of open().
 
         Raises:
             ConfigError, ClosedError, ModelLoadFailed, ContextFailed, Unsupported: as open();
