@@ -48,17 +48,17 @@ def seen(result: Result) -> tuple[Any, ...]:
 
 @asynccontextmanager
 async def skippable(
-    made: AbstractAsyncContextManager[ModelRunner],
+    context: AbstractAsyncContextManager[ModelRunner],
 ) -> AsyncIterator[ModelRunner]:
     """
-    The runner of *made*, in a block that a test may skip.
+    The runner of *context*, in a block that a test may skip.
 
-    The skip comes out of it when the runner is closed. Groups of tasks in *made* would put it into
+    The skip comes out of it when the runner is closed. Groups of tasks in *context* would put it into
     an error that ends the loop's task and that nobody retrieves. Some later collection writes that
     one down then, and Python 3.11 fails where it parses a file meanwhile.
     """
     skip: BaseException | None = None
-    async with made as runner:
+    async with context as runner:
         try:
             yield runner
         except pytest.skip.Exception as exception:
