@@ -14,9 +14,9 @@ Speculation: drafts of what streams will say next, and how many of them are wort
    all others, so the geometric mean of the streams counts. Without a gain of MIN_GAIN it has none,
    nor without one of FIRST_GAIN where the step before had none.
 5. The step after a steady plan is begun already. It has no drafts, and its plan is not steady.
-6. A look costs as much as a hundredth of a step of four streams, and the more there are the less a
-   draft is worth. So where nothing is worth a draft, several streams are looked at again after as
-   many steps, MAX_REST at most. What a constraint forces, and a draft model, is never kept waiting.
+6. A look takes time for each stream, and a draft is worth less the more streams there are. So n
+   streams for which no draft is worth it are looked at again after n steps, MAX_REST at most.
+   Neither tokens that a constraint forces nor a draft model wait for that.
 7. There are none beside prompts, where memory is short and after failures.
 8. Steps of the draft model take the streams' time, so a plan of it counts with the step that
    verifies what it says, and two of them never follow each other. Where it would lose it is tried
