@@ -42,10 +42,12 @@ LENGTHS = (N_GRAM, 5, 9, 17)
 FIRST_CHANCES = (0.3, 0.45, 0.6, 0.8, 0.2, 0.3, 0.5, 0.7)
 WEIGHT = 0.15  # of the newest comparison, for its request
 SHARED_WEIGHT = 0.02  # of the newest comparison, for requests to come
-BUCKETS = tuple(
+# Which of them holds, by the tokens that match.
+OWN_KINDS = tuple(
     sum(n_matched >= least for least in LENGTHS[1:])
     for n_matched in range(MAX_MATCH + 1)
 )
+OTHERS_KINDS = tuple(len(LENGTHS) + kind for kind in OWN_KINDS)
 
 # Of a draft model: chances of its tokens to be right, by the probability that it gave, in fifths.
 FIRST_OF_MODEL = (0.1, 0.3, 0.5, 0.7, 0.92)
@@ -64,11 +66,6 @@ class TextIndex:
         self._heads = array("i", bytes(4 * N_HEADS))
         self._before = array("i", bytes(4 * (N_GRAM - 1)))
 
-    @property
-    def n_indexed(self) -> int:
-        """First tokens that are in it."""
-        return len(self._before)
-
     def grow(self, text: array[int], stop: int) -> None:
         """Chain the runs of *text* up to *stop*, which is at most its length."""
         start = len(self._before)
@@ -84,21 +81,18 @@ class TextIndex:
             heads[number] = end
             first, second = second, third
 
-    def before(self, end: int) -> Iterator[int]:
-        """Earlier places that may be as that which ends at *end*, the latest first."""
-        for _ in range(MAX_TRIES):
-            end = self._before[end - 1]
+    def places(self, tokens: array[int]) -> Iterator[int]:
+        """Places that may be as the end of *tokens*, the latest first: the end itself, if it is in it."""
+        if len(tokens) < N_GRAM:
+            return
+        first, second, third = tokens[-N_GRAM:]
+        number = ((first * 31 + second) * 31 + third) * 40503 >> 4 & (N_HEADS - 1)
+        end = self._heads[number]
+        for _ in range(MAX_TRIES + 1):
             if not end:
                 return
             yield end
-
-    def like(self, tokens: array[int]) -> Iterator[int]:
-        """Places that may be as the end of *tokens*, the latest first."""
-        first, second, third = tokens[-N_GRAM:]
-        number = ((first * 31 + second) * 31 + third) * 40503 >> 4 & (N_HEADS - 1)
-        if end := self._heads[number]:
-            yield end
-            yield from self.before(end)
+            end = self._before[end - 1]
 
 
 class NamespaceTexts:
@@ -160,6 +154,7 @@ class Lookup:
 
     __slots__ = (
         "_index",
+        "_n_followed",
         "_texts",
         "chances",
         "n_matched",
@@ -174,6 +169,7 @@ class Lookup:
         self.source = self.n_matched = 0
         self.text: array[int] | None = None  # of another request; None: its own
         self._index = TextIndex()
+        self._n_followed = 0  # first tokens that are taken in
         self._texts = texts
 
     def follow(self, tokens: array[int], shared: list[float]) -> bool:
@@ -183,23 +179,25 @@ class Lookup:
         Args:
             shared: chances of new requests, which learn, too.
         """
-        start, n_tokens = self._index.n_indexed, len(tokens)
-        stop = min(n_tokens, start + MAX_INDEXED)
+        start, n_tokens = self._n_followed, len(tokens)
+        self._n_followed = stop = min(n_tokens, start + MAX_INDEXED)
         # Texts of its namespace were forgotten meanwhile.
         if self.text is not None and self._texts is not None and not self._texts.parts:
             self.source, self.n_matched, self.text = 0, 0, None
+        is_own = self.text is None
+        text, kinds = self.text or tokens, OWN_KINDS if is_own else OTHERS_KINDS
         # A source says what was expected of each new token.
         for index in range(start, stop):
             if not self.source:
                 break
-            text = tokens if self.text is None else self.text
-            is_right = text[self.source] == tokens[index]
-            self._learn(shared, is_right)
+            is_right, kind = text[self.source] == tokens[index], kinds[self.n_matched]
+            self.chances[kind] += WEIGHT * (is_right - self.chances[kind])
+            shared[kind] += SHARED_WEIGHT * (is_right - shared[kind])
             if is_right:
                 self.source += 1
                 self.n_matched = min(self.n_matched + 1, MAX_MATCH)
             # Another request's text may end, and nothing is expected any more.
-            if not is_right or (self.text is not None and text[self.source] < 0):
+            if not is_right or not (is_own or text[self.source] >= 0):
                 self.source = self.n_matched = 0
         self._index.grow(tokens, stop)
         if stop < n_tokens:
@@ -208,53 +206,47 @@ class Lookup:
             self._search(tokens)
         return True
 
-    def draft(self, tokens: array[int], n_tokens: int) -> array[int]:
-        """The next *n_tokens*, if all go on as before; fewer where a text has no more."""
+    def draft(
+        self, tokens: array[int], n_most: int, least: float
+    ) -> tuple[array[int], list[float]]:
+        """What is expected, and the chance of each to be reached and accepted, of *least* or more."""
+        kinds = OWN_KINDS if self.text is None else OTHERS_KINDS
+        chances, chance = list[float](), 1.0
+        for n_ahead in range(n_most):
+            chance *= self.chances[kinds[min(self.n_matched + n_ahead, MAX_MATCH)]]
+            if chance < least:
+                break
+            chances.append(chance)
+        n_drafts = len(chances)
         if self.text is not None:
-            return self.text[self.source : self.source + n_tokens]
-        draft = tokens[self.source : self.source + n_tokens]
+            draft = self.text[self.source : self.source + n_drafts]
+            return draft, chances[: len(draft)]
+        draft = tokens[self.source : self.source + n_drafts]
         # Between source and end is what repeats: a text that repeats itself goes on so.
-        while len(draft) < n_tokens:
-            draft += draft[: n_tokens - len(draft)]
-        return draft
-
-    def chance(self, n_ahead: int) -> float:
-        """The chance of the token after *n_ahead* others that were right."""
-        return self.chances[self._bucket(n_ahead)]
-
-    def _bucket(self, n_ahead: int = 0) -> int:
-        bucket = BUCKETS[min(self.n_matched + n_ahead, MAX_MATCH)]
-        return bucket if self.text is None else len(LENGTHS) + bucket
-
-    def _learn(self, shared: list[float], is_right: bool) -> None:
-        bucket = self._bucket()
-        self.chances[bucket] += WEIGHT * (is_right - self.chances[bucket])
-        shared[bucket] += SHARED_WEIGHT * (is_right - shared[bucket])
+        while len(draft) < n_drafts:
+            draft += draft[: n_drafts - len(draft)]
+        return draft, chances
 
     def _search(self, tokens: array[int]) -> None:
         """Find the longest match of the end of *tokens*; of equal ones the latest."""
-        n_longest, self.text = N_GRAM - 1, None
-        for end in self._index.before(len(tokens)):
-            n_equal = _n_equal(tokens, end, tokens)
-            if n_equal > n_longest:
-                self.source, self.n_matched, n_longest = end, n_equal, n_equal
-        # A request goes on as it did before rather than as another one: twice as much has to match.
-        n_own = self.n_matched if self.source else 0
-        n_longest = max(2 * n_own, N_GRAM_OTHERS - 1)
-        for text, index in self._texts.parts if self._texts is not None else ():
-            for end in index.like(tokens) if len(tokens) >= N_GRAM_OTHERS else ():
-                n_equal = _n_equal(text, end, tokens)
-                if n_equal > n_longest and end < len(text) and text[end] >= 0:
+        self.text, n_tokens, n_longest = None, len(tokens), N_GRAM - 1
+        others = () if self._texts is None else self._texts.parts
+        for text, index in ((tokens, self._index), *others):
+            for end in index.places(tokens):
+                # Nothing follows the end of a text.
+                if end >= len(text) or text[end] < 0:
+                    continue
+                n_most, n_equal = min(end, n_tokens, MAX_MATCH), 0
+                while (
+                    n_equal < n_most and text[end - 1 - n_equal] == tokens[-1 - n_equal]
+                ):
+                    n_equal += 1
+                if n_equal > n_longest:
                     self.source, self.n_matched, n_longest = end, n_equal, n_equal
-                    self.text = text
-
-
-def _n_equal(text: array[int], end: int, tokens: array[int]) -> int:
-    """How many tokens before *end* of *text* are as those at the end of *tokens*."""
-    n_most, n_equal = min(end, len(tokens), MAX_MATCH), 0
-    while n_equal < n_most and text[end - 1 - n_equal] == tokens[-1 - n_equal]:
-        n_equal += 1
-    return n_equal
+                    self.text = None if text is tokens else text
+            # A request goes on as it did before rather than as another one: twice as much has to match.
+            if text is tokens:
+                n_longest = max(2 * self.n_matched, N_GRAM_OTHERS - 1)
 
 
 class Drafting:

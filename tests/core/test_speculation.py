@@ -61,6 +61,11 @@ def lookup_of(tokens):
     return lookup
 
 
+def drafts_of(lookup, tokens, n_most):
+    """Up to *n_most* tokens that are expected behind *tokens*, however unlikely they are."""
+    return lookup.draft(array("i", tokens), n_most, 0.0)[0].tolist()
+
+
 # -- where drafts come from --------------------------------------------------------------
 
 
@@ -71,7 +76,7 @@ def test_a_draft_is_what_followed_the_same_tokens():
     tokens = [9, 1, 2, 3, 4, 5, 8, 1, 2, 3, 6, 7, 9, 1, 2, 3]
     lookup = lookup_of(tokens)
 
-    assert lookup.draft(array("i", tokens), 3).tolist() == [4, 5, 8]
+    assert drafts_of(lookup, tokens, 3) == [4, 5, 8]
     assert (lookup.source, lookup.n_matched) == (4, 4)
 
 
@@ -81,7 +86,7 @@ def test_of_equal_matches_the_latest_counts():
     """
     tokens = [1, 2, 3, 4, 8, 1, 2, 3, 5, 9, 1, 2, 3]
 
-    assert lookup_of(tokens).draft(array("i", tokens), 1).tolist() == [5]
+    assert drafts_of(lookup_of(tokens), tokens, 1) == [5]
 
 
 def test_a_text_that_repeats_itself_goes_on_so():
@@ -90,7 +95,7 @@ def test_a_text_that_repeats_itself_goes_on_so():
     """
     tokens = [7, 1, 2, 1, 2, 1, 2]
 
-    assert lookup_of(tokens).draft(array("i", tokens), 5).tolist() == [1, 2, 1, 2, 1]
+    assert drafts_of(lookup_of(tokens), tokens, 5) == [1, 2, 1, 2, 1]
 
 
 def test_there_is_none_without_a_match():
@@ -109,7 +114,7 @@ def test_a_long_prompt_is_indexed_in_parts(monkeypatch):
     lookup, tokens = Lookup(list(FIRST_CHANCES)), array("i", [1, 2, 3, 4, 5] * 2)
 
     shared = list(FIRST_CHANCES)
-    assert [lookup.follow(tokens, shared) for _ in range(3)] == [False, True, True]
+    assert [lookup.follow(tokens, shared) for _ in range(3)] == [False, False, True]
     assert lookup.source == 5
 
 
@@ -145,7 +150,7 @@ def test_a_source_is_a_place_that_matches(tokens, n_first):
             n_matched, source = lookup.n_matched, lookup.source
             assert rules.N_GRAM <= n_matched <= source < n_tokens
             assert part[source - n_matched : source] == part[-n_matched:]
-            assert len(lookup.draft(part, 16)) == 16
+            assert len(drafts_of(lookup, part, 16)) == 16
     assert all(0 <= chance <= 1 for chance in (*lookup.chances, *shared))
 
 
@@ -191,8 +196,10 @@ def test_a_text_of_another_request_is_a_source():
     lookup = Lookup(list(FIRST_CHANCES), texts_of([0, 1, 2, 3, 4, 5, 6, 7]))
     lookup.follow(tokens, chances)
 
-    assert lookup.draft(tokens, 9).tolist() == [6, 7, BORDER]
-    assert lookup.chance(0) == FIRST_CHANCES[5]
+    draft, chances_of_it = lookup.draft(tokens, 9, 0.0)
+    assert draft.tolist() == [6, 7, BORDER]
+    assert chances_of_it == pytest.approx([FIRST_CHANCES[5] ** n for n in (1, 2, 3)])
+    assert len(lookup.draft(tokens, 9, FIRST_CHANCES[5] ** 2)[0]) == 2
     for token in (6, 7):
         tokens.append(token)
         lookup.follow(tokens, chances)
@@ -212,7 +219,7 @@ def test_a_short_match_with_another_text_says_nothing():
         own = Lookup(list(FIRST_CHANCES), texts_of(other))
         tokens = array("i", [2, 3, 4, 9, *before, 0, 1, 2, 3, 4])
         own.follow(tokens, list(FIRST_CHANCES))
-        drafts.append(own.draft(tokens, 1).tolist())
+        drafts.append(drafts_of(own, tokens, 1))
 
     none = Lookup(list(FIRST_CHANCES), texts_of(other))
     none.follow(array("i", [30, 31, 32, 33, 34]), list(FIRST_CHANCES))
@@ -320,7 +327,7 @@ def test_a_request_that_looks_at_what_is_forgotten_looks_away():
     shared.of("a").add(array("i", range(20)))
     lookup, tokens = Lookup(list(FIRST_CHANCES), shared.of("a")), array("i", range(8))
     lookup.follow(tokens, list(FIRST_CHANCES))
-    before = lookup.draft(tokens, 2).tolist()
+    before = drafts_of(lookup, tokens, 2)
 
     shared.clear("a")
     tokens.append(8)
@@ -767,7 +774,7 @@ def test_few_places_are_compared():
     """
     tokens = [0, 1, 2, 3, *[1, 2, 3, 5] * 9, 0, 1, 2, 3]
 
-    assert lookup_of(tokens).draft(array("i", tokens), 1).tolist() == [5]
+    assert drafts_of(lookup_of(tokens), tokens, 1) == [5]
 
 
 @pytest.mark.parametrize(

@@ -385,10 +385,9 @@ class Scheduler:
         if result.status is not DecodeStatus.OK:
             self._failures.take(plan, result, now)
             return self.take_events()
-        speculation = self._packer.speculation
         if plan.lot == DRAFTS:
-            assert speculation is not None
-            speculation.take(plan, result)
+            assert self._packer.speculation is not None
+            self._packer.speculation.take(plan, result)
             return self.take_events()
         # It had space, so others may start again.
         self._packer.prefill_cap = None
@@ -401,11 +400,9 @@ class Scheduler:
         # A step that was begun ahead has taken what its decode took, too.
         step_s = max(computed_s, result.decode_s + result.sample_s)
         n_outputs = len(plan.works) - [*map(type, result.outputs)].count(Computed)
-        if speculation is not None:
-            # Each draft has logits, too.
-            had_drafts = bool(plan.works) and type(plan.works[-1]) is Verify
-            n_outputs = n_tokens if had_drafts else n_outputs
-            speculation.observe(step_s, had_drafts=had_drafts)
+        # Each draft has logits, too.
+        if plan.works and type(plan.works[-1]) is Verify:
+            n_outputs = n_tokens
         self._costs.observe(n_tokens, n_outputs, step_s)
         if n_tokens == len(plan.works) and not plan.moves:
             self.memory.captures.observe_decode(computed_s)

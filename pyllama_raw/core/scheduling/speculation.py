@@ -225,7 +225,8 @@ class Speculation:
         self._chances = list(FIRST_CHANCES)  # of new requests
         self._texts = SharedTexts()
         self._is_begun = False  # the next step, by a steady plan
-        self._had_drafts = False  # the step before, or it proposed some
+        self._has_drafts = False  # the plan before, or it is one of the draft model
+        self._least_gain = FIRST_GAIN
         self._n_rest = 0  # steps until drafts are looked for
         # Seconds of steps by their rows, and the steps until they are looked up again.
         self._seconds: list[float] = []
@@ -276,6 +277,8 @@ class Speculation:
             plan = plan._replace(steady=False)
         is_begun, self._is_begun = self._is_begun, plan.steady
         has_proposed, self._has_proposed = self._has_proposed, False
+        had_drafts, self._has_drafts = self._has_drafts, False
+        self._least_gain = MIN_GAIN if had_drafts else FIRST_GAIN
         if not alone or not self._slots.limits.kind.can_cut:
             return plan
         # libllama multiplies adapters, and adds several columns in another order than one.
@@ -284,17 +287,23 @@ class Speculation:
         self._n_rest -= 1
         if self._n_rest > 0 and not forces:
             return plan
-        seconds = self._step_seconds()
-        if len(seconds) <= len(streams):
+        # A step with drafts says what more rows cost.
+        self._n_fresh -= 1
+        if had_drafts or self._n_fresh <= 0 or not self._seconds:
+            self._seconds = self._costs.decode_seconds(self._n_most)
+            self._n_fresh = REFRESH
+        n_streams = len(streams)
+        if len(self._seconds) <= n_streams:
             return plan
         offers = [offer for r in streams if (offer := self._offer(r)) is not None]
-        proposal = None
+        proposal, depths = None, dict[int, int]()
         if self._model is not None and not has_proposed:
             proposal = self._proposal(self._model, streams, offers)
-        depths = {} if proposal else self._choose(len(streams), offers).depths
+        if offers and not proposal:
+            depths = self._choose(n_streams, offers).depths
         if not (depths or proposal):
             if self._model is None:
-                self._n_rest = min(len(streams), MAX_REST)
+                self._n_rest = min(n_streams, MAX_REST)
             return plan
         # The plan before was steady: this step is begun, and the next one may have drafts.
         self._is_begun, plan = False, plan._replace(steady=False)
@@ -304,17 +313,9 @@ class Speculation:
                 self._model.pause = 0
             return plan
         if proposal:
-            self._has_proposed = self._had_drafts = True
+            self._has_proposed = self._has_drafts = True
             return proposal
         return self._with_drafts(plan, offers, depths)
-
-    def observe(self, seconds: float, *, had_drafts: bool) -> None:
-        """Note that a step took *seconds*; its drafts, if it had any, say what rows cost."""
-        self._n_fresh = 0 if had_drafts else self._n_fresh - 1
-        self._had_drafts = had_drafts
-        if self._model is not None:
-            trials_s = self._model.trials_s + TRIAL_SHARE * seconds
-            self._model.trials_s = min(trials_s, MAX_TRIALS_S)
 
     def take(self, plan: StepPlan, result: StepResult) -> None:
         """Take in drafts that the draft model has made."""
@@ -344,6 +345,7 @@ class Speculation:
         self._memory.reclaim(n_rows)
         if self._slots.n_free_cells < n_rows:
             return plan
+        self._has_drafts = True
         drafts = {offer.running.slot: offer.draft for offer in offers}
         plain = [work for work in plan.works if work.slot not in depths]
         verified = [
@@ -357,13 +359,6 @@ class Speculation:
             if work.slot in depths
         ]
         return plan._replace(works=(*plain, *verified))
-
-    def _step_seconds(self) -> list[float]:
-        """Seconds of steps by their rows; empty: nobody can say."""
-        if self._n_fresh <= 0 or not self._seconds:
-            self._seconds = self._costs.decode_seconds(self._n_most)
-            self._n_fresh = REFRESH
-        return self._seconds
 
     # -- what a sequence may say -------------------------------------------------
 
@@ -390,12 +385,10 @@ class Speculation:
             chances = [1.0] * len(draft)
         elif drafting is not None and drafting.n_ahead:
             draft, chances = drafting.draft(n_most, MIN_CHANCE)
-        if is_known and lookup.chance(0) > max(chances, default=0):
-            chances, chance = [], lookup.chance(0)
-            while len(chances) < n_most and chance >= MIN_CHANCE:
-                chances.append(chance)
-                chance *= lookup.chance(len(chances))
-            draft = lookup.draft(tokens, len(chances))
+        if is_known:
+            expected, likely = lookup.draft(tokens, n_most, MIN_CHANCE)
+            if max(likely, default=0) > max(chances, default=0):
+                draft, chances = expected, likely
         # An end may be sampled, but nothing follows it. Nor are rows of images sampled.
         ends = (
             n
@@ -430,8 +423,8 @@ class Speculation:
         ranked.sort(reverse=True)
         # Nobody pays much for another one: the geometric mean of all streams counts.
         choice = DraftChoice({}, n_rows, seconds[n_rows])
-        n_best, least = 0, MIN_GAIN if self._had_drafts else FIRST_GAIN
-        rate, log_tokens = least * n_rows / seconds[n_rows], 0.0
+        n_best, log_tokens = 0, 0.0
+        rate = self._least_gain * n_rows / seconds[n_rows]
         for n_drafts, (gain, _) in enumerate(ranked[: len(seconds) - n_rows - 1], 1):
             log_tokens += log1p(gain)
             n_tokens = n_rows * exp(log_tokens / n_rows)
@@ -449,6 +442,8 @@ class Speculation:
         self, model: DraftModel, streams: Items[Running], offers: Items[DraftOffer]
     ) -> StepPlan | None:
         """A step of the draft model, if it gains; None: there is none now."""
+        trials_s = model.trials_s + TRIAL_SHARE * self._seconds[len(streams)]
+        model.trials_s = min(trials_s, MAX_TRIALS_S)
         model.pause -= 1
         if model.pause >= 0:
             return None
