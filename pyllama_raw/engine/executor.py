@@ -294,8 +294,12 @@ class NativeExecutor:
         if self.context.is_spoilt:
             return self._unspoilt(moves)
         # The step that was begun ahead is the one that is wanted, and moves concern none of its
-        # slots: its result is waited for, then the moves are done.
-        is_wanted = lot.adapters == self.adapters.on and self._continues(works)
+        # slots: its result is waited for, then the moves are done. Drafts are never begun ahead.
+        is_wanted = (
+            lot.adapters == self.adapters.on
+            and not (works and type(works[-1]) is Verify)
+            and [w.request_id for w in works] == [w.request_id for w in self._advanced]
+        )
         if is_wanted and (not moves or _are_beside(moves, works)):
             result = self._decode(works, plan._replace(steady=steady and not moves))
             return self._filled(moves, result) if moves else result
@@ -350,13 +354,6 @@ class NativeExecutor:
             restore_s=restore_s,
             moves_s=moves_s,
         )
-
-    def _continues(self, works: tuple[Work, ...]) -> bool:
-        """Whether the batch holds just the tokens of *works*, perhaps computed already."""
-        if works and type(works[-1]) is Verify:
-            return False
-        request_ids = [work.request_id for work in works]
-        return request_ids == [work.request_id for work in self._advanced]
 
     def _decode(self, works: tuple[Work, ...], plan: StepPlan) -> StepResult:
         """Compute *works* as *plan* says."""

@@ -152,9 +152,17 @@ class Mailbox:
             Always the same deque. The reader removes a command once it is obeyed, so
             those it does not come to are found by rest().
         """
-        # The engine was idle: the first command may be the first of many.
-        if timeout_s != 0.0 and self._hears_one(timeout_s):
-            self._await_burst()
+        if timeout_s != 0.0:
+            wait_s = -1 if timeout_s is None else timeout_s  # -1: a lock waits for ever
+            while not self._posted:  # the bell may have rung for what was taken
+                if not self._bell.acquire(timeout=wait_s):
+                    break
+            # The engine was idle, and the first command may be the first of many: until nothing
+            # comes for a while, and nobody prepares a request.
+            end = self._clock() + BURST_S
+            while 0 < len(self._posted) < self._n_enough and self._clock() < end:
+                if not (self._bell.acquire(timeout=LINGER_S) or self._coming):
+                    break
         for _ in range(len(self._posted)):
             self._current.append(self._posted.popleft())
         return self._current
@@ -165,22 +173,6 @@ class Mailbox:
             with suppress(IndexError):
                 while True:
                     yield commands.popleft()
-
-    def _hears_one(self, timeout_s: float | None) -> bool:
-        """Whether there is a command, within *timeout_s*."""
-        # A lock waits for ever if it is told -1.
-        wait_s = -1 if timeout_s is None else timeout_s
-        while not self._posted:  # the bell may have rung for what was taken
-            if not self._bell.acquire(timeout=wait_s):
-                break
-        return bool(self._posted)
-
-    def _await_burst(self) -> None:
-        # Until nothing comes for a while, and nobody prepares a request.
-        end = self._clock() + BURST_S
-        while len(self._posted) < self._n_enough and self._clock() < end:
-            if not (self._bell.acquire(timeout=LINGER_S) or self._coming):
-                return
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,11 @@ class Rows:
             sampler, mask = self._with_masks.pop()
             sampler.use_masks(mask.mask)
         # Decodes come first in a plan: one row each, by slices of three arrays.
-        n_rows = _count_decodes(works)
+        n_rows = 0
+        for work in works:
+            if type(work) is not Decode or len(work.tokens) != 1:
+                break
+            n_rows += 1
         decodes = works[:n_rows]
         batch.clear()
         batch.add_rows(
@@ -279,11 +283,3 @@ def _error(mask: MaskState | None, code: int) -> PyllamaError:
         reason = refusal("lark", message.removeprefix(GRAMMAR)).reason
         return BadGrammar(reason, None)
     return SamplingFailed("llama_sampler_sample", code, message)
-
-
-def _count_decodes(works: tuple[Work, ...]) -> int:
-    """Number of works at the front that are a decode of one token."""
-    for index, work in enumerate(works):
-        if type(work) is not Decode or len(work.tokens) != 1:
-            return index
-    return len(works)

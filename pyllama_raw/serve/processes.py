@@ -79,7 +79,7 @@ ANSWER = "PYLLAMA_RAW_ANSWER "  # begins the line of an answer
 FRACTION = re.compile(r"^loaded (\d\.\d+)$", re.MULTILINE)
 HOST = "CPU"
 PROCESS_BYTES = 96 * 2**20  # of host memory, beside what libllama takes
-START_S = 3600.0  # for a model to load
+START_S = 3600.0  # for a model to load, or to say what it will take
 HEALTH_S = 30.0  # for a process to say that it is well
 FACTS_S = 2.0  # for what a process says of itself
 STATE_S = 0.5  # for whether it is well, where a probe waits for that
@@ -238,9 +238,14 @@ async def ask(order: Mapping[str, Any]) -> Any:
             "from pyllama_raw.serve import processes as p; p.answer()",
         ]
         environment = {**os.environ, CONTENT: json.dumps(order)}
-        ran = await anyio.run_process(
-            command, stdout=PIPE, stderr=PIPE, env=environment, check=False
-        )
+        with anyio.fail_after(START_S):
+            ran = await anyio.run_process(
+                command, stdout=PIPE, stderr=PIPE, env=environment, check=False
+            )
+    except TimeoutError as error:  # before OSError, which it is one of
+        raise PyllamaError(
+            f"a process that asks the devices did not answer within {START_S:g} s, and was killed"
+        ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"a process that asks the devices: {error}") from error
     lines = ran.stdout.decode(errors="replace").splitlines()

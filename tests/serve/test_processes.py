@@ -255,6 +255,22 @@ class AnsweringProcess(ModelProcess):
         self.ends.append(limit_s)
 
 
+def test_a_process_that_never_says_what_a_model_takes_is_killed(tmp_path, monkeypatch):
+    """
+    Whoever asked gets an error after the limit, and its claims are free again.
+    """
+    silent = tmp_path / "python"
+    silent.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("PYLLAMA_RAW_PYTHON", str(silent))
+    monkeypatch.setattr(processes, "START_S", 2.0)
+
+    with pytest.raises(PyllamaError, match="within 2 s, and was killed"):
+        anyio.run(processes.device_bytes)
+    pid = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{pid}").exists()
+
+
 @pytest.mark.parametrize(
     ("status", "expected"),
     [("ok", (True, "ok", [])), ("stalled", (False, "stalled", [0.0])),

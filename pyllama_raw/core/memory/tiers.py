@@ -17,7 +17,7 @@ Rules:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -232,8 +232,9 @@ class Tiers:
                 self._by_name[restore.tier].cache.record(restore.hit, restore.n_live)
             self.let_go(restore, failed=is_lost)
         self._loading.clear()
-        for tier in self._all:
-            tier.end_saves(result.saved)
+        # All saves to host memory have ended with the step.
+        for save_id in tuple(self.host.saves):
+            self.host.end_save(save_id, result.saved.get(save_id))
         return failed
 
     def give_up(self, moves: Iterable[Move]) -> None:
@@ -420,7 +421,7 @@ class Tier:
         assert not (self.is_on_disk and cache.kind.is_part)
         self.min_gain = MIN_GAIN if self.is_on_disk else 1
         self.bound = bound
-        self._saves: dict[int, Saving] = {}
+        self.saves: dict[int, Saving] = {}  # on their way, by id
         for state in stored:
             tokens, plan, reservation = state.tokens, None, None
             # A file that is larger than its tokens allow would be read into any memory.
@@ -526,7 +527,7 @@ class Tier:
             free()
             return []
         save_id = next(self.save_ids)
-        self._saves[save_id] = Saving(reservation, free, n_runs)
+        self.saves[save_id] = Saving(reservation, free, n_runs)
         key = None
         if self.is_on_disk:
             assert not isinstance(plan.namespace, Private)  # see _plan()
@@ -539,7 +540,7 @@ class Tier:
 
     def end_save(self, save_id: int, saved: Saved | None) -> None:
         """The state is complete; None: there is none. Unknown ids are ignored."""
-        saving = self._saves.pop(save_id, None)
+        saving = self.saves.pop(save_id, None)
         if saving is None:
             return
         reservation, free, n_runs = saving
@@ -550,11 +551,6 @@ class Tier:
             n_tokens = reservation.plan.stop - reservation.plan.start
             self.captures.observe(n_tokens, n_runs, saved.seconds)
             self.cache.commit(reservation, saved.payload, saved.n_bytes)
-
-    def end_saves(self, saved: Mapping[int, Saved]) -> None:
-        """A step is over, and with it all saves to host memory."""
-        for save_id in () if self.is_on_disk else tuple(self._saves):
-            self.end_save(save_id, saved.get(save_id))
 
     def deletions(self) -> list[Move]:
         """Moves that delete the states that left the index since the last call."""
