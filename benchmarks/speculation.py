@@ -6,7 +6,8 @@ text that the prompt has, JSON by a schema with fixed keys, and chats of other t
 greedy; where they differ, the tokens of each engine count. Each round has a salt of its own, so its
 requests see each other's texts and no earlier round's.
 
-With --draft the second engine has a draft model, too. With --cpu seconds are those of CPUs, prompts
+With --draft the second engine has a draft model, too; `python -m scripts.large_models DIRECTORY
+--widen MODEL` makes a model to which MODEL is one. With --cpu seconds are those of CPUs, prompts
 included, for machines that others use.
 """
 
@@ -38,6 +39,7 @@ LIMITS = {  # by work and streams
     ("JSON", 1): 1.3,
     **{("chats", n): 0.98 for n in STREAMS},
 }
+LIMITS_OF_DRAFT = {("chats", 1): 1.2}  # of one of a quarter of the size
 TOPICS = (
     "why the sky is blue", "how bread is baked", "what a violin is made of",
     "the history of paper", "how bees find flowers", "what makes steel hard",
@@ -104,7 +106,7 @@ async def speed(
 
 async def measure(options: Namespace, report: Report) -> None:
     """The first round warms up, and drafts learn what steps take."""
-    second = "draft" if options.draft else "auto"
+    second, limits = ("draft", LIMITS_OF_DRAFT) if options.draft else ("auto", LIMITS)
     async with (
         AsyncEngine.open(options.model, config=config(options, "off")) as plain,
         AsyncEngine.open(options.model, config=config(options, second)) as drafting,
@@ -143,7 +145,7 @@ async def measure(options: Namespace, report: Report) -> None:
                     steps=after.steps - before.steps,
                 )
                 say(str(report.rows[-1]))
-                if (limit := LIMITS.get((work, n_streams))) is not None:
+                if (limit := limits.get((work, n_streams))) is not None:
                     report.claim(f"{work}, {n_streams}", ratio, ">=", limit)
 
 

@@ -2,9 +2,14 @@
 Models of some hundred megabytes, of the classes in scripts/tiny_models, for what a tiny one hides.
 
     python -m scripts.large_models DIRECTORY [NAME | NAME:TYPE ...]
+    python -m scripts.large_models DIRECTORY --widen MODEL --factor 2
 
-A type, as q4_k_m, makes a second file with such weights beside that of the name. Their weights are small numbers of no meaning, the same in every place. A model is written in f32
-and then quantized, so a gigabyte is needed meanwhile.
+A type, as q4_k_m, makes a second file with such weights beside that of the name. Their weights are
+small numbers of no meaning, the same in every place. A model is written in f32 and then quantized,
+so a gigabyte is needed meanwhile.
+
+--widen makes a model of several times the weights that says nearly what MODEL says, so the two are
+a pair of a model and its draft model; see wider_model().
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from gguf import GGUFReader, GGUFWriter, dequantize
 
 from pyllama_raw.native.model import FileType, quantize
 from scripts.tiny_models import gguf, projectors, vocab, weights
@@ -109,7 +115,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LARGE))
+    parser.add_argument("--widen", type=Path, metavar="MODEL", help="a llama's GGUF")
+    parser.add_argument("--factor", type=int, default=2, help="times as wide")
     options = parser.parse_args()
+    if options.widen is not None:
+        path = wider_model(options.widen, options.factor, options.directory)
+        print(f"{path.name} {path.stat().st_size:,} bytes")
+        return
     for name in options.names or LARGE:
         model, _, file_type = name.partition(":")
         path = (
@@ -160,6 +172,77 @@ def recipe_of(name: str) -> Recipe:
     words = vocab.extended(large.n_vocab) | {f"{tiny.arch}.vocab_size": large.n_vocab}
     more, without = {**tiny.more, **words}, (*tiny.without, *large.without)
     return replace(tiny, name=name, fields=large.fields, more=more, without=without)
+
+
+# -- a larger model that says the same ----------------------------------------------------
+
+WIDTHS = ("embedding_length", "feed_forward_length", "attention.head_count")
+NOISE = 0.25  # of the deviation of a matrix
+
+
+def wider_model(
+    path: Path, factor: int, directory: Path, file_type: FileType = "q4_1"
+) -> Path:
+    """
+    The llama at *path*, *factor* times as wide, in *directory*; made if it is not there.
+
+    Its hidden state is that of the smaller one, *factor* times. A matrix has *factor* squared
+    blocks, those of a row being the smaller matrix in sum: each has an equal part and noise
+    of its own, so no two are alike. Before quantization it computes the same function, and
+    afterwards it differs as two quantizations of a model do.
+
+    Source: Chen, Goodfellow and Shlens, Net2Net, 2016.
+    """
+    target = directory / f"{path.stem}-x{factor}-{file_type}.gguf"
+    unpacked = target.with_suffix(".f16")
+    if target.exists():
+        return target
+    directory.mkdir(parents=True, exist_ok=True)
+    reader, rng = GGUFReader(path), np.random.default_rng(0)
+    is_tied = not any(tensor.name == "output.weight" for tensor in reader.tensors)
+    writer = GGUFWriter(unpacked, "llama")
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        value, types = field.contents(), field.types
+        is_width = name.removeprefix("llama.").removesuffix("_kv") in WIDTHS
+        item_type = types[1] if len(types) > 1 else None
+        writer.add_key_value(
+            name, value * factor if is_width else value, types[0], item_type
+        )
+    for tensor in reader.tensors:
+        weight = dequantize(tensor.data, tensor.tensor_type)
+        if tensor.name == "token_embd.weight":
+            weight = np.tile(weight, (1, factor))
+        elif weight.ndim == 1 and tensor.name != "rope_freqs.weight":
+            weight = np.tile(weight, factor)
+            # Embeddings that make the logits, too, add them up *factor* times.
+            if tensor.name == "output_norm.weight" and is_tied:
+                weight /= factor
+        elif weight.ndim == 2:
+            n_times = 1 if tensor.name == "output.weight" else factor
+            blocks = [_parts(weight, factor, rng) for _ in range(n_times)]
+            weight = np.block(blocks)
+        dtype = np.float16 if weight.ndim == 2 else np.float32
+        writer.add_tensor(tensor.name, weight.astype(dtype))
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        quantize(unpacked, target, file_type)
+    finally:
+        unpacked.unlink(missing_ok=True)
+    return target
+
+
+def _parts(
+    weight: weights.Array, n_parts: int, rng: np.random.Generator
+) -> list[weights.Array]:
+    """Matrices that are *weight* in sum: equal parts, but for noise."""
+    scale = NOISE * weight.std()
+    noise = rng.normal(0, scale, (n_parts, *weight.shape)).astype(np.float32)
+    return list(weight / n_parts + noise - noise.mean(0))
 
 
 def _numbers(_: Recipe, __: str, shape: Iterable[int]) -> weights.Array:

@@ -22,6 +22,7 @@ from pyllama_raw.errors import DecodeFailed, ModelNotFound, NoKVSpace
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import quantize
 from pyllama_raw.options.config import DraftConfig
+from scripts.large_models import wider_model
 from tests.native.test_speculation import GREEDY, prompts_of
 from tests.support.near_ties import parting
 from tests.support.tiny import tiny_model
@@ -85,6 +86,24 @@ def test_greedy_outputs_are_those_without(name, model_path, smaller):
             if score.token_id != again.token_id:
                 break
             assert again.logprob == pytest.approx(score.logprob, abs=1e-3)
+
+
+def test_a_model_that_is_wider_says_the_same(tmp_path):
+    """
+    That of scripts/large_models.py, before it is quantized: so the smaller one drafts for it.
+    """
+    small = tiny_model("llama")
+    wide = wider_model(small, 3, tmp_path, "f16")
+    _, drafted = both(wide, small, prompts_of(8), GREEDY)
+    with opened(small) as engine:
+        originals = engine.complete_many(prompts_of(8), GREEDY)
+
+    for original, other in zip(originals, drafted, strict=True):
+        place = parting(original.logprobs, other.token_ids)
+        assert place is None or place[1] < 0.02  # its weights have 16 bits
+    drafts = sum(result.usage.drafted_tokens for result in drafted)
+    assert sum(result.usage.accepted_tokens for result in drafted) > 0.8 * drafts
+    assert wide.stat().st_size > 3 * small.stat().st_size
 
 
 @pytest.mark.usefixtures("at_best_level")
