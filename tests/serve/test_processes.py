@@ -472,7 +472,7 @@ def test_llama_server_as_a_router_has_processes(tmp_path):
         lines = iter(server.stderr.readline, "")
         url = next(line for line in lines if line.startswith("serving at")).split()[-1]
         with httpx.Client(base_url=url, timeout=LIMIT_S) as client:
-            body = {"prompt": "Once", "n_predict": 4, "model": "b"}
+            body = {"prompt": "Once", "n_predict": 4, "model": "b", "ignore_eos": True}
             answer = client.post("/completion", json=body)
             props = client.get("/props", params={"model": "b"}).json()
             listed = client.get("/v1/models").json()
