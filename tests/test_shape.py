@@ -29,7 +29,7 @@ REGISTRIES = {
 # What is known by another number: a slot, a cell, a save, a fetch, an adapter, a token, a state, rows.
 OTHERS = {
     "core/costs.py": {"_decodes"},
-    "core/memory/tiers.py": {"_loading", "_fetching", "_saves"},
+    "core/memory/tiers.py": {"_loading", "_fetching", "saves"},
     "core/memory/memory.py": {"fetchers", "loads"},
     "core/text.py": {"moves"},
     "engine/adapters.py": {"_all", "_adapters"},

@@ -230,8 +230,8 @@ class Lookup:
     def _search(self, tokens: array[int]) -> None:
         """Find the longest match of the end of *tokens*; of equal ones the latest."""
         self.text, n_tokens, n_longest = None, len(tokens), N_GRAM - 1
-        others = () if self._texts is None else self._texts.parts
-        for text, index in ((tokens, self._index), *others):
+        shared_texts = () if self._texts is None else self._texts.parts
+        for text, index in ((tokens, self._index), *shared_texts):
             for end in index.places(tokens):
                 # Nothing follows the end of a text.
                 if end >= len(text) or text[end] < 0:
