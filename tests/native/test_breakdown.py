@@ -205,7 +205,8 @@ for _ in range(3):
     estimate_memory(sys.argv[1]); probe(sys.argv[1])
 with Engine.open(sys.argv[1]) as engine:
     estimate_memory(sys.argv[1])
-    print(engine.complete([5, 6, 7], SamplingParams(max_tokens=3)).usage.completion_tokens)
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    print(engine.complete([5, 6, 7], params).usage.completion_tokens)
 """
 
 
