@@ -285,10 +285,10 @@ class Speculation:
         if self._is_exact and plan.lot.adapters:
             return plan
         self._n_rest -= 1
+        self._n_fresh -= 1
         if self._n_rest > 0 and not forces:
             return plan
         # A step with drafts says what more rows cost.
-        self._n_fresh -= 1
         if had_drafts or self._n_fresh <= 0 or not self._seconds:
             self._seconds = self._costs.decode_seconds(self._n_most)
             self._n_fresh = REFRESH
