@@ -41,6 +41,7 @@ from pyllama_raw.errors import (
     Unsupported,
     shown,
 )
+from pyllama_raw.options.frozen import check_value
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import (
@@ -236,6 +237,7 @@ class RemoteRunner(ModelRunner):
         name: str | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
+        check_value("model", model, str)
         http, self._url, host = http_library(), *_address(url)
         super().__init__(
             name or f"{model} at {host}",

@@ -36,7 +36,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import anyio
 
 from pyllama_raw import Prompt, __version__
-from pyllama_raw.errors import ConfigError, PyllamaError
+from pyllama_raw.errors import ConfigError, PyllamaError, shown
+from pyllama_raw.options.frozen import check_value
 from pyllama_raw.options.machine import NoInterpreter, interpreter
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
@@ -50,7 +51,7 @@ from pyllama_raw.runners.errors import (
     RunnerFault,
     ServerError,
 )
-from pyllama_raw.runners.guards import Backoff, Timeouts, retried
+from pyllama_raw.runners.guards import Backoff, Seconds, Timeouts, retried
 from pyllama_raw.runners.remote import PYLLAMA, Dialect, RemoteRunner
 from pyllama_raw.runners.runner import (
     ModelRunner,
@@ -77,6 +78,7 @@ LEARN_S = 5.0  # for what a child says of itself
 WARM_S = 30.0  # for the request that warms a server up
 DRAIN_S = 30.0  # for requests of a child that a rebuild ends
 N_CONNECTIONS = 64  # to a child, that stay open without a request
+PARTS = ("name", "served_name", "dialect", "check", "command", "environment")
 MAX_LEAVING = 2  # children that serve their last requests, at once
 
 
@@ -185,6 +187,12 @@ class SpawnedRunner(ModelRunner):
         restarts: Backoff | None = None,
         warms: bool = False,
     ) -> None:
+        if not all(hasattr(program, part) for part in PARTS):
+            raise ConfigError(
+                f"program={shown(program)} is no program: give OwnServer(MODEL), LlamaServer(MODEL) or "
+                f"an object with {', '.join(PARTS)}"
+            )
+        check_value("start_s", start_s, Seconds)
         own = getattr(program, "verbs", None) if verbs is None else verbs
         super().__init__(name or program.name, program.dialect.capabilities.only(own))
         self._program, self._timeouts = program, timeouts

@@ -22,10 +22,13 @@ from pyllama_raw.runners import (
     Limits,
     MockRunner,
     ModelCache,
+    OwnServer,
     Pool,
     Prices,
+    RemoteRunner,
     RunnerCapabilities,
     RunnerManager,
+    SpawnedRunner,
     Timeouts,
     capabilities,
 )
@@ -100,6 +103,9 @@ WRONG = {
     "Prices.prompt": lambda: Prices(NAN, 1.0),
     "drain_s": lambda: RunnerManager(drain_s=NAN),
     "max_wait_s": lambda: ModelCache({}, max_wait_s=NAN),
+    "program": lambda: SpawnedRunner("model.gguf"),
+    "start_s": lambda: SpawnedRunner(OwnServer(), start_s=NAN),
+    "model": lambda: RemoteRunner("http://localhost", 5),
 }
 
 
