@@ -22,7 +22,7 @@ the first one itself, which predict several tokens (multi-token prediction, MTP)
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from logging import getLogger
 from math import exp
@@ -58,6 +58,7 @@ from pyllama_raw.engine.layout import (
     some_tokens,
 )
 from pyllama_raw.engine.mailbox import AbortGate
+from pyllama_raw.engine.rows import Rows
 from pyllama_raw.engine.shared_models import ModelUse, open_model
 from pyllama_raw.errors import ConfigError, DecodeAborted, NativeError, NoKVSpace
 from pyllama_raw.native.batch import Batch, HiddenBatch
@@ -178,11 +179,8 @@ class DraftExecutor:
     def _run(self, works: list[Propose], context: Context) -> StepResult:
         batch, depth, lost = self._batch, works[0].n_drafts, set[int]()
         batch.clear()
-        self._make_room(
-            [work.slot for work in works],
-            sum(len(work.tokens) + work.n_drafts for work in works),
-            context,
-        )
+        n_more = {work.slot: len(work.tokens) + work.n_drafts for work in works}
+        self._make_room(n_more.keys(), n_more, context)
         for work in works:
             highest = context.seq_pos_max(work.slot)
             n_held = 0 if highest is None else highest + 1
@@ -219,24 +217,27 @@ class DraftExecutor:
             outputs=tuple(outputs), draft_s=tuple(seconds), decode_s=sum(seconds)
         )
 
-    def _make_room(self, used: list[int], n_more: int, context: Context) -> list[int]:
+    def _make_room(
+        self, used: Collection[int], n_more: Mapping[int, int], context: Context
+    ) -> list[int]:
         """
-        Have cells for *n_more* tokens of the slots *used*.
+        Have cells for *n_more* tokens, by slot.
 
-        Returns other slots that are empty for that, the one that was used longest ago first.
+        Returns slots that are empty for that, the one that was used longest ago first, and none
+        that is *used* now.
         """
         for slot in used:
             del self._slots[slot]
             self._slots[slot] = None
         highest = {slot: context.seq_pos_max(slot) for slot in self._slots}
         n_held = {slot: pos + 1 for slot, pos in highest.items() if pos is not None}
-        n_cells = sum(n_held.values()) + n_more
+        n_cells = sum(n_held.values()) + sum(n_more.values())
         emptied = []
-        for slot in [slot for slot in n_held if slot not in used]:
+        for slot in [slot for slot in self._slots if slot not in used]:
             if n_cells <= context.n_ctx:
                 break
             context.seq_rm(slot)
-            n_cells -= n_held[slot]
+            n_cells -= n_held.get(slot, 0) + n_more.get(slot, 0)
             emptied.append(slot)
         return emptied
 
@@ -340,24 +341,27 @@ class HeadExecutor(DraftExecutor):
 
     def follow(
         self,
-        works: Iterable[Work],
+        works: tuple[Work, ...],
         outputs: Iterable[Output],
-        starts: Iterable[int],
+        rows: Rows,
         model: Context,
     ) -> None:
         """
         Take in a step of the model that worked.
 
         Args:
-            starts: the place of each work in its batch.
+            rows: of the step, which have the place of each work in its batch.
             model: the context of the model, which has the states.
         """
         # It failed, and the next proposal makes it anew.
         if self._context is None:
             return
         size = len(self._unknown)
+        starts = rows.starts(works)
         for work, output, start in zip(works, outputs, starts, strict=True):
             slot, pos, n_held = work.slot, work.pos, _n_held(work, output)
+            del self._slots[slot]
+            self._slots[slot] = None
             # Rows of images are no tokens.
             if not n_held:
                 self._cut(slot, 0)
@@ -387,6 +391,10 @@ class HeadExecutor(DraftExecutor):
     def _copy(self, src: int, dst: int, n_pos: int) -> None:
         trail, context = self._trails.get(src), self._context
         self._cut(dst, 0)
+        # Cells are shared, so there have to be some.
+        if context is not None and trail is not None and trail.pos < n_pos:
+            self._catch_up(context)
+        trail, context = self._trails.get(src), self._context
         if context is None or trail is None or trail.end < n_pos:
             return
         context.seq_cp(src, dst, 0, n_pos)
@@ -399,23 +407,27 @@ class HeadExecutor(DraftExecutor):
             if self._states.n_tokens:
                 self._step(context)
         except NativeError as failure:
-            self.suspend()
+            if isinstance(failure, NoKVSpace):
+                self._clear()
+            else:
+                self.suspend()
             pass_on_lines()
             _log.warning("heads failed, requests go on without: %s", failure)
 
     def _fill(
-        self, context: Context, slots: Iterable[int] = (), n_more: int = 0
+        self, context: Context, slots: Collection[int] = (), depth: int = 0
     ) -> None:
-        """Put all that was taken in into the batch; *n_more* cells are for *slots* then."""
+        """Put all that was taken in into the batch; *slots* have *depth* cells more then."""
         batch, size = self._states, len(self._unknown)
         batch.clear()
-        unread = [slot for slot, trail in self._trails.items() if trail.tokens]
-        n_more += sum(len(self._trails[slot].tokens) for slot in unread)
-        used = list(dict.fromkeys([*unread, *slots]))
-        for slot in self._make_room(used, n_more, context):
-            self._cut(slot, 0)
-        for slot in unread:
-            trail = self._trails[slot]
+        sizes = {slot: len(trail.tokens) for slot, trail in self._trails.items()}
+        sizes |= {slot: sizes[slot] + depth for slot in slots}
+        # A slot that loses cells goes on behind them: what was not read goes, too.
+        for slot in self._make_room(slots, sizes, context):
+            if slot in self._trails:
+                trail = self._trails[slot]
+                self._trails[slot] = Trail(trail.end, trail.last)
+        for slot, trail in self._trails.items():
             tokens, hidden = trail.tokens, memoryview(trail.hidden)
             for start in range(0, len(tokens), batch.capacity):
                 run = tokens[start : start + batch.capacity]
@@ -437,23 +449,26 @@ class HeadExecutor(DraftExecutor):
 
     def _run(self, works: list[Propose], context: Context) -> StepResult:
         batch, depth, trails = self._states, works[0].n_drafts, self._trails
+        assert depth > 0  # the latest token of each is little
         # A slot that has not followed has no state to go on from.
         ready = [
             work
             for work in works
             if work.slot in trails and trails[work.slot].end == work.pos
         ]
+        if not ready:
+            return StepResult(outputs=(Lost(),) * len(works))
         drafts: dict[int, list[tuple[int, float]]] = {work.slot: [] for work in ready}
         states = [trails[work.slot].last for work in ready]
         tokens = [work.tokens[0] for work in ready]
-        self._fill(context, drafts, len(ready) * depth)
+        self._fill(context, drafts, depth)
         if batch.n_tokens + len(ready) > batch.capacity:
             self._step(context)
             batch.clear()
         rows = self._rows[: len(ready)]
         self._samplers.set_all([sampler for sampler, _ in rows])
         seconds = []
-        for n_before in range(depth if ready else 0):
+        for n_before in range(depth):
             for work, token, state in zip(ready, tokens, states, strict=True):
                 pos = work.pos + n_before
                 batch.add_hidden([token], pos, work.slot, state, True)

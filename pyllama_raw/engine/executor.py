@@ -382,23 +382,16 @@ class NativeExecutor:
         if outcome.code:
             failed = self._failed(works, outcome.code)
             return failed._replace(decode_s=decode_s, sample_s=sample_s)
-        # All is computed and sampled.
-        outputs = self._rows.outputs(works, outcome, self.context)
+        result = StepResult(outputs=self._rows.outputs(works, outcome, self.context))
         if self._rows.batch.has_drafts:
-            result = self._without_drafts(works, outputs)
-            if self.heads is not None:
-                starts = self._rows.starts(works)
-                self.heads.follow(works, result.outputs, starts, self.context)
-            return result._replace(decode_s=decode_s, sample_s=sample_s)
-        if self.heads is not None:
-            self.heads.follow(works, outputs, self._rows.starts(works), self.context)
-        switch_s = None
+            result = self._without_drafts(works, result.outputs)
         # The first two decodes after a switch tell what it has cost.
-        if adapters.is_learning:
+        elif adapters.is_learning:
             switch_s = adapters.learned(plan.n_tokens, outcome.decode_ns)
-        return StepResult(
-            outputs=outputs, decode_s=decode_s, sample_s=sample_s, switch_s=switch_s
-        )
+            result = result._replace(switch_s=switch_s)
+        if self.heads is not None:
+            self.heads.follow(works, result.outputs, self._rows, self.context)
+        return result._replace(decode_s=decode_s, sample_s=sample_s)
 
     def _without_drafts(
         self, works: tuple[Work, ...], outputs: tuple[Output, ...]

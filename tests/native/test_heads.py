@@ -22,7 +22,7 @@ from pyllama_raw.core.scheduling import speculation
 from pyllama_raw.core.scheduling.speculation import DraftModel
 from pyllama_raw.engine import draft_executor
 from pyllama_raw.engine.draft_executor import HeadExecutor, Trail
-from pyllama_raw.errors import DecodeFailed, InvalidBatch, NoKVSpace
+from pyllama_raw.errors import ContextFailed, DecodeFailed, InvalidBatch, NoKVSpace
 from pyllama_raw.native.batch import Batch, HiddenBatch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import lib
@@ -104,9 +104,9 @@ def opened(path, mode="mtp", *, n_slots=4, **fields):
     return Engine.open(path, config=EngineConfig(**parts | fields))
 
 
-def assert_same(plain, others):
+def assert_same(plain, drafted):
     """Greedy outputs are equal, but for near ties."""
-    for reference, other in zip(plain, others, strict=True):
+    for reference, other in zip(plain, drafted, strict=True):
         assert parting(reference.logprobs, other.token_ids) is None
 
 
@@ -243,14 +243,14 @@ def test_a_prefix_that_is_there_already(mode, path):
     for source in ("off", "mtp"):
         cache = CacheConfig(mode=mode)
         with opened(path, source, n_slots=2, cache=cache) as engine:
-            many = [engine.complete(prompt, GREEDY) for prompt in (base, *prompts)]
+            of_engine = [engine.complete(p, GREEDY) for p in (base, *prompts)]
             # Both slots hold others; then the first prompts come again.
             engine.complete_many(prompts_of(4, seed=7, n_tokens=400), GREEDY)
-            many += engine.complete_many(prompts, GREEDY)
-            many += engine.complete_n(base, GREEDY.model_copy(update={"n": 2}))
-            results.append(many)
-            n_cached = sum(result.usage.cached_tokens for result in many)
-            n_accepted = [result.usage.accepted_tokens for result in many]
+            of_engine += engine.complete_many(prompts, GREEDY)
+            of_engine += engine.complete_n(base, GREEDY.model_copy(update={"n": 2}))
+            results.append(of_engine)
+            n_cached = sum(result.usage.cached_tokens for result in of_engine)
+            n_accepted = [result.usage.accepted_tokens for result in of_engine]
             stats = engine.stats()
 
     assert_same(*results)
@@ -309,6 +309,27 @@ def test_many_slots_on_few_cells(path, caplog):
     assert stats.failed == 0
     assert stats.accepted_tokens > 0
     assert "failed, requests go on without" not in caplog.text
+
+
+def test_outputs_of_one_prompt_share_its_cells(path, monkeypatch):
+    """
+    As those of the model: what was not read of a slot is read before it is copied.
+    """
+    copy, copies = HeadExecutor._copy, []
+
+    def watched(executor, src, dst, n_pos):
+        copy(executor, src, dst, n_pos)
+        highest = executor._context.seq_pos_max(dst)
+        copies.append((n_pos - 1, highest, len(executor._trails[dst].tokens)))
+
+    monkeypatch.setattr(HeadExecutor, "_copy", watched)
+    (prompt,) = prompts_of(1, n_tokens=200)
+    with opened(path) as engine:
+        results = engine.complete_n(prompt, GREEDY.model_copy(update={"n": 3}))
+
+    assert sum(result.usage.accepted_tokens for result in results) > 0
+    assert len(copies) > 0
+    assert all(copy == (copy[0], copy[0], 0) for copy in copies)
 
 
 @pytest.fixture
@@ -372,12 +393,18 @@ def test_constraints_and_several_outputs(path):
     A mask takes drafts that it refuses out of the batch, so later works lie elsewhere in it.
     """
     params = SamplingParams(temperature=0.6, seed=1, max_tokens=40, regex="[a-m ]{60}")
-    many = params.model_copy(update={"n": 3})
     (prompt,) = prompts_of(1)
     results = []
     for mode in ("off", "mtp"):
         with opened(path, mode) as engine:
-            results.append([r.text for r in engine.complete_n(prompt, many)])
+            results.append(
+                [
+                    r.text
+                    for r in engine.complete_n(
+                        prompt, params.model_copy(update={"n": 3})
+                    )
+                ]
+            )
             n_drafted = engine.stats().drafted_tokens
 
     assert n_drafted > 0
@@ -404,13 +431,19 @@ def test_models_without_heads_are_refused_by_name(path, files, tmp_path):
         opened(without)
 
 
-def test_heads_that_libllama_asserts_against_are_an_error(files):
+def test_heads_that_libllama_asserts_against_are_an_error(tmp_path):
     """
-    It takes one head of this architecture.
+    Of this architecture it takes one head; the process goes on.
     """
-    overrides = {"glm4moe.nextn_predict_layers": 1, "glm4moe.block_count": 1}
-    with pytest.raises(ConfigError, match="all of 1 layers are heads"):
-        opened(files["glm4moe"], model=ModelConfig(kv_overrides=overrides))
+    recipe = RECIPES["glm4moe"]
+    fields = recipe.fields | {"nextn_predict_layers": 2, "block_count": 3}
+    path = tmp_path / "two.gguf"
+    gguf.write(Recipe("glm4moe", "glm4moe", fields, without=OWN), path)
+
+    with pytest.raises(ContextFailed, match="only supports a single MTP block"):
+        opened(path)
+    with pytest.raises(ContextFailed):
+        estimate_memory(path, EngineConfig(speculation={"mode": "mtp"}))
 
 
 @pytest.mark.anyio
