@@ -41,8 +41,11 @@ STUB = build_lib.FFI_DIR / "_llama.pyi"
 INCLUDES = ("include", "ggml/include", "tools/mtmd")
 # Functions that C++ of ours calls, whose declarations are of C++ or in headers of libllama's own.
 CPP = {
+    "llama_get_embeddings_nextn": "src/llama-ext.h",
+    "llama_get_embeddings_nextn_ith": "src/llama-ext.h",
     "llama_get_memory_breakdown": "src/llama-ext.h",
     "llama_graph_reserve": "src/llama-ext.h",
+    "llama_set_embeddings_nextn": "src/llama-ext.h",
     "mtmd_get_memory_usage": "tools/mtmd/mtmd.h",
     "struct llama_memory_breakdown_data": "src/llama-ext.h",
 }

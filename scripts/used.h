@@ -562,6 +562,7 @@ int32_t llama_model_n_embd(const struct llama_model * model);
 int32_t llama_model_n_embd_inp(const struct llama_model * model);
 int32_t llama_model_n_embd_out(const struct llama_model * model);
 int32_t llama_model_n_layer(const struct llama_model * model);
+int32_t llama_model_n_layer_nextn(const struct llama_model * model);
 int32_t llama_model_n_head(const struct llama_model * model);
 int32_t llama_model_n_head_kv(const struct llama_model * model);
 int32_t llama_model_n_swa(const struct llama_model * model);

@@ -47,6 +47,7 @@ MODEL_FIELDS = {
     "check_tensors": (True, "check_tensors"),
     "use_extra_bufts": (False, "use_extra_bufts"),
     "no_host": (True, "no_host"),
+    "load_mtp": (True, "load_mtp"),
 }
 CONTEXT_FIELDS = {
     "n_ctx": (777, "n_ctx"),

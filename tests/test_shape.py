@@ -33,6 +33,7 @@ OTHERS = {
     "core/memory/memory.py": {"fetchers", "loads"},
     "core/text.py": {"moves"},
     "engine/adapters.py": {"_all", "_adapters"},
+    "engine/draft_executor.py": {"_trails"},
     "engine/executor.py": {"_lost"},
     "engine/rows.py": {"_Tokens"},
     "engine/operations.py": {"_saved", "_lost", "_restore_s"},

@@ -379,7 +379,7 @@ FLAGS: tuple[Flag, ...] = (
     flag("--spec-draft-device -devd --device-draft NAMES", DRAFTS),
     flag("--spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft N", DRAFTS, "N_GPU_LAYERS_DRAFT"),
     flag("--spec-draft-model -md --model-draft FNAME", Sets("speculation.draft"), "SPEC_DRAFT_MODEL"),
-    flag("--spec-type TYPES", Sets("speculation.mode", drafts, says="`off` by `none`"), "SPEC_TYPE"),
+    flag("--spec-type TYPES", Sets("speculation.mode", drafts, says="`off` by `none`, `mtp` by `draft-mtp`"), "SPEC_TYPE"),
     flag("--spec-ngram-mod-n-min N", DRAFTS),
     flag("--spec-ngram-mod-n-max N", DRAFTS),
     flag("--spec-ngram-mod-n-match N", DRAFTS),

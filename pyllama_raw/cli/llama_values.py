@@ -242,8 +242,11 @@ def pooling(text: str) -> str | None:
 
 
 def drafts(text: str) -> str | None:
-    """off for none; what kinds there are otherwise follows from measured times."""
-    return "off" if text.strip() == "none" else None
+    """off for none, mtp for heads; what kinds there are otherwise follows from measured times."""
+    kinds = [kind.strip() for kind in text.split(",")]
+    if "draft-mtp" in kinds:
+        return "mtp"
+    return "off" if kinds == ["none"] else None
 
 
 def cache_bytes(text: str) -> int:

@@ -196,7 +196,7 @@ def add_engine(parser: ArgumentParser, **defaults: int) -> None:
         help="the fast way of it",
     )
     text = f"{descriptions(SpeculationConfig)['mode']} (auto)"
-    add(group, "--speculation", str, "auto|off|lookup|draft", text)
+    add(group, "--speculation", str, "auto|off|lookup|draft|mtp", text)
     text = "a draft model: a smaller one of the same vocabulary, as a file or hf:OWNER/REPO/FILE"
     add(group, "--draft", str, "MODEL", f"{text} (none)")
     text = f"{descriptions(EngineConfig)['fit_ctx']} ({FIT_CTX})"

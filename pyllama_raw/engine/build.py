@@ -21,7 +21,7 @@ from pyllama_raw.core.memory.snapshots import SnapshotKind
 from pyllama_raw.core.memory.tiers import SnapshotCost, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.engine.draft_executor import open_drafts
+from pyllama_raw.engine.draft_executor import open_drafts, open_heads
 from pyllama_raw.engine.embed_executor import EmbedExecutor, compute
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.info import (
@@ -185,8 +185,10 @@ def assemble(
     writer = None if store is None else DiskWriter(store)
     watched = None if has_gpu() else Watch()
 
+    has_heads = speculation_of(model, config, layout.kind) == "mtp"
+
     def make_context(lanes: Sequence[SamplerChain]) -> Context:
-        return Context(
+        context = Context(
             model,
             n_seq_max=layout.n_seq_max,
             abort=flag,
@@ -195,6 +197,10 @@ def assemble(
             watch=watched,
             **fields,
         )
+        # Heads go on from what the model had of each token.
+        if has_heads:
+            context.keep_hidden(of_rows=False)
+        return context
 
     # Texts become vectors in contexts of their own, made when they are first wanted.
     waits, texts = config.scheduler, None
@@ -228,6 +234,10 @@ def assemble(
         if speculation == "draft":
             n_ctx = executor.context.n_ctx
             executor.drafts = open_drafts(config, model, n_ctx, layout.scratch)
+        elif speculation == "mtp":
+            n_ctx = executor.context.n_ctx
+            executor.heads = open_heads(config, use, n_ctx, layout.scratch)
+            executor.drafts = executor.heads
         limits = None if texts is None else texts.limits
         scheduler = _make_scheduler(
             executor, config, layout, store, keys, cost=cost, texts=limits

@@ -16,7 +16,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Self
 
-from pyllama_raw.engine.draft_executor import draft_fields
+from pyllama_raw.engine.draft_executor import N_BATCH, draft_fields, head_fields
 from pyllama_raw.engine.info import Capabilities, ModelInfo, Operation, Pooling, probe
 from pyllama_raw.engine.layout import (
     checked_config,
@@ -233,6 +233,8 @@ class Outline:
     def _drafts(self, config: EngineConfig, n_ctx: int) -> dict[str, int]:
         """Bytes of the draft model by device, beside a context with *n_ctx* cells."""
         draft, layout = config.speculation.draft_model, layout_of(self.model, config)
+        if config.speculation.mode == "mtp":
+            return self._heads(config, n_ctx, layout.scratch)
         # Nor is it loaded beside a model that makes no use of it.
         if draft is None or speculation_of(self.model, config, layout.kind) != "draft":
             return {}
@@ -251,6 +253,19 @@ class Outline:
         total = Counter[str]()
         for part in (weights, parts.kv, parts.compute):
             total.update(part)
+        return total
+
+    def _heads(
+        self, config: EngineConfig, n_ctx: int, n_seq_max: int
+    ) -> dict[str, int]:
+        """Bytes of the context of heads, whose weights are among those of the model."""
+        fields = head_fields(config, n_ctx, n_seq_max)
+        parts = breakdown_of(self.model, n_seq_max=n_seq_max, **fields)
+        total = Counter(parts.kv)
+        total.update(parts.compute)
+        # Hidden states of a step, and of what heads have not read: libllama's, and ours.
+        n_states = min(config.context.n_batch, n_ctx) + N_BATCH + 2 * n_seq_max
+        total[HOST] += 2 * n_states * 4 * self.model.n_embd_out
         return total
 
     def __enter__(self) -> Self:
@@ -300,6 +315,11 @@ def on_loaded(
     if config is not None and "model" in config.model_fields_set:
         _check_equal(loaded, config.model)
     config = (config or EngineConfig()).model_copy(update={"model": loaded})
+    if config.speculation.mode == "mtp" and not loaded.load_mtp:
+        raise ConfigError(
+            "speculation.mode='mtp' needs the heads of the model: open the Model with "
+            "load_mtp=True"
+        )
     if config.resolved_model != loaded:
         raise ConfigError(
             "deterministic=True needs weights in the order of the file: open the Model "

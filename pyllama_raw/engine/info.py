@@ -143,6 +143,8 @@ class ModelInfo:
     """Whether the file has one."""
     decoder_start_token_id: int | None = None
     """The token that begins what it writes; None: it goes on with the prompt, or names none."""
+    n_layer_nextn: int = 0
+    """Layers of these that are heads: they predict further tokens (multi-token prediction)."""
 
 
 def model_info(path: str, header: Header) -> ModelInfo:
@@ -184,6 +186,7 @@ def model_info(path: str, header: Header) -> ModelInfo:
         ),
         has_chat_template="tokenizer.chat_template" in values,
         decoder_start_token_id=start if start >= 0 and is_pair else None,
+        n_layer_nextn=number(f"{arch}.nextn_predict_layers"),
     )
 
 

@@ -351,6 +351,8 @@ DEFAULT_OUTPUTS = 32  # rows a step: more make scores of prompts faster, and cos
 DEFAULT_CTX_SLOT = 2048  # tokens a slot, unless the model was trained on fewer
 MAX_TEXTS = 64  # of a step
 DEFAULT_CTX = 8192  # tokens of a text that is computed in parts
+# libllama has a graph of their heads, and their memory can forget tokens, as wrong drafts.
+HEADED = ("deepseek2", "glm4moe", "hy_v3")
 BY_ENCODER = "the model reads prompts with an encoder"
 # Why libllama changes a size that somebody chose.
 _REASONS = {
@@ -370,6 +372,10 @@ def checked_config(info: ModelInfo, config: EngineConfig) -> EngineConfig:
     Raises:
         ConfigError: an option that such a model cannot have.
     """
+    if config.speculation.mode == "mtp" and (reason := _without_heads(info)):
+        raise ConfigError(
+            f"speculation.mode='mtp': {reason}: give mode='draft' and a draft model, or 'lookup'"
+        )
     if info.model_class is not ModelClass.ENCODER_DECODER:
         return config
     if config.deterministic:
@@ -385,6 +391,18 @@ def checked_config(info: ModelInfo, config: EngineConfig) -> EngineConfig:
             f"media.mmproj: {BY_ENCODER}, which takes tokens only: leave it out"
         )
     return config.model_copy(update={"cache": CacheConfig(mode="off")})
+
+
+def _without_heads(info: ModelInfo) -> str:
+    """Why heads of the model of *info* make no drafts; empty: they do."""
+    if info.n_layer_nextn == 0:
+        return "n_layer_nextn is 0, so no head of it predicts further tokens"
+    if info.architecture not in HEADED:
+        allowed = ", ".join(HEADED)
+        return f"heads of {info.architecture!r} are not used, only those of {allowed}"
+    if info.n_layer_nextn >= info.n_layer:
+        return f"all of {info.n_layer} layers are heads (n_layer_nextn)"
+    return ""
 
 
 def speculation_of(

@@ -176,6 +176,13 @@ class Rows:
         self._n_places.append(len(tokens))
         return [built.sampler] * len(tokens)
 
+    def starts(self, works: tuple[Work, ...]) -> Iterator[int]:
+        """Place of the first token of each of *works* in the batch."""
+        start, n_places = 0, iter(self._n_places)
+        for work in works:
+            yield start
+            start += next(n_places) if type(work) is Verify else len(work.tokens)
+
     def compute_spans(self, works: tuple[Work, ...], context: Context) -> StepOutcome:
         """Compute rows of spans: all causal, or one whole span."""
         # They have another batch, so nothing of this one is in the step: no drafts either.

@@ -223,6 +223,45 @@ def _ints(tokens: Tokens) -> array[int]:
         return array("i", [t if -1 <= t <= _INT32_MAX else -1 for t in tokens])
 
 
+class HiddenBatch(Batch):
+    """Tokens, each with the hidden state of the one before it: the input of heads of a model."""
+
+    def __init__(self, capacity: int, width: int) -> None:
+        """
+        Args:
+            width: floats of a hidden state.
+        """
+        super().__init__(capacity)
+        self._hidden = bytearray(4 * width * capacity)
+        self._hidden_bytes = 4 * width
+        self._hidden_c = ffi.from_buffer("float[]", self._hidden)
+        self._raw.embd = ffi.cast("float *", self._hidden_c)
+
+    def add_hidden(
+        self,
+        tokens: Tokens,
+        pos: int,
+        seq_id: int,
+        hidden: bytes | bytearray | memoryview,
+        output: bool,
+    ) -> None:
+        """
+        Append a run of one sequence, as add() does.
+
+        Args:
+            hidden: of each token the state of the one before it, one behind the other.
+
+        Raises:
+            InvalidBatch: no room, another length, or a number is out of range; nothing was added.
+        """
+        size, start = self._hidden_bytes, self.n_tokens
+        if len(hidden) != len(tokens) * size:
+            text = f"{len(tokens)} tokens, {len(hidden)} bytes of hidden states"
+            raise InvalidBatch("llama_batch", None, text)
+        self.add(tokens, pos, seq_id, output)
+        self._hidden[start * size : self.n_tokens * size] = hidden
+
+
 class RowBatch:
     """
     Rows of one or several sequences; no output row among them.

@@ -149,6 +149,8 @@ class Context(SlotMemory):
         self._times = array("q", [0, 0, 0, 0])  # plr_times
         self._times_ptr = ffi.from_buffer("plr_times *", self._times)
         self._plr_step = lib.plr_step
+        self._hidden = bytearray()
+        self.hidden_bytes = 4 * model.n_embd_out  # of the hidden state of a token
 
     def _read_back(self, params: Any) -> None:
         """Read the options as libllama has them: padded, capped, rounded."""
@@ -269,6 +271,31 @@ class Context(SlotMemory):
         )
         decode_ns, cpu_ns, _, _ = self._times
         return StepOutcome(code, [], [], decode_ns, 0, 0 if self._has_gpu else cpu_ns)
+
+    def keep_hidden(self, *, of_rows: bool) -> None:
+        """
+        Have hidden() give the hidden states of each batch from now on; a model with heads only.
+
+        Args:
+            of_rows: those of rows that are sampled; else of all tokens, which takes memory, and
+                of some architectures time.
+
+        Raises:
+            NativeError: libllama threw.
+        """
+        n_most = self.n_outputs_max if of_rows else self.max_tokens
+        self._hidden = bytearray(n_most * self.hidden_bytes)
+        hidden = ffi.from_buffer("float[]", self._hidden)
+        # The runner writes there until it is freed, and the buffer must not move or go.
+        self._hidden_c = hidden
+        code = lib.plr_keep_hidden(self._runner, self.ptr, hidden, of_rows)
+        if code:
+            raise NativeError("llama_set_embeddings_nextn", code, last_error())
+
+    def hidden(self, start: int, stop: int) -> bytes:
+        """Hidden states of places [start, stop) of the last batch, or of its rows."""
+        size = self.hidden_bytes
+        return bytes(memoryview(self._hidden)[start * size : stop * size])
 
     def set_lanes(self, lanes: Sequence[SamplerChain]) -> None:
         """

@@ -79,6 +79,8 @@ class Model(Handle):
         self.n_embd_inp = int(lib.llama_model_n_embd_inp(pointer))
         # width of the vector of a text
         self.n_embd_out = int(lib.llama_model_n_embd_out(pointer))
+        # layers at its end that predict further tokens
+        self.n_layer_nextn = int(lib.llama_model_n_layer_nextn(pointer))
         self.n_cls_out = int(lib.llama_model_n_cls_out(pointer))  # scores of a text
         # tokens of its window; 0: none
         self.n_swa = int(lib.llama_model_n_swa(pointer))

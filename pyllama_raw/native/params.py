@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.native import (
+    ContextType,
     FlashAttention,
     KVType,
     LazyMode,
@@ -176,10 +177,12 @@ _MODEL: dict[str, Check] = {
     "kv_overrides": _overrides,
     "check_tensors": _as(bool),
     "use_extra_bufts": _as(bool),
+    "load_mtp": _as(bool),
     "no_host": _as(bool),
     "no_alloc": _as(bool),  # only to reckon: see memory_need.py
 }
 _CONTEXT: dict[str, Check] = {
+    "ctx_type": _one_of("LLAMA_CONTEXT_TYPE", ContextType),
     "n_ctx": _at_least(1),
     "n_batch": _at_least(1),
     "n_ubatch": _at_least(1),

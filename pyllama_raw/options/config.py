@@ -80,6 +80,11 @@ class ModelConfig(Frozen):
     Whether libllama may keep weights in an order that suits this CPU. None: unless kernels of
     ours multiply all weights of the model here, which are faster and keep an order of their own.
     """
+    load_mtp: bool = False
+    """
+    Whether heads of multi-token prediction are loaded, if the file has some. speculation.mode mtp
+    loads them without being told; a Model that is opened before its engine has to be told.
+    """
     no_host: bool = False
     """Whether host memory of devices is avoided, so that extra buffers are used."""
     lease: LeaseConfig | None = None
@@ -356,11 +361,12 @@ class DraftConfig(ModelConfig):
 class SpeculationConfig(Frozen):
     """Drafts of outputs, which a step verifies: they change speed only (docs/speculation.md)."""
 
-    mode: Literal["auto", "off", "lookup", "draft"] = "auto"
+    mode: Literal["auto", "off", "lookup", "draft", "mtp"] = "auto"
     """
     The source of drafts: lookup takes what followed the same tokens earlier in a request or in others
     that share prefixes with it, and what a constraint lets follow; draft takes these and those of a
-    draft model. auto is lookup where kernels of ours compute each row as if it were alone, so drafts
+    draft model; mtp takes these and those of heads of the model itself, which predict several tokens
+    (multi-token prediction). auto is lookup where kernels of ours compute each row as if it were alone, so drafts
     change no bit of an output, and off elsewhere. With a draft model it is draft if nothing is given.
     """
     draft: AnyPath | DraftConfig | None = None
@@ -376,7 +382,7 @@ class SpeculationConfig(Frozen):
     def _misfits(self) -> Iterator[tuple[str, str]]:
         if self.mode == "draft" and self.draft is None:
             yield "draft", "a model file, if mode is draft"
-        if self.mode in ("auto", "lookup") and self.draft is not None:
+        if self.mode in ("auto", "lookup", "mtp") and self.draft is not None:
             yield "mode", "draft, if there is a draft model; off leaves it unused"
 
     @property
@@ -453,7 +459,7 @@ class EngineConfig(Frozen):
         if n_ctx is not None and n_ctx < n_slots:
             allowed = f"at least n_slots ({n_slots}): it is the cells of all slots"
             yield "context.n_ctx", allowed
-        if self.speculation.mode in ("lookup", "draft"):
+        if self.speculation.mode in ("lookup", "draft", "mtp"):
             if self.deterministic is True:
                 yield (
                     "speculation.mode",
@@ -478,8 +484,10 @@ class EngineConfig(Frozen):
 
     @property
     def resolved_model(self) -> ModelConfig:
-        """The model with what `deterministic` pins (docs/exactness.md)."""
+        """The model with what `deterministic` pins (docs/exactness.md), and with its heads."""
         pinned = {"use_extra_bufts": False} if self.deterministic is True else {}
+        if self.speculation.mode == "mtp":
+            pinned["load_mtp"] = True
         return self.model.model_copy(update=pinned)
 
     @property

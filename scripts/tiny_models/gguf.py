@@ -67,6 +67,7 @@ def build(recipe: Recipe, gguf: Any) -> tuple[Any, dict[str, Any]]:
     callback = ffi.callback("llama_model_set_tensor_data_t", fill)
     params = lib.llama_model_default_params()
     params.n_gpu_layers = 0
+    params.load_mtp = True
     since = libllama.mark()
     model = lib.llama_model_init_from_user(gguf, callback, ffi.NULL, params)
     if errors:

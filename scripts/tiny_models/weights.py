@@ -8,6 +8,7 @@ goes through them; what a formula needs negative, positive or between 0 and 1 is
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from fnmatch import fnmatch
 
@@ -48,11 +49,19 @@ def decay(rng: Rng, shape: Shape) -> Array:
     return -np.exp(uniform(-3.0, 1.0)(rng, shape))
 
 
+def passing(rng: Rng, shape: Shape) -> Array:
+    """Of two halves the first as it is, and a little of the second."""
+    n = shape[0]
+    return np.hstack([np.eye(n), rng.normal(0, 0.02, (n, n))]).astype(np.float32)
+
+
 RULES: tuple[tuple[str, Callable[[Rng, Shape], Array]], ...] = (
     ("*.ssm_a", decay),
     ("*.ssm_d", normal(1.0, 0.1)),
     ("*.ssm_dt.bias", normal(-2.0, 0.5)),
     ("*norm*.bias", normal(0.0, 0.1)),
+    ("*.nextn.?norm.weight", normal(1.0, 0.0)),
+    ("*.nextn.eh_proj.weight", passing),
     ("*norm*", normal(1.0, 0.1)),
     ("*time_mix_ln.weight", normal(1.0, 0.1)),
     ("*.ln[12].weight", normal(1.0, 0.1)),
@@ -82,6 +91,8 @@ RULES: tuple[tuple[str, Callable[[Rng, Shape], Array]], ...] = (
 
 def make(recipe: Recipe, name: str, shape: Shape) -> Array:
     """The tensor *name* of the model *recipe*."""
+    if recipe.fields.get("nextn_predict_layers"):
+        name = name_behind_head(name)
     if recipe.deviation is not None:
         weight = normal(0, recipe.deviation)(rng_of(recipe.name, name), shape)
         return -np.abs(weight) if name.endswith(".ssm_a") else weight
@@ -94,6 +105,16 @@ def make(recipe: Recipe, name: str, shape: Shape) -> Array:
         if recipe.has_vocab:
             mute(weight, recipe)
     return weight
+
+
+def name_behind_head(name: str) -> str:
+    """
+    The tensor of the model that a head behind one layer is like, so that it is often right.
+
+    The head gets the table's row of a token, says what the layer would, and a little of its own.
+    """
+    name = re.sub(r"^blk\.1\.nextn\.shared_head_norm", "output_norm", name)
+    return name if ".nextn." in name else re.sub(r"^blk\.1\.", "blk.0.", name)
 
 
 def draw(owner: str, name: str, shape: Shape) -> Array:

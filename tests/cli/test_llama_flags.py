@@ -93,11 +93,15 @@ def test_what_a_program_gives_becomes_options_of_ours():
 
 @pytest.mark.parametrize(
     ("types", "values"),
-    [("none", {"speculation.mode": "off"}), ("ngram-simple,draft-simple", {})],
+    [
+        ("none", {"speculation.mode": "off"}),
+        ("ngram-simple,draft-simple", {}),
+        ("ngram-simple,draft-mtp", {"speculation.mode": "mtp"}),
+    ],
 )
 def test_drafts_are_switched_off_as_there(types, values):
     """
-    By the type none, which is the default there; of the others the engine chooses.
+    By the type none, which is the default there; heads are named; of the others the engine chooses.
     """
     assert parsed("--spec-type", types).values == values
 

@@ -123,6 +123,28 @@ def test_an_unlikely_draft_and_those_behind_it_are_left_out():
     assert drafting.draft(8, 0.1)[1] == [FIRST_OF_MODEL[4]]
 
 
+class FakeHeads(FakeDrafts):
+    """They hold all that the model has computed."""
+
+    def _output(self, work):
+        assert len(work.tokens) == 1
+        self.slots[work.slot] = [0] * work.pos
+        return super()._output(work)
+
+
+def test_heads_lack_the_latest_token_only():
+    """
+    They follow the model, so a proposal brings one token of each stream, whoever was there before.
+    """
+    machine = DraftingMachine(limits=replace(LIMITS, of_heads=True))
+    machine.drafts = machine.executor.drafts = FakeHeads(1, right, lambda _: 0.1)
+    requests = [make_request(n, n_prompt=n, max_tokens=60) for n in (8, 300)]
+
+    assert machine.run(*requests) == plain_output(*requests)
+    assert {len(work.tokens) for works in machine.proposals for work in works} == {1}
+    assert finished(machine.events)[8].n_accepted > 30
+
+
 # -- when it is worth its time -----------------------------------------------------------
 
 

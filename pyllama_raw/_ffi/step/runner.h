@@ -55,6 +55,8 @@ struct Job {
     bool                 ahead;  // queue the decode of the next one, if its batch is known
     bool                 encodes = false;  // the batch has sources: see plr_read_sources()
     const int8_t *       drafts  = nullptr;  // rows whose tokens are drafts: see plr_step()
+    float *              hidden  = nullptr;  // where hidden states go: see plr_keep_hidden()
+    bool                 hidden_of_rows = false;
 };
 
 class Runner;

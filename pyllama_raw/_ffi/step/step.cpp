@@ -14,6 +14,11 @@
 #include "output_rows.h"
 #include "runner.h"
 
+// Exported by libllama, but in a header that is not installed.
+LLAMA_API void    llama_set_embeddings_nextn(llama_context * ctx, bool value, bool masked);
+LLAMA_API float * llama_get_embeddings_nextn(llama_context * ctx);
+LLAMA_API float * llama_get_embeddings_nextn_ith(llama_context * ctx, int32_t i);
+
 int plr_score(llama_context * ctx, int32_t n_rows, const int32_t * rows,
               const llama_token * tokens, int32_t n_top, float * chosen,
               llama_token * ids, float * values) {
@@ -96,9 +101,30 @@ static int decode(const Job & job) {
     return plr_kernels_decode(job.ctx, *job.batch);
 }
 
+// Copy the hidden states of the batch that was decoded: the next decode overwrites them.
+static void keep_hidden(const Job & job) {
+    const size_t width = llama_model_n_embd_out(llama_get_model(job.ctx));
+    const auto   copy  = [&](const float * from, size_t n_rows, size_t to) {
+        if (from == nullptr) {
+            throw std::runtime_error("the decode has left no hidden states");
+        }
+        std::copy_n(from, n_rows * width, job.hidden + to * width);
+    };
+    if (!job.hidden_of_rows) {
+        copy(llama_get_embeddings_nextn(job.ctx), job.batch->n_tokens, 0);
+        return;
+    }
+    for (int32_t i = 0; i < job.n_rows; ++i) {
+        copy(llama_get_embeddings_nextn_ith(job.ctx, job.rows[i]), 1, i);
+    }
+}
+
 // 1 if the batch was advanced to the next one, 0 if not.
 static int sample_rows(const Job & job) {
     return guarded<int>(PLR_EXCEPTION, [&] {
+        if (job.hidden != nullptr) {
+            keep_hidden(job);
+        }
         const int64_t start_ns = now_ns();
         const bool    advances = output_rows::sample(job);
         job.times->sample_ns = now_ns() - start_ns;
@@ -108,6 +134,9 @@ static int sample_rows(const Job & job) {
 
 struct plr_runner : Runner {
     explicit plr_runner(plr_thread & thread) : Runner(thread, ::decode, sample_rows) {}
+
+    float * hidden         = nullptr;
+    bool    hidden_of_rows = false;
 };
 
 plr_thread * plr_thread_new(void) {
@@ -140,8 +169,10 @@ int plr_step(plr_runner * runner, llama_context * ctx, llama_batch * batch,
         return PLR_EXCEPTION;
     }
     Job job{ctx, batch, n_rows, rows, samplers, tokens, codes, times, ahead};
-    job.drafts     = drafts;
-    const int code = runner->step(job);
+    job.drafts         = drafts;
+    job.hidden         = runner->hidden;
+    job.hidden_of_rows = runner->hidden_of_rows;
+    const int code     = runner->step(job);
     if (code != 0 || times->n_failed > 0) {
         remember(runner->error());
     }
@@ -162,6 +193,14 @@ int plr_read_sources(plr_runner * runner, llama_context * ctx, llama_batch * bat
         remember(runner->error());
     }
     return code;
+}
+
+int plr_keep_hidden(plr_runner * runner, llama_context * ctx, float * hidden, bool of_rows) {
+    return attempt([&] {
+        llama_set_embeddings_nextn(ctx, hidden != nullptr, of_rows);
+        runner->hidden         = hidden;
+        runner->hidden_of_rows = of_rows;
+    });
 }
 
 bool plr_drop(plr_runner * runner, plr_flag * flag) {

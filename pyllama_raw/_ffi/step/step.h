@@ -72,6 +72,15 @@ int plr_read_sources(plr_runner * runner, struct llama_context * ctx, struct lla
                      plr_times * times);
 
 /*
+ * From now on have each step leave the hidden states that heads of multi-token prediction go on
+ * from, of n_embd_out floats, in *hidden*, which outlives the runner: those of all tokens of the
+ * batch in its order, or, if of_rows, of the rows that are sampled. NULL: none any more. Not while
+ * something is queued ahead. The model is to have heads, or what is left there means nothing.
+ * Returns 0 or PLR_EXCEPTION.
+ */
+int plr_keep_hidden(plr_runner * runner, struct llama_context * ctx, float * hidden, bool of_rows);
+
+/*
  * Stop what was queued ahead, wait for it, and say whether it had begun: then some or all of its
  * tokens are in memory. flag: the context's, may be NULL.
  */

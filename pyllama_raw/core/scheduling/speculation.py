@@ -20,7 +20,8 @@ Speculation: drafts of what streams will say next, and how many of them are wort
 7. There are none beside prompts, where memory is short and after failures.
 8. Steps of the draft model take the streams' time, so a plan of it counts with the step that
    verifies what it says, and two of them never follow each other. Where it would lose it is tried
-   now and then, in TRIAL_SHARE of the time.
+   now and then, in TRIAL_SHARE of the time. Heads of the model itself stand for a draft model that
+   holds all tokens but the latest.
 
 Source: Leviathan, Kalman and Matias, Fast Inference from Transformers via Speculative Decoding,
 2023, with a draft that is certain.
@@ -91,6 +92,7 @@ class DraftLimits:
     n_cells: int  # of all slots
     n_batch: int
     n_vocab: int  # tokens that both vocabularies have: ids below it
+    of_heads: bool = False  # heads follow the model: they lack the latest token only
 
 
 class DraftModel:
@@ -142,6 +144,8 @@ class DraftModel:
         Whoever of its namespace was there before counts as well: accepted, rejected, cancelled
         and preempted sequences are told apart by their tokens alone.
         """
+        if self.limits.of_heads:
+            return len(running.tokens) - 1
         slot, drafting = running.slot, running.sequence.drafting
         assert drafting is not None
         content, tokens, request = self._contents[slot], running.tokens, running.request
