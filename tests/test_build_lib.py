@@ -17,6 +17,7 @@ import pytest
 
 import build_lib
 from build_lib import BuildError
+from scripts import llama_source
 from tests.support.limits import LIMIT_S
 
 SUFFIX = "dylib" if sys.platform == "darwin" else "so"
@@ -686,6 +687,19 @@ def test_a_source_that_cannot_be_mended_is_refused(mend, n_wrong, tmp_path):
 
     with pytest.raises(BuildError, match=r"llama-\S+\.cpp .* change MENDS"):
         build_lib.mend(tmp_path)
+
+
+@EACH_MEND
+def test_a_source_of_the_cache_is_mended_by_a_later_checkout(
+    mend, monkeypatch, tmp_path
+):
+    """
+    An earlier one has unpacked it, and had fewer mends.
+    """
+    monkeypatch.setenv("PYLLAMA_RAW_CACHE", str(tmp_path))
+    make_mended(llama_source.home_of(llama_source.WINDOW["before"]), mend, mend.wrong)
+
+    assert build_lib.is_mended(llama_source.tree("before"))
 
 
 def test_the_pinned_library_is_kept_when_older_ones_are_mended(monkeypatch):
