@@ -89,7 +89,28 @@ MENDS = (
         "head = it->v_heads_old[sinfo.strm[s]];",
     ),
 )
-MENDED = "mended"  # a file of the prefix whose library has all of MENDS
+
+
+def _room_for(file: str, n_cells: str) -> Mend:
+    """Have *file* compare how many cells a state says it has with *n_cells*, and then make room."""
+    first, then = "// single sequence\n", "        seq_rm(dest_seq_id, -1, -1);"
+    check = (
+        f"        if (cell_count > {n_cells}) {{\n"
+        '            LLAMA_LOG_ERROR("%s: not enough cells in kv cache\\n", __func__);\n'
+        "            return false;\n"
+        "        }\n\n"
+    )
+    return Mend(file, first + then, first + check + then)
+
+
+# Versions with states of version 2 make room for as many cells as a state says, so a forged file
+# of one takes all memory. Later ones have the right text: the pinned source stays as it was, so these
+# are no part of the key of its library.
+MENDS_OF_OLDER = (
+    _room_for("src/llama-kv-cache.cpp", "cells.size()"),
+    _room_for("src/llama-memory-recurrent.cpp", "size"),
+)
+MENDED = "mended"  # a file of the prefix whose library has all of both
 
 CMAKE_FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -256,7 +277,7 @@ def build_key() -> str:
     parts = (
         str(RECIPE),
         str(MENDS),
-        _tree_stamp(tree) if tree else SOURCE.sha256,
+        f"{_tree_stamp(tree)} {MENDS_OF_OLDER}" if tree else SOURCE.sha256,
         IN_FRONT.read_text(),
         AMX_FLAGS.read_text(),
         JOINED_FLAGS.read_text(),
@@ -403,7 +424,7 @@ def mend(tree: Path) -> None:
     Raises:
         BuildError: its text has neither what is wrong nor what is right.
     """
-    for one in MENDS:
+    for one in (*MENDS, *MENDS_OF_OLDER):
         path = tree / one.file
         text = path.read_text("utf-8") if path.is_file() else ""
         if text.count(one.wrong) == 1:
@@ -417,8 +438,8 @@ def mend(tree: Path) -> None:
 
 
 def is_mended(tree: Path) -> bool:
-    """Whether the llama.cpp in *tree*, of anybody, has the text of all MENDS."""
-    paths = [(tree / one.file, one) for one in MENDS]
+    """Whether the llama.cpp in *tree*, of anybody, has the text of all mends."""
+    paths = [(tree / one.file, one) for one in (*MENDS, *MENDS_OF_OLDER)]
     return all(
         path.is_file() and one.right in path.read_text("utf-8", "replace")
         for path, one in paths

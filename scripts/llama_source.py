@@ -90,6 +90,8 @@ def tree(name: str) -> Path:
             unpack(unfinished, [""], version)
             build_lib.mend(unfinished)
             unfinished.rename(home)
+        else:
+            build_lib.mend(home)  # an earlier checkout had fewer mends
     return home
 
 

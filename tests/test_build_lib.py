@@ -17,6 +17,7 @@ import pytest
 
 import build_lib
 from build_lib import BuildError
+from scripts import llama_source
 from tests.support.limits import LIMIT_S
 
 SUFFIX = "dylib" if sys.platform == "darwin" else "so"
@@ -645,39 +646,70 @@ def test_library_has_amx_where_the_cpu_has_it():
 
 
 AVX2_MACHINE = "flags : ssse3 sse4_2 popcnt avx avx2 fma f16c bmi2"
-WRONG, RIGHT = build_lib.MENDS[0].wrong, build_lib.MENDS[0].right
+MENDS = (*build_lib.MENDS, *build_lib.MENDS_OF_OLDER)
+EACH_MEND = pytest.mark.parametrize("mend", MENDS, ids=range(len(MENDS)))
 
 
-def make_cache_file(folder: Path, text: str) -> Path:
-    """A source tree with the file that is mended."""
-    path = folder / build_lib.MENDS[0].file
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    return path
+def make_mended(folder: Path, mend: build_lib.Mend, text: str) -> Path:
+    """A source tree with all that is right, but *text* in place of what *mend* makes right."""
+    for other in MENDS:
+        path = folder / other.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = text if other == mend else f"a {other.right} b"
+        path.write_text((path.read_text() if path.exists() else "") + content + "\n")
+    return folder / mend.file
 
 
-@pytest.mark.parametrize("text", [f"a {WRONG} b", f"a {RIGHT} b"])
-def test_a_source_is_mended_once(text, tmp_path):
+@EACH_MEND
+@pytest.mark.parametrize("is_right", [False, True])
+def test_a_source_is_mended_once(mend, is_right, tmp_path):
     """
     A later llama.cpp that has the right text is fine as it is.
     """
-    path = make_cache_file(tmp_path, text)
+    path = make_mended(tmp_path, mend, mend.right if is_right else mend.wrong)
     before = build_lib.is_mended(tmp_path)
     build_lib.mend(tmp_path)
+    once = path.read_text()
+    build_lib.mend(tmp_path)
 
-    assert path.read_text() == f"a {RIGHT} b"
-    assert (before, build_lib.is_mended(tmp_path)) == (RIGHT in text, True)
+    assert (before, build_lib.is_mended(tmp_path)) == (is_right, True)
+    assert (once.count(mend.right), once.count(mend.wrong)) == (1, 0)
+    assert path.read_text() == once
 
 
-@pytest.mark.parametrize("text", ["another text", f"{WRONG} {WRONG}"])
-def test_a_source_that_cannot_be_mended_is_refused(text, tmp_path):
+@EACH_MEND
+@pytest.mark.parametrize("n_wrong", [0, 2])
+def test_a_source_that_cannot_be_mended_is_refused(mend, n_wrong, tmp_path):
     """
     A mend is never lost in silence.
     """
-    make_cache_file(tmp_path, text)
+    make_mended(tmp_path, mend, "another text " + mend.wrong * n_wrong)
 
-    with pytest.raises(BuildError, match=r"llama-kv-cache\.cpp .* change MENDS"):
+    with pytest.raises(BuildError, match=r"llama-\S+\.cpp .* change MENDS"):
         build_lib.mend(tmp_path)
+
+
+@EACH_MEND
+def test_a_source_of_the_cache_is_mended_by_a_later_checkout(
+    mend, monkeypatch, tmp_path
+):
+    """
+    An earlier one has unpacked it, and had fewer mends.
+    """
+    monkeypatch.setenv("PYLLAMA_RAW_CACHE", str(tmp_path))
+    make_mended(llama_source.home_of(llama_source.WINDOW["before"]), mend, mend.wrong)
+
+    assert build_lib.is_mended(llama_source.tree("before"))
+
+
+def test_the_pinned_library_is_kept_when_older_ones_are_mended(monkeypatch):
+    """
+    Its source has what is right, so it is not built anew.
+    """
+    key = build_lib.build_key()
+    monkeypatch.setattr(build_lib, "MENDS_OF_OLDER", ())
+
+    assert build_lib.build_key() == key
 
 
 def test_a_library_of_the_user_is_not_taken_for_mended(tmp_path):

@@ -69,7 +69,7 @@ from pyllama_raw.engine.watcher import PolicyLog
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.native.context import AbortFlag, Context, has_gpu
 from pyllama_raw.native.kernels import Watch, weaves
-from pyllama_raw.native.libllama import pass_on_lines
+from pyllama_raw.native.libllama import check_states_of_files, pass_on_lines
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.options.chat_templates import (
@@ -455,6 +455,7 @@ def open_store(
 
     Raises:
         ConfigError: the directory cannot be used.
+        Unsupported: libllama is too old for files that others may have forged.
     """
     cache = config.cache
     # Nobody asks for files, or there is no room for one.
@@ -484,7 +485,13 @@ def state_name(
     config: EngineConfig,
     fields: Mapping[str, object],
 ) -> str | None:
-    """The name of states of *model*, used like this. None: its files are others by now."""
+    """
+    The name of states of *model*, used like this. None: its files are others by now.
+
+    Raises:
+        Unsupported: libllama is too old for files that others may have forged.
+    """
+    check_states_of_files()
     if files and model_files(Path(model.path)) == files:
         with suppress(OSError):
             made_with = config.model.loading

@@ -159,7 +159,7 @@ class StateIndex:
             raise sqlite3.DatabaseError(f"it has more than {MAX_FILE_BYTES} bytes")
         # Each use is a connection of its own, with a limit of work.
         uri = f"{self._path.as_uri()}?mode={mode}"
-        database = sqlite3.connect(uri, wait_s, isolation_level=None, uri=True)
+        database = sqlite3.connect(uri, timeout=wait_s, isolation_level=None, uri=True)
         n_looks = count()
         database.set_progress_handler(
             lambda: next(n_looks) * STEPS > MAX_STEPS, n=STEPS

@@ -53,6 +53,7 @@ __all__ = [
     "EXCEPTION",
     "Device",
     "check_decode",
+    "check_states_of_files",
     "cpu_level",
     "cpu_variant",
     "decode_error",
@@ -188,6 +189,17 @@ def need(operation: str, *names: str) -> None:
             operation,
             f"llama.cpp {llama_version()}, which is loaded, has no {', '.join(lost)}",
             "build pyllama_raw with a newer llama.cpp, as the pinned one",
+        )
+
+
+def check_states_of_files() -> None:
+    """Raise Unsupported where a file that anybody has forged would have libllama take all memory."""
+    if not lib.plr_state_is_bounded():
+        raise Unsupported(
+            "states of slots in files",
+            f"llama.cpp {llama_version()}, which is loaded, makes room for as many cells as a file says",
+            "build pyllama_raw with a newer llama.cpp, as the pinned one, or mend that one: python -m "
+            "scripts.llama_source before",
         )
 
 

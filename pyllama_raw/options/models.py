@@ -83,7 +83,7 @@ def resolve_model(spec: str | Path | None, *, progress: bool = True) -> Path:
         return _from_hugging_face(str(spec))
     try:
         path = Path(spec).expanduser()
-        is_there = path.exists() and str(spec) != ""  # Path("") is the current folder
+        is_there = str(spec) != "" and _exists(path)  # Path("") is the current folder
         is_relative = str(spec) != "" and not path.is_absolute()
         place = f" in {Path.cwd()}" if is_relative else ""
     except (OSError, RuntimeError) as error:  # too long, or the folder of no user
@@ -97,6 +97,15 @@ def resolve_model(spec: str | Path | None, *, progress: bool = True) -> Path:
     # libllama opens a divided model by its first file, and finds the others by their names.
     first = Path(model_files(str(path))[0])
     return first if first.exists() else path
+
+
+def _exists(path: Path) -> bool:
+    """Whether it is there. Raises OSError where that cannot be said: Path.exists() hides it since 3.14."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return True
 
 
 def resolve_projector(spec: str | Path, model: str | Path | None, path: Path) -> Path:

@@ -59,8 +59,8 @@ GENERATE, RUN = ("generate", "a"), ("bench", "run", "offline")
             "unrecognized arguments: --thread 2; did you mean --threads?",
         ),
         (
-            (*RUN, "--round", "2"),
-            "unrecognized arguments: --round 2; did you mean --rounds?",
+            (*RUN, "--round=2"),
+            "unrecognized arguments: --round=2; did you mean --rounds?",
         ),
         (("tune", "--prompt=2"), "unrecognized arguments: --prompt=2"),
     ],

@@ -253,9 +253,9 @@ def test_a_holder_that_is_stopped_is_waited_for_once(tmp_path, monkeypatch):
     put(DiskStore(tmp_path, "model", MANY), 1)
     waits = []
 
-    def connect(name, wait_s, **options):
-        waits.append(wait_s)
-        return database(name, wait_s, **options)
+    def connect(name, **options):
+        waits.append(options["timeout"])
+        return database(name, **options)
 
     database = sqlite3.connect
     with closing(database(tmp_path / INDEX, isolation_level=None)) as holder:

@@ -103,7 +103,7 @@ def test_a_plan_of_operations_only_tells_too(loop, started):
     thread.call(install).result(HANG_S)
     thread.call(lambda: None).result(HANG_S)
 
-    assert told == [True]
+    assert told[0]  # a later plan of the request may be there, too
     thread.call(lambda: thread._door.leave(opened)).result(HANG_S)
 
 

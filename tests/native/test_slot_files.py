@@ -22,7 +22,6 @@ from pyllama_raw import (
 from pyllama_raw.api.slot_files import MAGIC, sweep_parts
 from pyllama_raw.engine.state_files import digest_of, make_key, no_pause
 from pyllama_raw.errors import InvalidRequest, SnapshotFailed, Unsupported, WrongUse
-from tests.native.support import unlike_before
 from tests.support.limits import LIMIT_S
 from tests.support.native_loops import anyio_backend  # noqa: F401
 from tests.support.tiny import tiny_model
@@ -140,7 +139,6 @@ def forged(content: bytes, at: int, value: int) -> bytes:
     return MAGIC + head + b"\n" + tokens + state
 
 
-@unlike_before("makes room for as many cells as a file says")
 @SAME
 async def test_a_forged_state_is_of_no_effect_on_later_requests(
     model, unified, tmp_path

@@ -5,7 +5,15 @@ import pytest
 
 from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.context import Context
-from tests.native.support import EXACT, last_logits, make_context, make_prompt, prefill
+from tests.native.support import (
+    EXACT,
+    last_logits,
+    make_context,
+    make_prompt,
+    prefill,
+    run_python,
+)
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.native
 
@@ -188,3 +196,39 @@ def test_a_snapshot_needs_free_cells(model):
             context.restore(1, data)
 
         assert (context.seq_pos_max(0), context.seq_pos_max(1)) == (149, None)
+
+
+FORGED = """
+import resource, sys
+from array import array
+resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))  # of the machine that runs this
+import numpy as np
+from pyllama_raw.errors import SnapshotFailed
+from pyllama_raw.native.model import Model
+from tests.native.support import make_context, prefill
+from tests.native.test_state import capture
+
+with Model.load(sys.argv[1]) as model, make_context(model, n_ctx=64) as context:
+    prefill(context, array("i", [5, 6, 7]))
+    words = capture(context, 0).view(np.uint32)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for i in range(len(words)):
+        kept, words[i] = words[i], 2**26
+        try:
+            context.restore(1, words.view(np.uint8))
+        except SnapshotFailed:
+            pass
+        words[i] = kept
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mamba"])
+def test_a_forged_number_of_cells_takes_no_memory(name):
+    """
+    Whatever number a state has in place of another one: room for 2**26 cells takes more than a GB.
+    """
+    child = run_python(FORGED, tiny_model(name))
+
+    assert child.returncode == 0, child.stderr
+    assert int(child.stdout) < 200_000  # kB

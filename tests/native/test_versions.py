@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import build_lib
+from pyllama_raw import CacheConfig, Engine, EngineConfig, SamplingParams
 from pyllama_raw.errors import Unsupported
+from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import lib, llama_version, need
 from pyllama_raw.native.model import Model
@@ -174,6 +176,27 @@ def test_what_a_version_lacks_is_said_with_the_version():
         f"a feature: llama.cpp {llama_version()}, which is loaded, has no "
         "llama_of_tomorrow: build pyllama_raw with a newer llama.cpp, as the pinned one"
     )
+
+
+def test_files_of_states_need_a_version_that_bounds_them(monkeypatch, tmp_path):
+    """
+    One that takes what memory a file asks for is refused at the directory and at files of slots.
+    """
+    message = f"llama.cpp {llama_version()}, which is loaded, makes room for as many"
+    path, refusals = tiny_model("llama"), []
+    monkeypatch.setattr(libllama.lib, "plr_state_is_bounded", lambda: False)
+    with pytest.raises(Unsupported, match=message):
+        Engine.open(path, EngineConfig(cache=CacheConfig(directory=tmp_path)))
+    with Engine.open(path) as engine:
+        result = engine.complete("a text", SamplingParams(max_tokens=2))
+        for move in (engine.save_slot, engine.restore_slot):
+            with pytest.raises(Unsupported, match=message) as caught:
+                move(0, tmp_path / "slot")
+            refusals.append(caught.value.operation)
+
+    assert result.usage.completion_tokens == 2
+    assert refusals == ["states of slots in files"] * 2
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.skipif(

@@ -46,3 +46,7 @@ int plr_state_seq_set(llama_context * ctx, const uint8_t * src, size_t size,
         wait_as_slow(ctx, seq_id);
     });
 }
+
+bool plr_state_is_bounded() {
+    return PLR_IS_MENDED || LLAMA_STATE_SEQ_VERSION > 2;  // MENDS_OF_OLDER of build_lib.py
+}
