@@ -251,9 +251,9 @@ KINDS_OF_DRAFTS = (
 def drafts(text: str) -> str | None:
     """off for none, mtp for heads; what kinds there are otherwise follows from measured times."""
     kinds = [kind.strip() for kind in text.split(",")]
-    if others := [kind for kind in kinds if kind not in KINDS_OF_DRAFTS]:
+    if unknown := [kind for kind in kinds if kind not in KINDS_OF_DRAFTS]:
         raise ValueError(
-            f"give some of {', '.join(KINDS_OF_DRAFTS)}, not {others[0]!r}"
+            f"give some of {', '.join(KINDS_OF_DRAFTS)}, not {unknown[0]!r}"
         )
     if "none" in kinds:
         return "off"

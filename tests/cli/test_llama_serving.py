@@ -97,9 +97,9 @@ def test_drafts_are_those_of_the_engine(arguments, mode, draft):
     """
     Their kind and their model come as far as its options.
     """
-    found = made("-m", "a.gguf", *arguments).configs["a.gguf"].speculation
+    config = made("-m", "a.gguf", *arguments).configs["a.gguf"].speculation
 
-    assert (found.mode, found.draft and str(found.draft)) == (mode, draft)
+    assert (config.mode, config.draft and str(config.draft)) == (mode, draft)
 
 
 def test_every_part_that_flags_set_is_read():
@@ -107,9 +107,9 @@ def test_every_part_that_flags_set_is_read():
     Those of an engine are its options; the others have a reader of their own.
     """
     places = [flag.meaning.place for flag in FLAGS if isinstance(flag.meaning, Sets)]
-    others = {"own", "service", "listen", "loading", "defaults"}
+    own_parts = {"own", "service", "listen", "loading", "defaults"}
 
-    assert {place.partition(".")[0] for place in places} == {*PARTS, *others}
+    assert {place.partition(".")[0] for place in places} == {*PARTS, *own_parts}
 
 
 def test_words_that_are_two_options_of_ours():
