@@ -203,22 +203,28 @@ class Parser(ArgumentParser):
 
     def flags(self) -> dict[str, str]:
         """The flag of each field that has one."""
-        actions = (action for action in self._actions if action.option_strings)
-        return {action.dest: action.option_strings[0] for action in actions}
+        # Of several the first one: the others are short names of one of its values.
+        actions = [action for action in self._actions if action.option_strings]
+        return {action.dest: action.option_strings[0] for action in reversed(actions)}
 
 
 def told(error: ConfigError, flags: dict[str, str]) -> str:
     """The words for a person: flags in the place of the fields that they stand for."""
 
-    def with_flags(text: str) -> str:
-        return re.sub(r"[a-z]\w*", lambda word: flags.get(word[0], word[0]), text)
+    def with_flags(text: str, names: dict[str, str] = flags) -> str:
+        # What stands in quotes is a value.
+        pattern = r"'[^']*'|[a-z]\w*"
+        return re.sub(pattern, lambda word: names.get(word[0], word[0]), text)
 
+    # Two parts have a mode, and the flag of the second one has the name of the part.
+    of_drafts = flags | {"mode": flags.get("speculation", "mode")}
     lines = []
     for place, value, words in error.mistakes:
         parts = re.findall(r"\w+", place)
-        name = next((part for part in reversed(parts) if part in flags), place)
+        names = of_drafts if "speculation" in parts else flags
+        name = next((part for part in reversed(parts) if part in names), place)
         # No flag is an unknown option: it stands in a file, and so does the one that is meant.
         is_of_file = words.startswith("a known option")
-        allowed = words if is_of_file else with_flags(words)
-        lines.append(f"{with_flags(name)} {value}: give {allowed}")
+        allowed = words if is_of_file else with_flags(words, names)
+        lines.append(f"{with_flags(name, names)} {value}: give {allowed}")
     return "; ".join(dict.fromkeys(lines)) or str(error)

@@ -37,7 +37,7 @@ from pyllama_raw.serve.deployment import Deployment, models_of
 from pyllama_raw.serve.keys import VARIABLE
 from pyllama_raw.serve.run import deploy
 
-PARTS = ("model", "context", "scheduler", "cache", "media", "engine")
+PARTS = ("model", "context", "scheduler", "cache", "media", "speculation", "engine")
 PORT = 8080
 DRAIN_S = 3.0  # programs that end a server wait 5 s and more
 FIT_CTX = 4096

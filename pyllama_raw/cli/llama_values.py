@@ -241,12 +241,23 @@ def pooling(text: str) -> str | None:
     return None if text == "rank" else words(**poolings)(text)
 
 
+KINDS_OF_DRAFTS = (
+    *("none", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash"),
+    *("draft-dspark", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"),
+    "ngram-cache",
+)
+
+
 def drafts(text: str) -> str | None:
     """off for none, mtp for heads; what kinds there are otherwise follows from measured times."""
     kinds = [kind.strip() for kind in text.split(",")]
-    if "draft-mtp" in kinds:
-        return "mtp"
-    return "off" if kinds == ["none"] else None
+    if unknown := [kind for kind in kinds if kind not in KINDS_OF_DRAFTS]:
+        raise ValueError(
+            f"give some of {', '.join(KINDS_OF_DRAFTS)}, not {unknown[0]!r}"
+        )
+    if "none" in kinds:
+        return "off"
+    return "mtp" if "draft-mtp" in kinds else None
 
 
 def cache_bytes(text: str) -> int:

@@ -381,9 +381,9 @@ class SpeculationConfig(Frozen):
 
     def _misfits(self) -> Iterator[tuple[str, str]]:
         if self.mode == "draft" and self.draft is None:
-            yield "draft", "a model file, if mode is draft"
+            yield "draft", "the file of one, if mode is 'draft'"
         if self.mode in ("auto", "lookup", "mtp") and self.draft is not None:
-            yield "mode", "draft, if there is a draft model; off leaves it unused"
+            yield "mode", "'draft', if draft is given; 'off' leaves it unused"
 
     @property
     def draft_model(self) -> DraftConfig | None:

@@ -79,6 +79,36 @@ def test_a_wrong_flag_is_told_with_its_rule(arguments, message, capsys):
     assert second.endswith("--help says more")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--speculation", "x"),
+            "--speculation 'x': give 'auto', 'off', 'lookup', 'draft' or 'mtp'",
+        ),
+        (
+            ("--speculation", "draft"),
+            "--draft None: give the file of one, if --speculation is 'draft'",
+        ),
+        (
+            ("--speculation", "mtp", "--draft", "b.gguf"),
+            "--speculation 'mtp': give 'draft', if --draft is given; 'off' leaves it unused",
+        ),
+        (
+            ("--speculation", "mtp", "--deterministic", "--cache", "off"),
+            "--speculation 'mtp': give off, if --deterministic is True; fast allows it",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_told_by_their_flags(arguments, message, capsys):
+    """
+    The mode of drafts is not that of the cache, and a value in quotes is no flag.
+    """
+    status = main([*GENERATE, *arguments])
+
+    assert (status, capsys.readouterr().err) == (2, f"error: {message}\n")
+
+
 def commands(parser: ArgumentParser) -> list[ArgumentParser]:
     """*parser*, and the parsers of all its commands."""
     found = [parser]

@@ -95,15 +95,24 @@ def test_what_a_program_gives_becomes_options_of_ours():
     ("types", "values"),
     [
         ("none", {"speculation.mode": "off"}),
+        ("draft-mtp,none", {"speculation.mode": "off"}),
         ("ngram-simple,draft-simple", {}),
         ("ngram-simple,draft-mtp", {"speculation.mode": "mtp"}),
     ],
 )
 def test_drafts_are_switched_off_as_there(types, values):
     """
-    By the type none, which is the default there; heads are named; of the others the engine chooses.
+    By the type none, also beside others, which is the default there; heads are named; of the others the engine chooses.
     """
     assert parsed("--spec-type", types).values == values
+
+
+def test_a_kind_of_drafts_that_is_misspelt_is_refused():
+    """
+    As there; it would be no draft at all without a word.
+    """
+    with pytest.raises(ConfigError, match="not 'draft-mpt'"):
+        parsed("--spec-type", "ngram-mod,draft-mpt")
 
 
 def test_variables_give_way_to_the_command_line():

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from pyllama_raw.cli.llama_arguments import read
+from pyllama_raw.cli.llama_flags import FLAGS, Sets
 from pyllama_raw.cli.llama_server import main
-from pyllama_raw.cli.llama_serving import deployment_of, fill_in
+from pyllama_raw.cli.llama_serving import PARTS, deployment_of, fill_in
 from pyllama_raw.errors import ConfigError
 from tests.support.limits import LIMIT_S
 from tests.support.tiny import tiny_model, tiny_projector
@@ -81,6 +82,34 @@ def test_names_and_a_hub():
     assert str(deployment.configs["a"].media.mmproj) == "auto"
     assert deployment.service.aliases == {"a": "a", "b": "a"}
     assert named_file.models == {"owner/name": "hf:owner/name/f.gguf"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode", "draft"),
+    [
+        ((), "auto", None),
+        (("--spec-type", "none"), "off", None),
+        (("--spec-type", "draft-mtp"), "mtp", None),
+        (("--spec-type", "draft-simple", "-md", "b.gguf"), "draft", "b.gguf"),
+    ],
+)
+def test_drafts_are_those_of_the_engine(arguments, mode, draft):
+    """
+    Their kind and their model come as far as its options.
+    """
+    config = made("-m", "a.gguf", *arguments).configs["a.gguf"].speculation
+
+    assert (config.mode, config.draft and str(config.draft)) == (mode, draft)
+
+
+def test_every_part_that_flags_set_is_read():
+    """
+    Those of an engine are its options; the others have a reader of their own.
+    """
+    places = [flag.meaning.place for flag in FLAGS if isinstance(flag.meaning, Sets)]
+    own_parts = {"own", "service", "listen", "loading", "defaults"}
+
+    assert {place.partition(".")[0] for place in places} == {*PARTS, *own_parts}
 
 
 def test_words_that_are_two_options_of_ours():

@@ -387,8 +387,8 @@ def test_options_say_what_they_need():
     assert SpeculationConfig(draft="a.gguf", mode="off").draft_model is None
     assert SpeculationConfig(mode="lookup").draft_model is None
     for fields, message in (
-        ({"mode": "draft"}, "draft=None: give a model file"),
-        ({"mode": "lookup", "draft": "a.gguf"}, "mode='lookup': give draft"),
+        ({"mode": "draft"}, "draft=None: give the file of one"),
+        ({"mode": "lookup", "draft": "a.gguf"}, "mode='lookup': give 'draft'"),
         ({"draft": {"path": "a.gguf", "chat_template": "chatml"}}, "chat_template"),
         ({"draft": {"n_gpu_layers": 1}}, "path"),
     ):

@@ -501,7 +501,7 @@ def test_options_say_what_they_need():
     """
     Heads need no draft model, and a request for both is refused.
     """
-    with pytest.raises(ConfigError, match="mode='mtp': give draft"):
+    with pytest.raises(ConfigError, match="mode='mtp': give 'draft'"):
         EngineConfig(speculation={"mode": "mtp", "draft": "a.gguf"})
     for fields in ({"deterministic": True}, {"sampler_placement": "backend"}):
         with pytest.raises(ConfigError, match=r"speculation\.mode"):
