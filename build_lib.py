@@ -228,6 +228,13 @@ def chosen_cpu() -> str:
         raise BuildError(str(error)) from None
 
 
+def cpu_of_library() -> str:
+    """The level of the library that this process loads: a variant is one of a library for any CPU."""
+    name = os.environ.get(cpu_level.VARIABLE)
+    is_variant = name in cpu_level.VARIANTS and name not in cpu_level.LEVELS
+    return cpu_level.ANY if is_variant else chosen_cpu()
+
+
 def installed_at(prefix: Path) -> Library:
     """Check that *prefix* holds what the extension needs, and describe it."""
     include = prefix / "include"
@@ -271,9 +278,9 @@ def check_headers(variable: str, named: Path, folders: list[Path]) -> None:
         )
 
 
-def build_key() -> str:
-    """Name everything that shapes the binary: source, flags, compiler, machine."""
-    tree, cpu = named_tree(), chosen_cpu()
+def build_key(cpu: str | None = None) -> str:
+    """Name everything that shapes the binary: source, flags, compiler, machine; *cpu* is the level."""
+    tree, cpu = named_tree(), cpu or chosen_cpu()
     parts = (
         str(RECIPE),
         str(MENDS),

@@ -103,7 +103,7 @@ class Steps(Watcher):
 
 async def measure(options: Namespace, report: Report) -> None:
     """Trials of all settings, then rounds; in each all cells and systems have their turn."""
-    level = build_lib.chosen_cpu()
+    level = build_lib.cpu_of_library()
     if cpu_level() != level:
         raise SystemExit(
             f"our library is built for the CPU level {cpu_level()}, and {build_lib.cpu_level.VARIABLE} says "

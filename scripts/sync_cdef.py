@@ -63,7 +63,8 @@ def built_include() -> Path | None:
     """Where the headers that the extension was built from are; None if none was built."""
     if prefix := os.environ.get("PYLLAMA_RAW_PREFIX"):
         return Path(prefix).expanduser() / "include"
-    home = build_lib.fetch.cache_dir() / "lib" / build_lib.build_key()
+    key = build_lib.build_key(build_lib.cpu_of_library())
+    home = build_lib.fetch.cache_dir() / "lib" / key
     return home / "include" if (home / "done").is_file() else None
 
 

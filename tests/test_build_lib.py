@@ -758,6 +758,10 @@ def test_a_variant_is_no_level(monkeypatch):
 
     with pytest.raises(levels.CpuLevelError, match="haswell is a variant, which a"):
         levels.level_of_environment(AVX2_MACHINE)
+    assert build_lib.cpu_of_library() == "any"
+    assert build_lib.build_key("any") == build_lib.build_key(build_lib.cpu_of_library())
+    monkeypatch.delenv("PYLLAMA_RAW_CPU")
+    assert build_lib.cpu_of_library() == build_lib.chosen_cpu() == "native"
 
 
 def test_a_level_that_the_machine_cannot_run_is_refused(monkeypatch):

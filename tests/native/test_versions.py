@@ -70,7 +70,8 @@ def other_packages(folder: Path) -> dict[str, Path]:
                     continue
                 patch.setenv("PYLLAMA_RAW_SOURCE", str(home_of(version)))
                 patch.setenv("PYLLAMA_RAW_CMAKE_ARGS", CMAKE_ARGS)
-            prefix = build_lib.fetch.cache_dir() / "lib" / build_lib.build_key()
+            key = build_lib.build_key(build_lib.cpu_of_library())
+            prefix = build_lib.fetch.cache_dir() / "lib" / key
         library = build_lib.Library(prefix, prefix / "include", prefix / "lib", True)
         extension = build_lib.kept_extension(library)
         if extension is None or not extension.is_file():
