@@ -203,7 +203,7 @@ class Parser(ArgumentParser):
 
     def flags(self) -> dict[str, str]:
         """The flag of each field that has one."""
-        # Of several the first one: the others are short names of one of its values.
+        # Of several flags of a field the first one counts: the others stand for one of its values.
         actions = [action for action in self._actions if action.option_strings]
         return {action.dest: action.option_strings[0] for action in reversed(actions)}
 

@@ -82,7 +82,11 @@ class TextIndex:
             first, second = second, third
 
     def places(self, tokens: array[int]) -> Iterator[int]:
-        """Places that may be as the end of *tokens*, the latest first: the end itself, if it is in it."""
+        """
+        Places that may be as the end of *tokens*, the latest first.
+
+        In the index of *tokens* themselves the first of them is this end.
+        """
         if len(tokens) < N_GRAM:
             return
         first, second, third = tokens[-N_GRAM:]

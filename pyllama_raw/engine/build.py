@@ -236,8 +236,7 @@ def assemble(
             executor.drafts = open_drafts(config, model, n_ctx, layout.scratch)
         elif speculation == "mtp":
             n_ctx = executor.context.n_ctx
-            executor.heads = open_heads(config, use, n_ctx, layout.scratch)
-            executor.drafts = executor.heads
+            executor.drafts = open_heads(config, use, n_ctx, layout.scratch)
         limits = None if texts is None else texts.limits
         scheduler = _make_scheduler(
             executor, config, layout, store, keys, cost=cost, texts=limits

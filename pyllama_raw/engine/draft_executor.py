@@ -241,6 +241,24 @@ class DraftExecutor:
             emptied.append(slot)
         return emptied
 
+    def move(self, moves: Iterable[Move]) -> None:
+        """Hear which *moves* slots of the first model make: heads follow them, a draft model does not."""
+
+    def follow(
+        self,
+        works: tuple[Work, ...],
+        outputs: Iterable[Output],
+        rows: Rows,
+        model: Context,
+    ) -> None:
+        """
+        Hear of a step of the first model that worked: heads take it in, a draft model does not.
+
+        Args:
+            rows: of the step, which have the place of each work in its batch.
+            model: the context of the first model, which has the hidden states.
+        """
+
     def _clear(self) -> None:
         if self._context is not None:
             self._context.drop()
@@ -346,13 +364,7 @@ class HeadExecutor(DraftExecutor):
         rows: Rows,
         model: Context,
     ) -> None:
-        """
-        Take in a step of the model that worked.
-
-        Args:
-            rows: of the step, which have the place of each work in its batch.
-            model: the context of the model, which has the states.
-        """
+        """Take in tokens and hidden states of the step."""
         # It failed, and the next proposal makes it anew.
         if self._context is None:
             return
@@ -391,7 +403,7 @@ class HeadExecutor(DraftExecutor):
     def _copy(self, src: int, dst: int, n_pos: int) -> None:
         trail, context = self._trails.get(src), self._context
         self._cut(dst, 0)
-        # Cells are shared, so there have to be some.
+        # A copy shares cells, so what was taken in becomes cells first.
         if context is not None and trail is not None and trail.pos < n_pos:
             self._catch_up(context)
         trail, context = self._trails.get(src), self._context
@@ -449,7 +461,8 @@ class HeadExecutor(DraftExecutor):
 
     def _run(self, works: list[Propose], context: Context) -> StepResult:
         batch, depth, trails = self._states, works[0].n_drafts, self._trails
-        assert depth > 0  # the latest token of each is little
+        # Only the latest token of each is missing, so there is room for drafts in the same step.
+        assert depth > 0
         # A slot that has not followed has no state to go on from.
         ready = [
             work

@@ -40,7 +40,7 @@ from pyllama_raw.core.step import (
     Work,
 )
 from pyllama_raw.engine.adapters import AdapterSets
-from pyllama_raw.engine.draft_executor import DraftExecutor, HeadExecutor
+from pyllama_raw.engine.draft_executor import DraftExecutor
 from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.mailbox import AbortGate
@@ -110,8 +110,7 @@ class NativeExecutor:
         max_rows = max(self.context.n_seq_max, self.context.n_outputs_max)
         self._rows = Rows(self._open, self.context.max_tokens, max_rows)
         self.speculates = False  # whether plans may have drafts: see build.py
-        self.drafts: DraftExecutor | None = None  # the draft model, if there is one
-        self.heads: HeadExecutor | None = None  # the same, if it is heads
+        self.drafts: DraftExecutor | None = None  # the draft model or heads, if any
         self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
 
     def attach_lanes(self) -> None:
@@ -291,8 +290,8 @@ class NativeExecutor:
         if self.context.closed and (error := self._rebuild()) is not None:
             return StepResult(DecodeStatus.FAILED, error=error)
         moves, works, lot, steady = plan
-        if self.heads is not None and moves:
-            self.heads.move(moves)
+        if self.drafts is not None and moves:
+            self.drafts.move(moves)
         # A forged file has left what no slot can forget, and what slots would compute with.
         if self.context.is_spoilt:
             return self._unspoilt(moves)
@@ -386,8 +385,8 @@ class NativeExecutor:
         elif adapters.is_learning:
             switch_s = adapters.learned(plan.n_tokens, outcome.decode_ns)
             result = result._replace(switch_s=switch_s)
-        if self.heads is not None:
-            self.heads.follow(works, result.outputs, self._rows, self.context)
+        if self.drafts is not None:
+            self.drafts.follow(works, result.outputs, self._rows, self.context)
         return result._replace(decode_s=decode_s, sample_s=sample_s)
 
     def _without_drafts(

@@ -24,7 +24,7 @@ from pyllama_raw.native.model import quantize
 from pyllama_raw.options.config import DraftConfig
 from scripts.large_models import wider_model
 from tests.native.support import unlike_before
-from tests.native.test_speculation import GREEDY, prompts_of
+from tests.native.test_speculation import GREEDY, preempted, prompts_of
 from tests.support.near_ties import parting
 from tests.support.tiny import tiny_model
 
@@ -197,24 +197,15 @@ def test_who_leaves_and_who_is_preempted(smaller):
     params = GREEDY.model_copy(update={"max_tokens": 300})
     with opened(path) as engine:
         plain = engine.complete_many(prompts, params)
-    urgent, slow = [], []
     scheduler = SchedulerConfig(n_slots=1, preempt="priority")
     with opened(path, smaller, scheduler=scheduler) as engine:
-        for n, prompt in enumerate(prompts):
-            # The urgent one takes the only slot; the other goes on later, or leaves.
-            with engine.generate(prompt, params, priority=5) as stream:
-                next(iter(stream))
-                urgent.append(engine.complete(prompts[n - 1], params))
-                if n % 2 == 0:
-                    for _ in stream:
-                        pass
-                    slow.append(stream.result)
+        results = preempted(engine, prompts, params)
         stats = engine.stats()
 
     assert stats.preempted > 0
     assert stats.accepted_tokens > 0
     expected = [*plain[-1:], *plain[:-1], *plain[::2]]
-    for reference, other in zip(expected, [*urgent, *slow], strict=True):
+    for reference, other in zip(expected, results, strict=True):
         assert parting(reference.logprobs, other.token_ids) is None
 
 

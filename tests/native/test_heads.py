@@ -31,7 +31,7 @@ from pyllama_raw.native.model import Model as NativeModel
 from pyllama_raw.native.model import quantize
 from scripts.tiny_models import gguf
 from scripts.tiny_models.recipe import Recipe, experts, sizes
-from tests.native.test_speculation import GREEDY, prompts_of
+from tests.native.test_speculation import GREEDY, preempted, prompts_of
 from tests.support.near_ties import parting
 from tests.support.tiny import tiny_model
 
@@ -224,22 +224,14 @@ def test_who_leaves_and_who_is_preempted(path, plain):
     Whatever became of the one before in a slot, the next output is right, and has drafts.
     """
     prompts, params = prompts_of(6), GREEDY
-    urgent, slow = [], []
     scheduler = SchedulerConfig(n_slots=1, preempt="priority")
     with opened(path, scheduler=scheduler) as engine:
-        for n, prompt in enumerate(prompts):
-            with engine.generate(prompt, params, priority=5) as stream:
-                next(iter(stream))
-                urgent.append(engine.complete(prompts[n - 1], params))
-                if n % 2 == 0:
-                    for _ in stream:
-                        pass
-                    slow.append(stream.result)
+        results = preempted(engine, prompts, params)
         stats = engine.stats()
 
     assert stats.preempted > 0
     assert stats.accepted_tokens > 0
-    assert_same([*plain[-1:], *plain[:-1], *plain[::2]], [*urgent, *slow])
+    assert_same([*plain[-1:], *plain[:-1], *plain[::2]], results)
 
 
 @pytest.mark.parametrize("mode", ["live", "snapshots", "off"])

@@ -111,6 +111,21 @@ def prompts_of(n_prompts, seed=0, n_tokens=24):
     return [half * 2 for half in halves]
 
 
+def preempted(engine, prompts, params):
+    """Results of urgent requests, one after each of *prompts*, and of every other of these."""
+    urgent, slow = [], []
+    for n, prompt in enumerate(prompts):
+        # The urgent one takes the only slot; the other goes on later, or leaves.
+        with engine.generate(prompt, params, priority=5) as stream:
+            next(iter(stream))
+            urgent.append(engine.complete(prompts[n - 1], params))
+            if n % 2 == 0:
+                for _ in stream:
+                    pass
+                slow.append(stream.result)
+    return [*urgent, *slow]
+
+
 def both(oracle, path, prompts, params, **fields):
     """Results without drafts, and with them."""
     results = []
