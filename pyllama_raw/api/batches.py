@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import exp
+from math import exp, inf
 from typing import TYPE_CHECKING, Literal, get_args
 
 import anyio
@@ -223,11 +223,19 @@ class Branches:
         for index, text in enumerate(continuations.texts):
             joins = isinstance(prompt, str) and isinstance(text, str)
             encode = joined if joins else alone
-            (of_text,) = encoder.encode_texts([text], index, name, encode)
+            where, n_before = f"{name}[{index}]", 0 if joins else len(tokens)
+            advice = "shorten it or the prompt, or raise n_ctx"
+            try:
+                (of_text,) = encoder.encode_texts([text], index, name, encode)
+            # It was read no further than where no slot has room for it.
+            except TextTooLong as error:
+                n_tokens, is_part = n_before + error.n_tokens, error.is_part
+                raise TextTooLong(
+                    where, n_tokens, n_most, advice, is_part=is_part
+                ) from None
             together = of_text if joins else tokens + of_text
-            where, n_tokens = f"{name}[{index}]", len(together)
+            n_tokens = len(together)
             if n_tokens > n_most:
-                advice = "shorten it or the prompt, or raise n_ctx"
                 raise TextTooLong(where, n_tokens, n_most, advice)
             if together == tokens[:n_tokens]:
                 raise InvalidRequest(where, text, "a text with a token of its own")
@@ -306,6 +314,9 @@ def softmax(logarithms: Sequence[float]) -> list[float]:
     """Probabilities in proportion to the exponentials of *logarithms*; they sum up to 1."""
     # Beside the largest one, because exp() of each alone could be 0.
     largest = max(logarithms)
+    # None of them can be at all, and none is likelier than another.
+    if largest == -inf:
+        return [1 / len(logarithms)] * len(logarithms)
     weights = [exp(value - largest) for value in logarithms]
     total = sum(weights)
     return [weight / total for weight in weights]

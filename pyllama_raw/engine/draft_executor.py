@@ -25,7 +25,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from logging import getLogger
-from math import exp
+from math import exp, isnan
 from typing import Any
 
 from pyllama_raw.core.scheduling.speculation import DraftLimits
@@ -207,7 +207,7 @@ class DraftExecutor:
             for draft, token, (_, row) in zip(
                 drafts, outcome.tokens, rows, strict=True
             ):
-                draft.append((token, exp(row.value)))
+                draft.append((token, _chance(row.value)))
         pairs = iter(drafts)
         outputs = [
             Lost() if work.slot in lost else _output(next(pairs, []), depth)
@@ -492,7 +492,7 @@ class HeadExecutor(DraftExecutor):
                 break
             tokens = outcome.tokens
             for work, token, (_, row) in zip(ready, tokens, rows, strict=True):
-                drafts[work.slot].append((token, exp(row.value)))
+                drafts[work.slot].append((token, _chance(row.value)))
             states = [context.hidden(n, n + 1) for n in range(len(ready))]
             batch.clear()
         # Cells of drafts are of states that the heads made: those of the model come later.
@@ -522,6 +522,11 @@ def _n_held(work: Work, output: Output) -> int:
     if type(work) is Verify:
         return len(output.tokens) if type(output) is Sampled else 1
     return len(work.tokens)
+
+
+def _chance(logprob: float) -> float:
+    """The probability of a draft; 0 where an infinite logit leaves it without a number."""
+    return 0.0 if isnan(logprob) else exp(logprob)
 
 
 def _output(drafts: list[tuple[int, float]], depth: int) -> Output:

@@ -33,6 +33,10 @@ from pyllama_raw.serve.service import Exchange, ServedModel, Service
 T = TypeVar("T")
 Text = str | TokenIds
 
+# Fields of /v1/score that one of its forms has alone: `label_token_ids` makes it SGLang's.
+OURS = ("prompt", "continuations", "logprobs")
+SGLANGS = ("query", "items", "apply_softmax", "item_first")
+
 
 class ScoringBody(ServedBody):
     """A body that asks how likely texts are."""
@@ -102,6 +106,7 @@ def routes(app: FastAPI, service: Service) -> None:
         exchange: Exchange = request.state.exchange
         exchange.model = model.name
         options = service.text_options_of(exchange, body.options(model, service))
+        _check_form(body)
         if body.label_token_ids is not None:
             return JSON(await _scored_items(body, model, options, exchange, service))
         return JSON(await _scored(body, model, options, exchange, service))
@@ -130,6 +135,21 @@ def routes(app: FastAPI, service: Service) -> None:
         likelihoods = [[score.likelihood for score in scores] for scores in of_all]
         usage = _usage(likelihoods, exchange)
         return JSON(_head("classify", model) | {"data": data, "usage": usage})
+
+
+def _check_form(body: ScoreBody) -> None:
+    """Raise Failure if a field of one form stands beside those of the other, which does not read it."""
+    is_sglangs = body.label_token_ids is not None
+    for name in OURS if is_sglangs else SGLANGS:
+        value = getattr(body, name)
+        if value is None or value is False:
+            continue
+        if is_sglangs:
+            raise refused(name, "leave it out beside label_token_ids")
+        raise refused(name, "give it with label_token_ids, or leave it out")
+    # An item goes on with a text or with tokens, and a chat is neither.
+    if body.items is not None and body.messages is not None:
+        raise refused("items", "give a query with it, and no messages")
 
 
 async def _scored(

@@ -6,7 +6,10 @@ import anyio
 import pytest
 
 from pyllama_raw import CacheConfig, SamplingParams
+from pyllama_raw.api.batches import label_scores
+from pyllama_raw.api.results import Likelihood, Usage
 from pyllama_raw.core.memory.snapshots import SnapshotKind
+from pyllama_raw.core.request import TokenLogprobs
 from pyllama_raw.engine.build import make_cache
 from pyllama_raw.errors import (
     DeadlineExceeded,
@@ -121,6 +124,20 @@ async def test_labels_are_sorted_and_their_probabilities_sum_up_to_one():
     )
 
 
+def test_labels_that_cannot_come_at_all_are_equally_likely():
+    """
+    Their probabilities are numbers and sum up to 1; beside one that can come they have none.
+    """
+    usage = Usage(prompt_tokens=1, completion_tokens=0, cached_tokens=0)
+    never = Likelihood((1,), (TokenLogprobs(1, -math.inf, ()),), usage)
+    rarely = Likelihood((2,), (TokenLogprobs(2, -900.0, ()),), usage)
+    alone = label_scores(["a", "b"], [never, never], "total")
+    beside = label_scores(["a", "b"], [never, rarely], "per_token")
+
+    assert [score.probability for score in alone] == [0.5, 0.5]
+    assert [score.probability for score in beside] == [1.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("continuations", "error", "message"),
     [
@@ -130,7 +147,16 @@ async def test_labels_are_sorted_and_their_probabilities_sum_up_to_one():
         (["a", []], InvalidRequest, r"continuations\[1\]"),
         ([[1], [10**6]], InvalidRequest, r"continuations\[1\]=1000000"),
         (["a", "b" * 120], TextTooLong, r"continuations\[1\] has 14\d tokens"),
-        (["a", "b" * 500], TextTooLong, r"continuations\[1\] has"),
+        (
+            ["a", "b" * 500],
+            TextTooLong,
+            r"continuations\[1\] has .* at most 127 .* or raise n_ctx",
+        ),
+        (
+            ["a", [1] * 500],
+            TextTooLong,
+            r"continuations\[1\] has 525 .* at most 127 .* or raise n_ctx",
+        ),
         (["a"] * 40, InvalidRequest, "max_waiting"),
     ],
 )

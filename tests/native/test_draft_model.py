@@ -1,7 +1,10 @@
 """A draft model beside a real one: outputs are those of the first, whatever the second does."""
 
+import shutil
 from collections import Counter
 
+import gguf
+import numpy as np
 import pytest
 
 from pyllama_raw import (
@@ -278,6 +281,28 @@ def test_a_draft_model_that_fails_fails_no_request(error, smaller, monkeypatch, 
     assert "the draft model failed, requests go on without" in caplog.text
     for reference, other in zip(plain, drafted, strict=True):
         assert parting(reference.logprobs, other.token_ids) is None
+
+
+def test_a_draft_model_with_infinite_logits_fails_no_request(smaller, tmp_path):
+    """
+    Its drafts have no probability that is a number, and are as good as wrong.
+    """
+    path, (prompt,) = tmp_path / "infinite.gguf", prompts_of(1)
+    shutil.copy(tiny_model("llama"), path)
+    path.chmod(0o600)
+    tensors = gguf.GGUFReader(path, "r+").tensors
+    output = next(tensor for tensor in tensors if tensor.name == "output.weight")
+    output.data[:8, :1] = np.inf
+    output.data.flush()
+    with opened(smaller) as engine:
+        plain = engine.complete(prompt, GREEDY)
+    with opened(smaller, path) as engine:
+        drafted = engine.complete(prompt, GREEDY)
+        stats = engine.stats()
+
+    assert drafted.token_ids == plain.token_ids
+    assert (stats.failed, stats.failed_steps) == (0, 0)
+    assert stats.drafted_tokens > 0
 
 
 @pytest.mark.parametrize("code", [1, 2, -1, -3])

@@ -133,6 +133,23 @@ async def test_labels_behind_items_are_scored_as_sglang_does(is_softmax):
         ("score", {"query": "a", "label_token_ids": [1, -5]}, "label_token_ids[1]"),
         ("score", {"query": [-1], "label_token_ids": [1]}, "query"),
         ("score", {"text_1": "a", "text_2": "b"}, "text_1"),
+        (
+            "score",
+            {"query": "a", "label_token_ids": [1], "continuations": ["b"]},
+            "continuations",
+        ),
+        ("score", {"query": "a", "label_token_ids": [1], "logprobs": 0}, "logprobs"),
+        ("score", {"prompt": "a", "continuations": ["b"], "query": "c"}, "query"),
+        (
+            "score",
+            {"prompt": "a", "continuations": ["b"], "apply_softmax": True},
+            "apply_softmax",
+        ),
+        (
+            "score",
+            {"messages": CHAT, "items": [[3]], "label_token_ids": [1]},
+            "items",
+        ),
         ("classify", {"input": "a"}, "labels"),
         ("classify", {"input": ["a", ""], "labels": ["a"]}, "input"),
         ("classify", {"input": "a", "labels": ["a", ""]}, "labels[1]"),
