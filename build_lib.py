@@ -196,14 +196,17 @@ def find_or_build() -> Library:
                 f"{cpu_level.VARIABLE}={cpu} has no effect on the library that is "
                 f"installed in PYLLAMA_RAW_PREFIX={prefix}: unset one of both"
             )
-        return installed_at(Path(prefix).expanduser().resolve())
+        return installed_at(path_of("PYLLAMA_RAW_PREFIX", prefix))
     if tree := named_tree():
         folders = [tree / part for part in ("include", "ggml/include", "tools/mtmd")]
         check_headers("PYLLAMA_RAW_SOURCE", tree, folders)
     home = home_of_build()
-    if not (home / "done").is_file():
-        with fetch.locked(home.with_suffix(".lock"), toolchain.say):
-            if not (home / "done").is_file():
+    if not is_built(home):
+        with (
+            fetch.writing(home.parent),
+            fetch.locked(home.with_suffix(".lock"), toolchain.say),
+        ):
+            if not is_built(home):
                 _build_into(home)
     return Library(home, home / "include", home / "lib", bundled=True, cpu=cpu)
 
@@ -213,11 +216,19 @@ def home_of_build() -> Path:
     return Path(fetch.cache_dir() / "lib" / build_key())
 
 
+def is_built(home: Path) -> bool:
+    """Whether *home* has a whole library: what empties caches may have taken files of it."""
+    lib = home / "lib"
+    return (home / "done").is_file() and all(
+        _find_library(lib, name) for name in LIBRARIES
+    )
+
+
 def needs_source() -> bool:
     """Whether find_or_build() is going to read the archive of the cache."""
     if os.environ.get("PYLLAMA_RAW_PREFIX") or named_source():
         return False
-    return not (home_of_build() / "done").is_file()
+    return not is_built(home_of_build())
 
 
 def chosen_cpu() -> str:
@@ -304,14 +315,22 @@ def build_key(cpu: str | None = None) -> str:
 
 def user_flags() -> list[str]:
     """What the user adds for cmake; a GPU toolkit then stays findable at run time."""
-    flags = shlex.split(os.environ.get("PYLLAMA_RAW_CMAKE_ARGS", ""))
+    flags = toolchain.words("PYLLAMA_RAW_CMAKE_ARGS")
     return ["-DCMAKE_INSTALL_RPATH_USE_LINK_PATH=ON", *flags] if flags else []
 
 
 def named_source() -> Path | None:
     """What PYLLAMA_RAW_SOURCE names: a source tree, or the archive of the pinned source."""
     name = os.environ.get("PYLLAMA_RAW_SOURCE")
-    return Path(name).expanduser().resolve() if name else None
+    return path_of("PYLLAMA_RAW_SOURCE", name) if name else None
+
+
+def path_of(variable: str, name: str) -> Path:
+    """The path that an environment variable names. Raises BuildError."""
+    try:
+        return Path(name).expanduser().resolve()
+    except (OSError, RuntimeError) as error:  # the folder of no user, links in a circle
+        raise BuildError(f"{variable}={name} names no path: {error}") from None
 
 
 def named_tree() -> Path | None:
@@ -340,9 +359,7 @@ def named_tree() -> Path | None:
 
 def is_pinned(archive: Path) -> bool:
     """Whether *archive* is the pinned source, whatever its name is."""
-    if archive.stat().st_size != SOURCE.n_bytes:
-        return False
-    return hashlib.sha256(archive.read_bytes()).hexdigest() == SOURCE.sha256
+    return bool(fetch.is_whole(archive, SOURCE))
 
 
 def _tree_stamp(tree: Path) -> str:
@@ -359,7 +376,12 @@ def _tree_stamp(tree: Path) -> str:
 def _build_into(home: Path) -> None:
     """Build in a temporary folder and move the finished prefix to *home*."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".build-") as scratch:
+    prefix = f".build-{home.name}-"
+    for left in home.parent.glob(
+        f"{prefix}*"
+    ):  # by a build that was killed: we hold the lock
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=prefix) as scratch:
         folder = Path(scratch)
         for tool in ("cmake", "ninja"):
             toolchain.find_tool(tool)  # before minutes of downloading
@@ -391,13 +413,22 @@ def _build_into(home: Path) -> None:
         )
         if cpu == cpu_level.ANY:
             add_openmp(prefix / "lib")
-        shutil.copy(tree / "LICENSE", prefix / "lib" / "LICENSE.llama.cpp")
+        if (tree / "LICENSE").is_file():  # a tree of the user may lack it
+            shutil.copy(tree / "LICENSE", prefix / "lib" / "LICENSE.llama.cpp")
         if is_mended(tree):
             (prefix / MENDED).touch()
         (prefix / "done").write_text(f"{time.monotonic() - started:.0f} s\n")
-        shutil.rmtree(home, ignore_errors=True)
+        _remove(home)
         prefix.rename(home)
     toolchain.say(f"built in {time.monotonic() - started:.0f} s, kept in {home}")
+
+
+def _remove(path: Path) -> None:
+    """Take away what stands where a library is to be, whatever it is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def unpack_source(target: Path) -> Path:
@@ -479,7 +510,7 @@ def add_openmp(lib: Path) -> None:
 
     Other machines may lack it. `_ffi/openmp.py` looks for it by that name. Raises BuildError.
     """
-    command = [*shlex.split(os.environ.get("CC") or "cc"), f"-print-file-name={GOMP}"]
+    command = [*(toolchain.words("CC") or ["cc"]), f"-print-file-name={GOMP}"]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     path = Path(said.strip())
     if not path.is_absolute():  # the compiler repeats a name that it does not know
@@ -543,7 +574,7 @@ def record(library: Library) -> dict[str, str]:
         return {
             "llama.cpp": f"installed in {library.prefix}",
             "library": str(path),
-            "version": loaded.version_of(path),
+            "version": _version_of(path, library.prefix),
         }
     tree = named_tree()
     flags = [*fixed_flags(), *CMAKE_FLAGS, *cpu_level.cmake_flags(library.cpu)]
@@ -559,6 +590,16 @@ def record(library: Library) -> dict[str, str]:
         "configure": command.replace(f"{ROOT}{os.sep}", ""),
         "build": shlex.join(["cmake", "--build", "build", "--target", *TARGETS]),
     }
+
+
+def _version_of(path: Path, prefix: Path) -> str:
+    try:
+        return str(loaded.version_of(path))
+    except OSError as error:
+        raise BuildError(
+            f"PYLLAMA_RAW_PREFIX={prefix}: {path} cannot be loaded, so no program could use "
+            f"it: {error}"
+        ) from None
 
 
 def _find_library(folder: Path, name: str) -> Path | None:
@@ -732,7 +773,7 @@ def main() -> None:
                 fetch_source()
             return
         print(find_or_build().prefix)
-    except (BuildError, fetch.FetchFailed) as error:
+    except (BuildError, OSError) as error:
         raise SystemExit(f"build_lib: {error}") from None
     if options.inplace:
         command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]

@@ -28,6 +28,13 @@ class BuildWithLibrary(build_ext):
     """Compile the extension and put the libraries into lib/ next to it."""
 
     def build_extension(self, ext: Extension) -> None:
+        try:
+            self._build_extension(ext)
+        except (build_lib.BuildError, OSError) as error:
+            # pip shows all that this process says: one line helps more than the frames of setuptools.
+            raise SystemExit(f"error: {error}") from None
+
+    def _build_extension(self, ext: Extension) -> None:
         build_lib.toolchain.check_python_headers()
         library = build_lib.find_or_build()
         kept = build_lib.kept_extension(library)

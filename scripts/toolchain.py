@@ -41,6 +41,18 @@ class DownloadLines:
             say(f"downloaded {n_bytes >> 20} of {self.n_total >> 20} MiB")
 
 
+def words(variable: str) -> list[str]:
+    """The words of an environment variable, as a shell has them. Raises BuildError."""
+    text = os.environ.get(variable, "")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise BuildError(
+            f"{variable}={text}: {error}: it is split into words as a shell does, so close "
+            "the quotation, or put a backslash before the quote"
+        ) from None
+
+
 def check_compilers() -> None:
     """Refuse a machine without compilers before anything is downloaded."""
     compiler("CXX", "c++")
@@ -49,7 +61,7 @@ def check_compilers() -> None:
 
 def compiler(variable: str, default: str) -> str:
     """The first line a compiler says about itself."""
-    command = shlex.split(os.environ.get(variable) or default)
+    command = words(variable) or [default]
     if shutil.which(command[0]) is None:
         raise BuildError(
             f"no compiler {command[0]!r}: install a C and C++ compiler (Debian: "
@@ -57,7 +69,10 @@ def compiler(variable: str, default: str) -> str:
             f"xcode-select --install), or set {variable}"
         )
     command_line = [*command, "--version"]
-    done = subprocess.run(command_line, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command_line, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"{variable}={command[0]} cannot be run: {error}") from None
     return f"{command} {done.stdout.partition(chr(10))[0]}"
 
 

@@ -1,5 +1,6 @@
 """Finding, keying and describing the native library; nothing is compiled here."""
 
+import errno
 import hashlib
 import io
 import os
@@ -39,6 +40,13 @@ def make_prefix(folder: Path) -> Path:
     for name in build_lib.LIBRARIES:
         (folder / "lib" / f"lib{name}.{SUFFIX}").touch()
     return folder
+
+
+def make_built(home: Path) -> Path:
+    """A library of the cache, as far as names go."""
+    make_prefix(home)
+    (home / "done").touch()
+    return home
 
 
 def write_headers(folder: Path, names: Iterable[str]) -> None:
@@ -400,13 +408,213 @@ def test_finished_build_is_taken_from_the_cache(tmp_path):
     """
     A build that carries its mark is used; nothing is downloaded or compiled.
     """
-    home = tmp_path / "cache" / "lib" / build_lib.build_key()
-    home.mkdir(parents=True)
-    (home / "done").touch()
+    home = make_built(build_lib.home_of_build())
 
     library = build_lib.find_or_build()
 
     assert (library.prefix, library.bundled) == (home, True)
+
+
+@pytest.mark.parametrize("name", ["done", f"lib/libllama.{SUFFIX}"])
+def test_a_library_of_which_files_are_missing_is_built_anew(
+    monkeypatch, tmp_path, name
+):
+    """
+    Programs that empty caches take files by their age, one by one.
+    """
+    home = make_built(build_lib.home_of_build())
+    (home / name).unlink()
+    built: list[Path] = []
+    monkeypatch.setattr(build_lib, "_build_into", built.append)
+
+    needs_source = build_lib.needs_source()
+    build_lib.find_or_build()
+
+    assert (needs_source, built) == (True, [home])
+
+
+def test_a_build_that_was_killed_leaves_nothing_for_good(monkeypatch, tmp_path):
+    """
+    The next build of the same library takes its folder away, and no other's.
+    """
+    home = build_lib.home_of_build()
+    left = home.parent / f".build-{home.name}-xyz" / "work"
+    other = home.parent / ".build-0123456789abcdef-xyz"
+    left.mkdir(parents=True)
+    other.mkdir()
+    monkeypatch.setattr(build_lib.toolchain, "find_tool", lambda _: "no-such-tool")
+    monkeypatch.setattr(build_lib, "fetch_source", refuse)
+
+    with pytest.raises(BuildError, match="refused"):
+        build_lib.find_or_build()
+
+    lock = home.with_suffix(".lock")
+    assert sorted(home.parent.iterdir()) == sorted([other, lock])
+
+
+@pytest.mark.parametrize("other", ["file", "folder"])
+def test_a_build_takes_the_place_of_what_is_none(monkeypatch, tmp_path, other):
+    """
+    Whatever stands there; and a source of the user may lack its licence.
+    """
+    tree = make_source_that_fits(tmp_path / "llama.cpp")
+    monkeypatch.setenv("PYLLAMA_RAW_SOURCE", str(tree))
+    home = build_lib.home_of_build()
+    if other == "folder":
+        (home / "lib").mkdir(parents=True)
+    else:
+        home.parent.mkdir(parents=True)
+        home.touch()
+
+    def install(*command: str, **_: object) -> None:
+        if "--install" in command:
+            make_prefix(Path(command[-1]))
+
+    monkeypatch.setattr(build_lib.toolchain, "run", install)
+    monkeypatch.setattr(build_lib.toolchain, "find_tool", lambda _: "no-such-tool")
+
+    library = build_lib.find_or_build()
+
+    assert (library.prefix, build_lib.is_built(home)) == (home, True)
+    assert not list(library.lib.glob("LICENSE.*"))
+
+
+def refuse(*_: object, **__: object) -> None:
+    """In the place of a step of the build."""
+    raise BuildError("refused")
+
+
+@pytest.mark.parametrize("place", ["", "lib", "download"])
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path, place):
+    """
+    With the variable that names another one, whichever part of it is no folder.
+    """
+    cache = tmp_path / "cache"
+    (cache / place).parent.mkdir(parents=True, exist_ok=True)
+    (cache / place).touch()
+    monkeypatch.setattr(build_lib.toolchain, "find_tool", lambda _: "no-such-tool")
+
+    with pytest.raises(
+        build_lib.fetch.CacheFailed,
+        match=rf"cannot write to {cache}.* another folder .* PYLLAMA_RAW_CACHE",
+    ):
+        build_lib.find_or_build()
+
+
+def test_a_disk_that_is_full_is_told_from_a_broken_source(monkeypatch, tmp_path):
+    """
+    Whatever writes into the cache fails with the folder and what to do.
+    """
+
+    def fill(_: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(build_lib, "_build_into", fill)
+
+    with pytest.raises(build_lib.fetch.CacheFailed) as caught:
+        build_lib.find_or_build()
+
+    assert str(caught.value) == (
+        f"cannot write to {tmp_path}/cache/lib: No space left on device. Make room there, "
+        "or name another folder for all that is kept by PYLLAMA_RAW_CACHE"
+    )
+
+
+def test_a_damaged_archive_of_the_cache_is_fetched_anew(monkeypatch, tmp_path):
+    """
+    Its size alone says nothing, as after a crash of the machine, or where somebody put it there.
+    """
+    (tmp_path / "server").mkdir()
+    archive = tmp_path / "server" / "source.tar.gz"
+    archive.write_bytes(b"right")
+    source = replace(
+        build_lib.SOURCE,
+        url=archive.as_uri(),
+        n_bytes=5,
+        sha256=hashlib.sha256(b"right").hexdigest(),
+    )
+    monkeypatch.setattr(build_lib, "SOURCE", source)
+    kept = tmp_path / "cache" / "download" / "source.tar.gz"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"wrong")
+
+    assert build_lib.fetch_source() == kept
+    assert kept.read_bytes() == b"right"
+
+
+@pytest.mark.parametrize("variable", ["CC", "CXX", "PYLLAMA_RAW_CMAKE_ARGS"])
+def test_a_quotation_that_is_not_closed_is_named(monkeypatch, variable):
+    """
+    With the variable and its text, before anything is built.
+    """
+    monkeypatch.setenv(variable, "gcc -DNAME='two words")
+
+    with pytest.raises(
+        BuildError, match=rf"^{variable}=gcc -DNAME='two words: No closing quotation: "
+    ):
+        build_lib.find_or_build()
+
+
+def test_a_compiler_of_no_word_is_the_default(monkeypatch):
+    """
+    Scripts set variables to nothing, or to a space.
+    """
+    monkeypatch.delenv("CC", raising=False)
+    key = build_lib.build_key()
+    monkeypatch.setenv("CC", " ")
+
+    assert build_lib.build_key() == key
+
+
+@pytest.mark.parametrize(
+    "variable", ["PYLLAMA_RAW_PREFIX", "PYLLAMA_RAW_SOURCE", "PYLLAMA_RAW_CACHE"]
+)
+def test_the_home_of_no_user_is_named(monkeypatch, variable):
+    """
+    As the path that the user gave.
+    """
+    monkeypatch.setenv(variable, "~no-such-user/x")
+
+    with pytest.raises(
+        (BuildError, build_lib.fetch.CacheFailed),
+        match=rf"^{variable}=~no-such-user/x.*home directory",
+    ):
+        build_lib.find_or_build()
+
+
+def test_an_installed_library_that_cannot_be_loaded_is_named(tmp_path):
+    """
+    No program could use it, as where the driver of its GPU is missing.
+    """
+    prefix = make_prefix(tmp_path / "prefix")
+    library = build_lib.installed_at(prefix)
+
+    with pytest.raises(
+        BuildError,
+        match=rf"^PYLLAMA_RAW_PREFIX={prefix}: {prefix}/lib/libllama\.\w+ cannot be loaded",
+    ):
+        build_lib.record(library)
+
+
+def test_pip_shows_one_line_for_a_mistake(tmp_path):
+    """
+    No frame of setuptools, for an editable installation neither.
+    """
+    build = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--build-lib", str(tmp_path)],
+        cwd=build_lib.ROOT,
+        env=os.environ | {"PYLLAMA_RAW_CPU": "AVX2"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+    assert build.returncode == 1
+    assert build.stderr.splitlines() == [
+        "error: PYLLAMA_RAW_CPU=AVX2: there is no such level; levels are native, any, "
+        "sse42, avx2, avx512vnni, amx"
+    ]
 
 
 def test_only_llama_cpp_is_unpacked(monkeypatch, tmp_path):
@@ -606,9 +814,7 @@ def test_the_source_is_needed_unless_it_is_there_or_built(monkeypatch, tmp_path)
         monkeypatch.setenv(name, str(make_source(tmp_path / name)))
         needs.append(build_lib.needs_source())
         monkeypatch.delenv(name)
-    home = build_lib.home_of_build()
-    home.mkdir(parents=True)
-    (home / "done").touch()
+    make_built(build_lib.home_of_build())
 
     assert [*needs, build_lib.needs_source()] == [True, False, False, False]
 

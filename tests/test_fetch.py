@@ -1,13 +1,16 @@
 """Pinned files: whole and checked, or absent."""
 
+import errno
 import hashlib
+import http.client
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from pyllama_raw.options import fetch
-from pyllama_raw.options.fetch import Artifact, FetchFailed
+from pyllama_raw.options.fetch import Artifact, CacheFailed, FetchFailed
 from tests.support.limits import LIMIT_S
 
 CONTENT = b"the pinned content" * 1000
@@ -239,3 +242,96 @@ def test_a_server_that_sends_too_much_is_told_in_the_end(tmp_path, monkeypatch):
         fetch.fetch(artifact, tmp_path / "cache", lambda _: None)
 
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_full_disk_is_not_the_networks_fault(tmp_path, monkeypatch):
+    """
+    It is said at once, with the folder and the variable that names another one.
+    """
+    artifact = make_artifact(tmp_path / "server")
+    cache = tmp_path / "cache"
+    n_tries = []
+
+    def fill(url, artifact, file, on_bytes):
+        n_tries.append(url)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fetch, "_download", fill)
+
+    with pytest.raises(CacheFailed) as caught:
+        fetch.fetch(artifact, cache, lambda _: None)
+
+    assert str(caught.value) == (
+        f"cannot write to {cache}: No space left on device. Make room there, or name "
+        "another folder for all that is kept by PYLLAMA_RAW_CACHE"
+    )
+    assert (len(n_tries), list(cache.iterdir())) == (1, [])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        http.client.BadStatusLine("SSH-2.0-OpenSSH"),
+        http.client.IncompleteRead(b"half"),
+        TimeoutError("timed out"),
+    ],
+)
+def test_what_a_place_does_is_told_with_its_address(tmp_path, monkeypatch, error):
+    """
+    Whatever a server, or what stands before it, answers: each place is tried.
+    """
+    artifact = make_artifact(tmp_path / "server")
+
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(fetch, "_open", fail)
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.invalid/simple")
+
+    with pytest.raises(FetchFailed) as caught:
+        fetch.fetch(artifact, tmp_path / "cache", lambda _: None)
+
+    kind = type(error).__name__
+    assert str(caught.value).splitlines()[1:3] == [
+        f"  Unreachable: {place}: {kind}: {error}"
+        for place in (artifact.url, "https://mirror.invalid/simple/thing/")
+    ]
+
+
+def test_a_file_of_the_cache_is_known_by_its_bytes(tmp_path):
+    """
+    A crash of the machine leaves files of the right size, and users put files there.
+    """
+    artifact = make_artifact(tmp_path / "server")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / artifact.filename).write_bytes(bytes(len(CONTENT)))
+
+    path = fetch.fetch(artifact, cache, lambda _: None)
+
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("folder", ["", "relative"])
+def test_a_relative_folder_of_xdg_is_ignored(monkeypatch, tmp_path, folder):
+    """
+    As its specification says: it would be another one for each current folder.
+    """
+    monkeypatch.delenv("PYLLAMA_RAW_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    assert fetch.cache_dir().is_relative_to(tmp_path)
+
+
+def test_a_lock_that_cannot_be_made_is_named(tmp_path):
+    """
+    With its folder; two processes never go on without it.
+    """
+    (tmp_path / "lock").mkdir()
+
+    with (
+        pytest.raises(CacheFailed, match=rf"cannot write to {tmp_path}: .*/lock\)"),
+        fetch.locked(tmp_path / "lock", pytest.fail),
+    ):
+        pass

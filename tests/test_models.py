@@ -100,6 +100,40 @@ def test_unreachable_index_is_said(wheel):
     assert caught.value.spec == models.DEFAULT_MODEL
 
 
+def test_the_default_model_is_read_where_nobody_may_write(wheel, tmp_path):
+    """
+    An image brings it, or another user keeps it: no lock is made for what is there.
+    """
+    path = models.default_model(progress=False)
+    lock = path.with_name(f"{models.DEFAULT_MODEL}.lock")
+    lock.unlink()
+    lock.mkdir()  # no file can be made there, whoever runs this
+
+    assert models.default_model(progress=False) == path
+
+
+def test_a_cache_that_cannot_be_written_is_named(wheel, tmp_path):
+    """
+    The error is one of the model, and says which variable names another folder.
+    """
+    (tmp_path / "cache").touch()
+
+    with pytest.raises(ModelNotFound, match="PYLLAMA_RAW_CACHE") as caught:
+        models.default_model(progress=False)
+
+    assert f"cannot write to {tmp_path}/cache/models: " in str(caught.value)
+
+
+def test_the_home_of_no_user_is_named(wheel, monkeypatch):
+    """
+    As the path that the user gave.
+    """
+    monkeypatch.setenv("PYLLAMA_RAW_CACHE", "~no-such-user/x")
+
+    with pytest.raises(ModelNotFound, match="PYLLAMA_RAW_CACHE=~no-such-user/x: "):
+        models.default_model(progress=False)
+
+
 def test_path_is_itself(tmp_path):
     """
     A path that exists is taken as it is; its content is not looked at.

@@ -28,6 +28,7 @@ from urllib.parse import urljoin, urlsplit
 
 OnBytes = Callable[[int], None]  # called with the bytes on disk so far
 
+CACHE = "PYLLAMA_RAW_CACHE"  # the variable that names the folder of all that is kept
 BLOCK_BYTES = 1 << 20
 MAX_PAGE_BYTES = 64 << 20  # of an index; those of large projects have some MiB
 PYPI = "https://pypi.org/simple"
@@ -38,6 +39,14 @@ PAUSE_S = 1.0  # longer before each further try
 
 class FetchFailed(OSError):
     """A pinned file could not be had from any place; nothing was kept."""
+
+
+class CacheFailed(FetchFailed):
+    """The cache cannot be used: it has no room, or is no folder that this user may write to."""
+
+
+class Unreachable(ValueError):
+    """A place does not answer, or not in HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +65,25 @@ class Artifact:
 
 
 def cache_dir() -> Path:
-    """The directory of built libraries and fetched models, outside any checkout."""
-    if directory := os.environ.get("PYLLAMA_RAW_CACHE"):
-        return Path(directory).expanduser().resolve()
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "pyllama_raw"
-    home = Path.home()
+    """
+    The directory of built libraries and fetched models, outside any checkout.
+
+    Raises:
+        CacheFailed: it would lie in the home folder of a user that does not exist.
+    """
+    directory = os.environ.get(CACHE)
+    try:
+        if directory:
+            return Path(directory).expanduser().resolve()
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        if base.is_absolute():  # others are to be ignored, says the XDG specification
+            return base / "pyllama_raw"
+        home = Path.home()
+    except (OSError, RuntimeError) as error:
+        name = f"{CACHE}={directory}" if directory else f"no {CACHE} is set, and"
+        raise CacheFailed(
+            f"{name}: {error} Name a folder by {CACHE}, as /var/tmp/pyllama_raw"
+        ) from None
     macos = home / "Library" / "Caches" / "pyllama_raw"
     return macos if sys.platform == "darwin" else home / ".cache" / "pyllama_raw"
 
@@ -72,19 +94,19 @@ def fetch(artifact: Artifact, folder: Path, on_bytes: OnBytes) -> Path:
 
     Raises:
         FetchFailed: no place gave a file of that size and hash; says what each gave.
+        CacheFailed: *folder* cannot take it, whatever a place gives.
     """
     path = folder / artifact.filename
-    if path.is_file() and path.stat().st_size == artifact.n_bytes:
+    if is_whole(path, artifact):
         return path
-    folder.mkdir(parents=True, exist_ok=True)
     failures = []
     for place in (lambda _: artifact.url, _url_from_index):
         for attempt in range(N_TRIES):
             try:
                 url = place(artifact)
-                with atomic_file(path) as file:
+                with writing(folder), atomic_file(path) as file:
                     _download(url, artifact, file, on_bytes)
-            except (OSError, ValueError) as error:
+            except ValueError as error:
                 failures.append(f"{type(error).__name__}: {error}")
                 time.sleep(PAUSE_S * attempt)
             else:
@@ -95,6 +117,30 @@ def fetch(artifact: Artifact, folder: Path, on_bytes: OnBytes) -> Path:
         f"Check the network, set PIP_INDEX_URL to a mirror, or put {artifact.filename} "
         f"into {folder} yourself."
     )
+
+
+def is_whole(path: Path, artifact: Artifact) -> bool:
+    """Whether the file *path* is *artifact*: its bytes say so, because anybody may have put it there."""
+    if not path.is_file() or path.stat().st_size != artifact.n_bytes:
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == artifact.sha256
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Make *folder* of the cache for the block, and say what to do if it cannot be written. Raises CacheFailed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except FetchFailed:
+        raise
+    except OSError as error:
+        place = f" ({error.filename})" if error.filename else ""
+        raise CacheFailed(
+            f"cannot write to {folder}: {error.strerror or error}{place}. Make room there, "
+            f"or name another folder for all that is kept by {CACHE}"
+        ) from error
 
 
 @contextmanager
@@ -114,9 +160,15 @@ def atomic_file(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold *path* against other processes; the system drops it if this one dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    """
+    Hold *path* against other processes; the system drops it if this one dies.
+
+    Raises:
+        CacheFailed: the file cannot be made.
+    """
+    with writing(path.parent):
+        stream = path.open("w")
+    with stream as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -127,19 +179,30 @@ def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 def _download(url: str, artifact: Artifact, file: Any, on_bytes: OnBytes) -> None:
     digest, n_bytes = hashlib.sha256(), 0
-    with _open(url) as response:
-        while block := response.read(BLOCK_BYTES):
-            if n_bytes + len(block) > artifact.n_bytes:
-                raise ValueError(f"{url} gave more than {artifact.n_bytes} bytes")
-            file.write(block)
-            digest.update(block)
-            n_bytes += len(block)
-            on_bytes(n_bytes)
+    for block in _blocks(url, BLOCK_BYTES):
+        if n_bytes + len(block) > artifact.n_bytes:
+            raise ValueError(f"{url} gave more than {artifact.n_bytes} bytes")
+        file.write(block)
+        digest.update(block)
+        n_bytes += len(block)
+        on_bytes(n_bytes)
     if digest.hexdigest() != artifact.sha256:
         raise ValueError(
             f"{url} gave {n_bytes} bytes with sha256 {digest.hexdigest()}, "
             f"expected {artifact.n_bytes} with {artifact.sha256}"
         )
+
+
+def _blocks(url: str, n_bytes: int) -> Iterator[bytes]:
+    """What *url* gives, *n_bytes* at a time. Raises Unreachable, so that an OSError is one of the disk."""
+    from http.client import HTTPException
+
+    try:
+        with _open(url) as response:
+            while block := response.read(n_bytes):
+                yield block
+    except (OSError, HTTPException) as error:
+        raise Unreachable(f"{url}: {type(error).__name__}: {error}") from error
 
 
 def _open(url: str) -> Any:
@@ -156,8 +219,7 @@ def _open(url: str) -> Any:
 def _url_from_index(artifact: Artifact) -> str:
     """Look *artifact* up in the simple index pip is configured with."""
     page = f"{_index_url().rstrip('/')}/{artifact.project}/"
-    with _open(page) as response:
-        page_bytes = response.read(MAX_PAGE_BYTES + 1)
+    page_bytes = next(_blocks(page, MAX_PAGE_BYTES + 1), b"")
     if len(page_bytes) > MAX_PAGE_BYTES:
         raise ValueError(f"{page} gave more than {MAX_PAGE_BYTES} bytes")
     text = page_bytes.decode()

