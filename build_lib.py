@@ -22,6 +22,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import time
@@ -156,6 +157,7 @@ SOURCE_PARTS = (
     "vendor",
     "tools/mtmd",
 )
+SHAPING = ("PYLLAMA_RAW_SOURCE", "PYLLAMA_RAW_CMAKE_ARGS")  # what is built
 RECIPE = 1  # raise it when this file builds the same inputs differently
 
 
@@ -191,11 +193,14 @@ def find_or_build() -> Library:
     toolchain.check_compilers()
     cpu = chosen_cpu()
     if prefix := os.environ.get("PYLLAMA_RAW_PREFIX"):
-        if cpu != cpu_level.NATIVE:
-            raise BuildError(
-                f"{cpu_level.VARIABLE}={cpu} has no effect on the library that is "
-                f"installed in PYLLAMA_RAW_PREFIX={prefix}: unset one of both"
-            )
+        shaping = {name: os.environ.get(name, "").strip() for name in SHAPING}
+        shaping[cpu_level.VARIABLE] = "" if cpu == cpu_level.NATIVE else cpu
+        for name, text in shaping.items():
+            if text:
+                raise BuildError(
+                    f"{name}={text} has no effect on the library that is "
+                    f"installed in PYLLAMA_RAW_PREFIX={prefix}: unset one of both"
+                )
         return installed_at(path_of("PYLLAMA_RAW_PREFIX", prefix))
     if tree := named_tree():
         folders = [tree / part for part in ("include", "ggml/include", "tools/mtmd")]
@@ -257,12 +262,15 @@ def installed_at(prefix: Path) -> Library:
             "or unset PYLLAMA_RAW_PREFIX to build the pinned version"
         )
     check_headers("PYLLAMA_RAW_PREFIX", prefix, [include])
-    for lib in (prefix / "lib", prefix / "lib64"):
+    # Debian has the libraries of each machine in a folder of its own.
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    places = ["lib", "lib64", *([f"lib/{multiarch}"] if multiarch else [])]
+    for lib in (prefix / place for place in places):
         if all(_find_library(lib, name) for name in LIBRARIES):
             return Library(prefix, include, lib, bundled=False)
     names = ", ".join(f"lib{name}" for name in LIBRARIES)
     raise BuildError(
-        f"PYLLAMA_RAW_PREFIX={prefix} has no shared {names} in lib or lib64: "
+        f"PYLLAMA_RAW_PREFIX={prefix} has no shared {names} in {' or '.join(places)}: "
         "build llama.cpp with BUILD_SHARED_LIBS=ON and install it there"
     )
 
@@ -759,11 +767,19 @@ def main() -> None:
         action="store_true",
         help="print a lesser level of CPUs than this machine's, if it has one",
     )
+    parser.add_argument(
+        "--variant",
+        metavar="NAME",
+        help="only refuse a name that no variant of a library for any CPU has",
+    )
     options = parser.parse_args()
     if options.lesser_cpu:
         print(cpu_level.lesser_level() or "")
         return
     try:
+        if options.variant is not None:
+            cpu_level.check_variant(options.variant)
+            return
         toolchain.check_compilers()
         if options.key:
             print(os.environ.get("PYLLAMA_RAW_PREFIX") or build_key())
@@ -773,7 +789,7 @@ def main() -> None:
                 fetch_source()
             return
         print(find_or_build().prefix)
-    except (BuildError, OSError) as error:
+    except (BuildError, cpu_level.CpuLevelError, OSError) as error:
         raise SystemExit(f"build_lib: {error}") from None
     if options.inplace:
         command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]

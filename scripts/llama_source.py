@@ -134,7 +134,10 @@ def main(argv: list[str] | None = None) -> int:
         for name, version in WINDOW.items():
             print(f"{name}: {version.build}, in {version.archive.filename}")
         return 0
-    folder = tree(options.name)
+    try:
+        folder = tree(options.name)
+    except (build_lib.BuildError, OSError) as error:
+        raise SystemExit(f"llama_source: {error}") from None
     if not options.export:
         print(folder)
     elif options.name != "pinned":  # it is built without a variable

@@ -1,6 +1,7 @@
 """Finding, keying and describing the native library; nothing is compiled here."""
 
 import errno
+import fcntl
 import hashlib
 import io
 import os
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +104,23 @@ def test_bundled_library_is_found_relative_to_the_extension(tmp_path):
     library = build_lib.Library(tmp_path, tmp_path, tmp_path, bundled=True)
 
     assert build_lib.rpath(library) in ("$ORIGIN/lib", "@loader_path/lib")
+
+
+def test_debians_folder_of_libraries_is_known(monkeypatch, tmp_path):
+    """
+    What a package of the system installs is in a folder of its machine.
+    """
+    prefix = make_prefix(tmp_path / "prefix")
+    (prefix / "lib").rename(tmp_path / "of-machine")
+    (prefix / "lib").mkdir()
+    (tmp_path / "of-machine").rename(prefix / "lib" / "x86_64-linux-gnu")
+    monkeypatch.setattr(
+        build_lib.sysconfig, "get_config_var", {"MULTIARCH": "x86_64-linux-gnu"}.get
+    )
+
+    library = build_lib.installed_at(prefix)
+
+    assert library.lib == prefix / "lib" / "x86_64-linux-gnu"
 
 
 def test_prefix_without_multimodal_headers_is_refused(tmp_path):
@@ -347,6 +366,40 @@ def test_the_archive_of_the_pinned_source_can_be_named(monkeypatch, tmp_path):
 
     assert (target / "src" / "a.cpp").read_text() == "text"
     assert build_lib.build_key() == key
+
+
+def test_the_page_of_installing_fetches_the_archive_that_is_pinned():
+    """
+    pip prepares what it downloads, so the tools of that build are isolated, and are wheels.
+    """
+    page = (build_lib.ROOT / "docs" / "install.md").read_text()
+    project = build_lib.SOURCE.project
+    lines = [line for line in page.splitlines() if f" {project}==" in line]
+
+    assert lines == [
+        f"pip download -d wheels --no-deps --no-binary {project} "
+        f"{project}=={build_lib.SOURCE.version}"
+    ]
+    assert f"wheels/{build_lib.SOURCE.filename}\n" in page
+
+
+def test_the_page_of_installing_names_all_that_a_build_needs():
+    """
+    Of tools and packages, as pyproject.toml asks for them.
+    """
+    page = (build_lib.ROOT / "docs" / "install.md").read_text()
+    project = tomllib.loads((build_lib.ROOT / "pyproject.toml").read_text())
+    tools, packages = (
+        shlex.split(line)[4:]
+        for line in page.splitlines()
+        if line.startswith("pip download -d wheels ") and "--no-deps" not in line
+    )
+    name = re.compile(r"[\w-]+")
+
+    assert tools == project["build-system"]["requires"]
+    assert [name.match(text)[0] for text in packages] == [
+        name.match(text)[0] for text in project["project"]["dependencies"]
+    ]
 
 
 def test_another_archive_is_refused(monkeypatch, tmp_path):
@@ -714,20 +767,64 @@ TOOLS = ["build_lib.py --fetch", "install -r .venv/tools.txt"]
 BUILT = ["build_lib.py", "install -r .venv/packages.txt"]
 
 
+def make_checkout(folder: Path) -> Path:
+    """A checkout with an environment whose Python notes its calls; returns scripts/bootstrap."""
+    for name in ("scripts", ".venv/bin", "pyllama_raw/_ffi"):
+        (folder / name).mkdir(parents=True)
+    shutil.copy(build_lib.ROOT / "pyproject.toml", folder)
+    python = folder / ".venv" / "bin" / "python"
+    python.write_text(FAKE_PYTHON.format(python=sys.executable))
+    python.chmod(0o755)
+    (folder / "pyllama_raw" / "_ffi" / "_llama.abi3.so").touch()
+    bootstrap = build_lib.ROOT / "scripts" / "bootstrap"
+    return Path(shutil.copy(bootstrap, folder / "scripts"))
+
+
+def test_an_environment_without_pip_gets_it(tmp_path):
+    """
+    As uv makes them, under the same name.
+    """
+    bootstrap = make_checkout(tmp_path)
+    (tmp_path / "pip.py").write_text("raise ImportError")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+
+    subprocess.run(
+        [bootstrap, "--demo"],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        timeout=LIMIT_S,
+    )
+
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0] == "-m ensurepip"
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="without it none waits")
+def test_of_two_in_one_checkout_the_second_waits(tmp_path):
+    """
+    Both would install into one environment.
+    """
+    bootstrap, calls = make_checkout(tmp_path), tmp_path / "calls"
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with subprocess.Popen(
+        [bootstrap, "--demo"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as second:
+        first_line = second.stderr.readline()
+        has_begun = calls.exists()
+        os.close(folder)  # the first one ends
+        second.communicate(timeout=LIMIT_S)
+
+    assert first_line == f"bootstrap: waiting for another one in {tmp_path}\n"
+    assert (has_begun, second.returncode, calls.exists()) == (False, 0, True)
+
+
 def test_a_demo_installs_what_a_program_needs(tmp_path):
     """
     And the model, each once. What tests need is added when it is asked for.
     """
-    for name in ("scripts", ".venv/bin", "pyllama_raw/_ffi"):
-        (tmp_path / name).mkdir(parents=True)
-    shutil.copy(build_lib.ROOT / "pyproject.toml", tmp_path)
-    bootstrap = shutil.copy(
-        build_lib.ROOT / "scripts" / "bootstrap", tmp_path / "scripts"
-    )
-    python, calls = tmp_path / ".venv" / "bin" / "python", tmp_path / "calls"
-    python.write_text(FAKE_PYTHON.format(python=sys.executable))
-    python.chmod(0o755)
-    (tmp_path / "pyllama_raw" / "_ffi" / "_llama.abi3.so").touch()
+    bootstrap, calls = make_checkout(tmp_path), tmp_path / "calls"
 
     ran, packages = [], []
     for options in (["--demo"], ["--demo"], []):
@@ -744,6 +841,57 @@ def test_a_demo_installs_what_a_program_needs(tmp_path):
         sorted([*TOOLS, *BUILT, "install", stub]),
     ]
     assert ["pytest" in text for text in packages] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["--cpu"], 2, "usage: scripts/test --cpu NAME [ARGUMENT OF PYTEST]..."),
+        (["--llama"], 2, "usage: scripts/test --llama NAME [ARGUMENT OF PYTEST]..."),
+        (
+            ["--cpu", "haswel"],
+            1,
+            "build_lib: PYLLAMA_RAW_CPU=haswel: there is no such variant; variants are x64, "
+            "sse42, haswell, alderlake, skylakex, cascadelake, zen4, sapphirerapids, and "
+            "sse42, avx2, avx512vnni, amx stand for some of them",
+        ),
+    ],
+)
+def test_a_wrong_name_is_refused_before_anything_is_built(
+    tmp_path, arguments, code, line
+):
+    """
+    A library for any CPU takes minutes, and another one to go back.
+    """
+    (tmp_path / "scripts").mkdir()
+    tests = shutil.copy(build_lib.ROOT / "scripts" / "test", tmp_path / "scripts")
+    bootstrap = tmp_path / "scripts" / "bootstrap"
+    bootstrap.write_text("#!/bin/sh\ntouch bootstrapped\n")
+    bootstrap.chmod(0o755)
+    (tmp_path / "build_lib.py").symlink_to(build_lib.ROOT / "build_lib.py")
+
+    refused = subprocess.run(
+        [tests, *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+    assert (refused.returncode, refused.stderr.splitlines()) == (code, [line])
+    assert not (tmp_path / "bootstrapped").exists()
+
+
+def test_names_of_levels_are_those_of_variants_too():
+    """
+    Where a library for any CPU is asked for.
+    """
+    levels = build_lib.cpu_level
+
+    for name in (*levels.VARIANTS, *levels.LEVELS):
+        levels.check_variant(name)
 
 
 def test_missing_tool_says_what_to_install(monkeypatch, tmp_path):
@@ -984,15 +1132,27 @@ def test_a_level_that_the_machine_cannot_run_is_refused(monkeypatch):
         levels.level_of_environment(AVX2_MACHINE)
 
 
-def test_a_level_has_no_effect_on_an_installed_library(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("PYLLAMA_RAW_CPU", "avx2"),
+        ("PYLLAMA_RAW_SOURCE", "/src/llama.cpp"),
+        ("PYLLAMA_RAW_CMAKE_ARGS", "-DGGML_CUDA=ON"),
+    ],
+)
+def test_what_has_no_effect_on_an_installed_library_is_refused(
+    monkeypatch, tmp_path, variable, text
+):
     """
-    It is refused rather than forgotten.
+    Rather than forgotten: a build for a GPU would have none.
     """
     monkeypatch.setattr(build_lib.cpu_level, "check_runs", lambda *_: None)
     monkeypatch.setenv("PYLLAMA_RAW_PREFIX", str(make_prefix(tmp_path / "prefix")))
-    monkeypatch.setenv("PYLLAMA_RAW_CPU", "avx2")
+    monkeypatch.setenv(variable, text)
 
-    with pytest.raises(BuildError, match="has no effect on the library"):
+    with pytest.raises(
+        BuildError, match=f"^{variable}={text} has no effect on the library"
+    ):
         build_lib.find_or_build()
 
 

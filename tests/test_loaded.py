@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from pyllama_raw import _ffi
 from pyllama_raw._ffi.loaded import RECORD, record_in, version_of
 from pyllama_raw.cli.command import main
 from pyllama_raw.errors import LibraryNotBuilt
+from pyllama_raw.native import libllama
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a compiler")
 
@@ -80,7 +82,7 @@ def test_info_says_how_the_library_was_built(tmp_path, monkeypatch, capsys):
     """
     From what lies beside the extension, and how to build another one; or that nothing does.
     """
-    monkeypatch.setattr("pyllama_raw.cli.info.LIBRARIES", tmp_path)
+    monkeypatch.setattr(_ffi, "LIBRARIES", tmp_path)
     statuses = [main(["info", "--build"])]
     write_record(tmp_path, tmp_path / "libllama.so.0", "0.5.0-dev, old")
     statuses.append(main(["info", "--build"]))
@@ -102,3 +104,32 @@ def test_a_library_that_nobody_wrote_down_has_no_record(tmp_path):
     As of an extension that was built before there were records.
     """
     assert record_in(tmp_path) == {}
+
+
+def test_an_extension_of_another_version_is_said(monkeypatch):
+    """
+    As after `git pull` in an editable installation: a function of ours is missing in it.
+    """
+    extension = SimpleNamespace(llama_decode=1)
+    monkeypatch.setattr(libllama, "load", lambda: (extension, None))
+    lib = libllama._Lazy(0)
+
+    assert (lib.llama_decode, hasattr(lib, "llama_of_later")) == (1, False)
+    with pytest.raises(LibraryNotBuilt, match=r"has no plr_new, .* scripts/bootstrap"):
+        lib.plr_new  # noqa: B018
+
+
+def test_the_prefix_is_named_as_the_user_named_it(tmp_path, monkeypatch):
+    """
+    The folder of the library does not tell, because systems have others than lib.
+    """
+    record = {
+        "llama.cpp": "installed in /usr",
+        "library": str(tmp_path / "lib" / "x86_64-linux-gnu" / "libllama.so.0"),
+        "version": "0.5.0",
+    }
+    (tmp_path / RECORD).write_text(json.dumps(record))
+    monkeypatch.setattr(_ffi, "LIBRARIES", tmp_path)
+
+    with pytest.raises(LibraryNotBuilt, match="run `PYLLAMA_RAW_PREFIX=/usr pip"):
+        _ffi._check_version()

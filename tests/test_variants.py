@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from pyllama_raw import _ffi
 from pyllama_raw._ffi import Variant, choose_variant, use_variant, variant_files
 from pyllama_raw._ffi.cpu_level import LEVELS, VARIANT_OF_LEVEL, VARIANTS
 from pyllama_raw.errors import ConfigError, LibraryNotBuilt
@@ -148,6 +149,43 @@ def test_a_linked_library_is_left_alone(tmp_path):
     It has no variants: nothing is called.
     """
     assert use_variant(tmp_path, FakeLibrary({})) is None
+
+
+def test_a_library_for_any_cpu_without_variants_is_refused(tmp_path):
+    """
+    Nothing would compute: without their files it has no CPU backend.
+    """
+    (tmp_path / "cpu-level").write_text("any\n")
+
+    with pytest.raises(LibraryNotBuilt, match=rf"^{tmp_path} has no libggml-cpu-\*"):
+        use_variant(tmp_path, FakeLibrary({}))
+
+
+@pytest.mark.parametrize("level", ["", "avx10"])
+def test_a_library_of_an_unknown_level_is_refused(monkeypatch, tmp_path, level):
+    """
+    Its file is damaged, or another version of pyllama_raw wrote it.
+    """
+    (tmp_path / "cpu-level").write_text(level)
+    monkeypatch.setattr(_ffi, "LIBRARIES", tmp_path)
+    monkeypatch.setattr(_ffi, "_has_extension", lambda _: True)
+
+    with pytest.raises(LibraryNotBuilt, match=f"cpu-level has '{level}', which is no"):
+        _ffi.load()
+
+
+@pytest.mark.parametrize("text", ['{"llama.cpp": "0c1e', "[1]"])
+def test_a_damaged_record_is_said(monkeypatch, tmp_path, text):
+    """
+    By what loads the library, and by what only tells how it was built.
+    """
+    (tmp_path / "build.json").write_text(text)
+    monkeypatch.setattr(_ffi, "LIBRARIES", tmp_path)
+    monkeypatch.setattr(_ffi, "_has_extension", lambda _: True)
+
+    for read in (_ffi.load, _ffi.build_record):
+        with pytest.raises(LibraryNotBuilt, match=r"/build\.json is damaged \(.*anew"):
+            read()
 
 
 def test_a_damaged_file_is_said(folder):

@@ -26,6 +26,7 @@ from typing import Any
 from pyllama_raw._ffi.cpu_level import (
     ANY,
     LEVEL_FILE,
+    LEVELS,
     NATIVE,
     VARIABLE,
     VARIANT_OF_LEVEL,
@@ -34,7 +35,7 @@ from pyllama_raw._ffi.cpu_level import (
     check_runs,
     level_of_environment,
 )
-from pyllama_raw._ffi.loaded import record_in, version_of
+from pyllama_raw._ffi.loaded import RECORD, record_in, version_of
 from pyllama_raw._ffi.openmp import choosing
 from pyllama_raw.errors import ConfigError, LibraryNotBuilt
 
@@ -71,11 +72,15 @@ def _check_cpu() -> None:
     """
     if not _has_extension(LIBRARIES.parents[1]):  # that it is absent is said below
         return
-    path = LIBRARIES / LEVEL_FILE
-    level = path.read_text().strip() if path.is_file() else NATIVE
+    level = _level_in(LIBRARIES)
     if level == ANY:  # PYLLAMA_RAW_CPU names one of its variants
         return
     build = "`pip install .` in the source tree builds it anew"
+    if level not in (NATIVE, *LEVELS):
+        raise LibraryNotBuilt(
+            f"{LIBRARIES / LEVEL_FILE} has {level!r}, which is no level of this version: the "
+            f"native library is damaged, or another version's; {build}"
+        )
     try:
         check_runs(level)
         wish = level_of_environment() if os.environ.get(VARIABLE) else level
@@ -90,12 +95,32 @@ def _check_cpu() -> None:
         )
 
 
+def _level_in(folder: Path) -> str:
+    path = folder / LEVEL_FILE
+    return path.read_text().strip() if path.is_file() else NATIVE
+
+
+def build_record() -> dict[str, str]:
+    """
+    How the library was built; empty: nobody wrote it down.
+
+    Raises:
+        LibraryNotBuilt: the file of it is damaged.
+    """
+    try:
+        return record_in(LIBRARIES)
+    except (OSError, TypeError, ValueError) as error:
+        raise LibraryNotBuilt(
+            f"{LIBRARIES / RECORD} is damaged ({error}): install pyllama_raw anew"
+        ) from None
+
+
 def _check_version() -> None:
     """
     Refuse an installed libllama that is another one than the extension was compiled for: calls
     would pass structs that it reads otherwise. Raises LibraryNotBuilt.
     """
-    record = record_in(LIBRARIES)
+    record = build_record()
     if "version" not in record:  # a library of our own lies beside the extension
         return
     path, version = Path(record["library"]), record["version"]
@@ -104,9 +129,11 @@ def _check_version() -> None:
     except OSError as error:
         now = f"cannot be loaded ({error})"
     if now != version:
+        place = record.get("llama.cpp", "")
+        prefix = place.removeprefix("installed in ") or path.parents[1]
         raise LibraryNotBuilt(
             f"the extension was compiled for llama.cpp {version} in {path}, and what is there "
-            f"now is {now}: run `PYLLAMA_RAW_PREFIX={path.parents[1]} pip install "
+            f"now is {now}: run `PYLLAMA_RAW_PREFIX={prefix} pip install "
             "--force-reinstall --no-deps .` in the source tree"
         )
 
@@ -232,10 +259,15 @@ def use_variant(folder: Path, lib: Any) -> Variant | None:
 
     Raises:
         ConfigError: PYLLAMA_RAW_CPU names no variant that runs here.
-        LibraryNotBuilt: a file is damaged.
+        LibraryNotBuilt: a file is damaged, or there is none in a library for any CPU.
     """
     paths = variant_files(folder)
     if not paths:
+        if _level_in(folder) == ANY:
+            raise LibraryNotBuilt(
+                f"{folder} has no {VARIANT_PREFIX}*{VARIANT_SUFFIX}, which compute: install "
+                "pyllama_raw anew"
+            )
         return None
     scores = {
         name: lib.plr_variant_score(os.fsencode(path)) for name, path in paths.items()

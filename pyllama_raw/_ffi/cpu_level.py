@@ -97,6 +97,15 @@ def level_of_environment(cpuinfo: str | None = None) -> str:
     return name
 
 
+def check_variant(name: str) -> None:
+    """Refuse a *name* of no variant of a library for any CPU. Raises CpuLevelError."""
+    if name not in VARIANTS and name not in VARIANT_OF_LEVEL:
+        raise CpuLevelError(
+            f"{VARIABLE}={name}: there is no such variant; variants are {', '.join(VARIANTS)}, "
+            f"and {', '.join(VARIANT_OF_LEVEL)} stand for some of them"
+        )
+
+
 def check_runs(name: str, cpuinfo: str | None = None) -> None:
     """Refuse the level *name* where this machine lacks its instructions. Raises CpuLevelError."""
     if name == NATIVE:

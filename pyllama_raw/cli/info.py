@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw import __version__
-from pyllama_raw._ffi import LIBRARIES
-from pyllama_raw._ffi.loaded import record_in
+from pyllama_raw._ffi import build_record
 from pyllama_raw.cli.options import engine_config, model_spec
 from pyllama_raw.engine.estimate import estimate, fitted, kernels_used, probe_model
 from pyllama_raw.engine.info import Capabilities, Operation, probe
@@ -89,7 +88,7 @@ def show(spec: str | Path | None, config: EngineConfig, *, as_json: bool) -> int
 
 def show_build(*, as_json: bool) -> int:
     """Tell how the library was built; nothing is loaded, because loading it may fail."""
-    record = record_in(LIBRARIES)
+    record = build_record()
     if as_json:
         sys.stdout.write(f"{json.dumps(record, indent=2)}\n")
     elif record:

@@ -40,6 +40,7 @@ from pyllama_raw.errors import (
     DecodeAborted,
     DecodeFailed,
     InvalidBatch,
+    LibraryNotBuilt,
     NativeError,
     NoKVSpace,
     Unsupported,
@@ -73,6 +74,7 @@ __all__ = [
 
 _LIBRARY = re.compile(r"lib(llama|ggml|mtmd)[^/]*\.(so|dylib)\b")
 WOVEN = "PYLLAMA_RAW_WOVEN"  # the level of our kernels for woven weights
+WOVEN_LEVELS = ("auto", "plain", "avx2", "avxvnni", "avx512vnni", "amx")
 _lock = threading.Lock()
 _loaded: tuple[Any, Any] | None = None
 _variant: _ffi.Variant | None = None
@@ -97,11 +99,8 @@ def load() -> tuple[Any, Any]:
             # Before kernels are asked what they can do here.
             _variant = _ffi.use_variant(_ffi.LIBRARIES, lib)
             level = os.environ.get(WOVEN) or "auto"
-            if not lib.plr_woven_choose(level.encode()):
-                raise ConfigError(
-                    f"{WOVEN}={level}: levels are auto, plain, avx2, avxvnni, avx512vnni "
-                    f"and amx, and this CPU does not have this one: unset {WOVEN}"
-                )
+            if not lib.plr_woven_choose(os.fsencode(level)):
+                raise ConfigError(_wrong_woven(level, lib))
             # Backends that were built as modules are loaded here, others are there.
             if lib.ggml_backend_reg_count() == 0:
                 lib.ggml_backend_load_all()
@@ -109,6 +108,18 @@ def load() -> tuple[Any, Any]:
             _address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "llama_decode")))
             _loaded = lib, ffi
         return _loaded
+
+
+def _wrong_woven(level: str, lib: Any) -> str:
+    """Why our kernels refuse *level*."""
+    here = [name for name in WOVEN_LEVELS if lib.plr_woven_choose(name.encode())]
+    names = ", ".join(WOVEN_LEVELS)
+    problem = (
+        f"this CPU does not have it; it has {', '.join(here)}"
+        if level in WOVEN_LEVELS
+        else f"there is no such level; levels are {names}, and this CPU has {', '.join(here)}"
+    )
+    return f"{WOVEN}={level}: {problem}: unset {WOVEN} to take the best of them"
 
 
 class _Lazy:
@@ -119,7 +130,16 @@ class _Lazy:
 
     def __getattr__(self, name: str) -> Any:
         # From now on it is a plain attribute, which costs a call of C nothing.
-        value = getattr(load()[self._part], name)
+        try:
+            value = getattr(load()[self._part], name)
+        except AttributeError:
+            if not name.startswith("plr_"):  # an older llama.cpp may lack it: need()
+                raise
+            raise LibraryNotBuilt(
+                f"the native library has no {name}, so it was compiled for another version of "
+                "pyllama_raw than this one: run `pip install .` (or `pip install -e .`, or "
+                "scripts/bootstrap) in the source tree"
+            ) from None
         setattr(self, name, value)
         return value
 

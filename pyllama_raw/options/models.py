@@ -549,4 +549,7 @@ def _shown(progress: bool) -> Iterator[OnBytes]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{default_model()}\n")
+    try:
+        sys.stdout.write(f"{default_model()}\n")
+    except ModelNotFound as error:  # scripts/bootstrap shows what is said here
+        sys.exit(f"error: {error}")
