@@ -182,7 +182,8 @@ class Kernels {
         } else if (weaves_ && woven_.looks_up(node)) {
             take(node, kernels::WOVEN + WovenProduct::kind_of(node->src[0]->type), lookup_node_);
         } else if (weaves_ && woven_.takes(node)) {
-            take(node, kernels::WOVEN + WovenProduct::kind_of(node->src[0]->type), woven_node_);
+            take(node, kernels::WOVEN + WovenProduct::kind_of(node->src[0]->type), woven_node_,
+                 woven_.state(node));
         } else if (sums_ == PLR_SUMS_LIBLLAMA && columns_.takes(node, are_streams())) {
             take(node, kernels::COLUMNS, columns_node_);
         } else if (sums_ == PLR_SUMS_OURS && is_product(node) && columns_.can_take(node)) {
@@ -249,6 +250,9 @@ class Kernels {
                                         &halves_node_}) {
             if (ours->is_of(node)) {
                 NodeState::of(node).reset();
+                if (ours == &woven_node_) {
+                    NodeState::of(node) = woven_.state(node);
+                }
                 return;
             }
         }

@@ -42,12 +42,13 @@ struct NodeState {
     float   epsilon;          // of a norm
     int32_t has_gelu;         // a product, because GELU has joined it
     int32_t has_columns;      // a product, whose columns the one before it has packed
+    int32_t is_alone;         // a woven product, which has one column and is woven
     int32_t n_ready;  // threads that have passed wait_for_all()
     int32_t n_asleep;  // threads that sleep there
     int32_t n_taken;  // parts that threads have taken
 
     static constexpr int    kSpins  = 1000;  // as libgomp waits shortly, see openmp.py
-    static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 8 * sizeof(int32_t);
+    static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 9 * sizeof(int32_t);
 
     static NodeState & of(ggml_tensor * node) {
         return *reinterpret_cast<NodeState *>(reinterpret_cast<char *>(node->op_params) +

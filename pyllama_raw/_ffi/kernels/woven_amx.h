@@ -170,7 +170,7 @@ PLR_AMX PLR_CALLED void amx_tiles(const uint8_t * rows, const Columns & columns,
             const int       i    = (block + b) % W::kBlocks;
             const uint8_t * from = rows + size_t((block + b) / W::kBlocks) * W::kBytes;
             for (int to = 0; to < kOne; to += 64) {
-                __builtin_prefetch(from + i * kOne + 2048 + to);
+                __builtin_prefetch(from + i * kOne + kAhead + to);
             }
             weights.unpack(b, from, i);
         }

@@ -127,8 +127,9 @@ class WovenProduct {
             rows->ne[2] > kMaxMatrices) {
             return false;
         }
-        const int n_blocks = int(rows->ne[0] / woven::kBlock);
-        if (!packed_.reserve((ggml_nrows(columns) + woven::kBehind) * woven::Columns::bytes(n_blocks)) ||
+        const int     n_blocks  = int(rows->ne[0] / woven::kBlock);
+        const int64_t n_columns = ggml_nrows(columns) == 1 ? kAlone : ggml_nrows(columns);
+        if (!packed_.reserve((n_columns + woven::kBehind) * woven::Columns::bytes(n_blocks)) ||
             !places_.reserve((rows->ne[2] + 1 + ggml_nrows(node)) * sizeof(int32_t))) {
             return false;
         }
@@ -137,6 +138,14 @@ class WovenProduct {
             weights = WovenWeights::of(*rows, rows->ne[2] * matrix_bytes(*rows));
         }
         return weights != nullptr;
+    }
+
+    // Of a product that this kernel takes, each time before it is computed.
+    NodeState state(const ggml_tensor * node) const {
+        NodeState state{};
+        state.is_alone = ggml_nrows(node) == 1 && node->src[0]->ne[2] == 1 &&
+                         weights_.at(node->src[0]->data)->is_ready[0].load(std::memory_order_acquire);
+        return state;
     }
 
     // Whether *node* looks up rows of embeddings that a product has woven. Others are in the file.
@@ -177,6 +186,10 @@ class WovenProduct {
         const ggml_tensor & rows    = *node->src[0];
         WovenWeights &      weights = *self.weights_.at(rows.data);
         NodeState &         state   = NodeState::of(node);
+        if (state.is_alone && n_threads <= kAlone) {
+            self.multiply_alone(*node, weights, state, ith, n_threads);
+            return;
+        }
         self.pack(*node->src[1], ith, n_threads);
         if (ith == 0) {
             self.sort(*node);
@@ -200,7 +213,7 @@ class WovenProduct {
                 set_apart(rows);
             }
         }
-        self.multiply(*node, weights, state, n_threads);
+        self.multiply(*node, weights, state, ith, n_threads);
     }
 
     static constexpr int kKinds = int(woven::kKinds.size());
@@ -210,6 +223,7 @@ class WovenProduct {
     static constexpr size_t  kStep        = 2 << 20;  // bytes that are woven, then given back
     static constexpr int64_t kMaxValues   = 1 << 18;  // of a row
     static constexpr int64_t kMaxMatrices = 1024;     // libllama: 512 experts
+    static constexpr int     kAlone       = 64;       // threads that pack a column each
 
     using Matrices = std::bitset<kMaxMatrices>;
 
@@ -330,20 +344,73 @@ class WovenProduct {
                   size_t(last - first) * woven::kRows * rows.nb[1]);
     }
 
+    // One column and one matrix. Each thread packs the column for itself, because that takes less time
+    // than to wait for the others.
+    void multiply_alone(ggml_tensor & node, const WovenWeights & weights, NodeState & state, int ith,
+                        int n_threads) const {
+        static constexpr int32_t kFirst   = 0;
+        const int                n_blocks = int(node.src[0]->ne[0] / woven::kBlock);
+        char * const             packed   = packed_.data() + ith * woven::Columns::bytes(n_blocks);
+        level_->pack({packed, n_blocks}, 0, 0, n_blocks, static_cast<const float *>(node.src[1]->data));
+        const woven::Multiplying scope(*level_);
+        multiply_one(node, weights, {packed, &kFirst, 1}, state, ith, n_threads);
+    }
+
+    // Columns of a matrix: all that are packed, and which of the result are to be computed.
+    struct Wanted {
+        char *          packed;
+        const int32_t * columns;
+        int             n;
+    };
+
+    // A matrix and a few columns. A thread has most of its rows in one piece, which it reads from memory
+    // without a break. It takes the rest a part at a time, so that nobody waits long for a thread
+    // that another program disturbs. It knows its next part early, and loads where that begins.
+    void multiply_one(ggml_tensor & node, const WovenWeights & weights, const Wanted & wanted,
+                      NodeState & state, int ith, int n_threads) const {
+        const ggml_tensor & rows   = *node.src[0];
+        const int           n_rows = int(node.ne[0]), chunk = chunk_of(n_rows, n_threads);
+        const int           n_own  = n_rows / chunk * 3 / 4 / n_threads * chunk;
+        const auto          expect = [&](int row) {
+            const uint8_t * from = weights.memory.get() + row / woven::kRows * group_bytes(rows);
+            for (size_t at = 0; at < woven::kAhead && row < n_rows; at += 64) {
+                __builtin_prefetch(from + at);
+            }
+            return row;
+        };
+        int first = n_own * ith, last = first + n_own;
+        while (first < n_rows) {
+            const int next = expect(n_own * n_threads + state.take() * chunk);
+            multiply(node, weights.memory.get(), wanted, first, last);
+            first = next, last = std::min(next + chunk, n_rows);
+        }
+    }
+
+    // Rows that a thread takes at a time, of *n_rows* in all: few where there are few.
+    static int chunk_of(int64_t n_rows, int n_threads) {
+        return (n_rows >= int64_t(kChunks) * 4 * woven::kRows * n_threads ? 4 : 1) * woven::kRows;
+    }
+
     // A thread takes some rows of a matrix at a time, and multiplies all columns of the matrix.
-    void multiply(ggml_tensor & node, const WovenWeights & weights, NodeState & state,
+    void multiply(ggml_tensor & node, const WovenWeights & weights, NodeState & state, int ith,
                   int n_threads) const {
         const ggml_tensor & rows       = *node.src[0];
         const int           n_matrices = int(rows.ne[2]), n_rows = int(node.ne[0]);
         const int64_t       n_all      = std::min<int64_t>(n_matrices, ggml_nrows(&node)) * n_rows;
-        const bool          are_many   = n_all >= int64_t(kChunks) * 4 * woven::kRows * n_threads;
-        const int           chunk      = (are_many ? 4 : 1) * woven::kRows;
+        const int           chunk      = chunk_of(n_all, n_threads);
         const int           n_chunks   = (n_rows + chunk - 1) / chunk;
         int                 matrix = 0, n_before = 0;  // chunks of matrices before
         const woven::Multiplying scope(*level_);
+        const auto wanted = [&](int of) {
+            return Wanted{packed_.data(), order(node) + begins()[of], begins()[of + 1] - begins()[of]};
+        };
+        if (n_matrices == 1 && wanted(0).n <= woven::kMostColumns) {
+            multiply_one(node, weights, wanted(0), state, ith, n_threads);
+            return;
+        }
         for (int part = state.take(); true; part = state.take()) {
             for (; matrix < n_matrices; ++matrix) {
-                const bool is_used = begins()[matrix] < begins()[matrix + 1];
+                const bool is_used = wanted(matrix).n > 0;
                 if (is_used && part < n_before + n_chunks) {
                     break;
                 }
@@ -353,27 +420,27 @@ class WovenProduct {
                 return;
             }
             const int first = (part - n_before) * chunk;
-            multiply(node, memory_of(rows, weights, matrix), matrix, first,
+            multiply(node, memory_of(rows, weights, matrix), wanted(matrix), first,
                      std::min(first + chunk, n_rows));
         }
     }
 
-    // Rows first to last of *matrix*, times its columns.
-    void multiply(ggml_tensor & node, const uint8_t * memory, int matrix, int first, int last) const {
+    // Rows first to last of a matrix in *memory*, times its columns.
+    void multiply(ggml_tensor & node, const uint8_t * memory, const Wanted & wanted, int first,
+                  int last) const {
         const ggml_tensor & rows     = *node.src[0];
         const woven::Tiles  tiles    = level_->tiles[kind_of(rows.type)];
         const size_t        n_bytes  = group_bytes(rows), stride = node.nb[1] / sizeof(float);
         const int64_t       n_each   = node.src[1]->ne[1];  // experts may share one
-        const int32_t       end      = begins()[matrix + 1];
         const bool          in_order = node.src[2] == nullptr;  // results of a matrix
-        for (int32_t i = begins()[matrix]; i < end; i += woven::kMostColumns) {
-            const int            n  = std::min(woven::kMostColumns, end - i);
-            const int32_t *      to = order(node) + i;
+        for (int32_t i = 0; i < wanted.n; i += woven::kMostColumns) {
+            const int            n  = std::min(woven::kMostColumns, wanted.n - i);
+            const int32_t *      to = wanted.columns + i;
             int32_t              from[woven::kMostColumns];
             for (int c = 0; c < n; ++c) {
                 from[c] = int32_t(to[c] / node.ne[1] * n_each + to[c] % node.ne[1] % n_each);
             }
-            const woven::Columns columns{packed_.data(), int(rows.ne[0] / woven::kBlock), from};
+            const woven::Columns columns{wanted.packed, int(rows.ne[0] / woven::kBlock), from};
             auto * const         results = static_cast<float *>(node.data);
             for (int row = first; row < last; row += woven::kRows) {
                 alignas(64) float out[woven::kMostColumns * woven::kRows];

@@ -37,7 +37,7 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
         if (first == 0) {  // later columns have the weights in the cache
             constexpr int kOne = W::kBytes / W::kBlocks;
             for (int at = 0; at < kOne; at += 64) {
-                __builtin_prefetch(from + i % W::kBlocks * kOne + 2048 + at);
+                __builtin_prefetch(from + i % W::kBlocks * kOne + kAhead + at);
             }
         }
         Ints sums[C][kParts];
