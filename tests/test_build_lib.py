@@ -587,12 +587,12 @@ def test_a_damaged_archive_of_the_cache_is_fetched_anew(monkeypatch, tmp_path):
         sha256=hashlib.sha256(b"right").hexdigest(),
     )
     monkeypatch.setattr(build_lib, "SOURCE", source)
-    kept = tmp_path / "cache" / "download" / "source.tar.gz"
-    kept.parent.mkdir(parents=True)
-    kept.write_bytes(b"wrong")
+    archive = tmp_path / "cache" / "download" / "source.tar.gz"
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(b"wrong")
 
-    assert build_lib.fetch_source() == kept
-    assert kept.read_bytes() == b"right"
+    assert build_lib.fetch_source() == archive
+    assert archive.read_bytes() == b"right"
 
 
 @pytest.mark.parametrize("variable", ["CC", "CXX", "PYLLAMA_RAW_CMAKE_ARGS"])
@@ -870,7 +870,7 @@ def test_a_wrong_name_is_refused_before_anything_is_built(
     bootstrap.chmod(0o755)
     (tmp_path / "build_lib.py").symlink_to(build_lib.ROOT / "build_lib.py")
 
-    refused = subprocess.run(
+    process = subprocess.run(
         [tests, *arguments],
         cwd=tmp_path,
         env=os.environ | {"PYTHON": sys.executable},
@@ -880,7 +880,7 @@ def test_a_wrong_name_is_refused_before_anything_is_built(
         check=False,
     )
 
-    assert (refused.returncode, refused.stderr.splitlines()) == (code, [line])
+    assert (process.returncode, process.stderr.splitlines()) == (code, [line])
     assert not (tmp_path / "bootstrapped").exists()
 
 

@@ -76,6 +76,7 @@ LATE_MODULES = {
     "pyllama_raw.serve.processes": "few services have models in processes of their own",
     "ssl": "only downloads need it, and a model that is in the cache need not wait for it",
     "urllib.request": "the same",
+    "http.client": "the same",
     "tqdm": "the same",
     "ctypes": "some milliseconds of each start, and only servers give memory back",
     "PIL": "extra `media`",

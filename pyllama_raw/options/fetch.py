@@ -194,7 +194,7 @@ def _download(url: str, artifact: Artifact, file: Any, on_bytes: OnBytes) -> Non
 
 
 def _blocks(url: str, n_bytes: int) -> Iterator[bytes]:
-    """What *url* gives, *n_bytes* at a time. Raises Unreachable, so that an OSError is one of the disk."""
+    """Read *url*, *n_bytes* at a time. Raises Unreachable, so that an OSError is one of the disk."""
     from http.client import HTTPException
 
     try:

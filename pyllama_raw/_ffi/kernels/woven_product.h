@@ -143,7 +143,7 @@ class WovenProduct {
     // Of a product that this kernel takes, each time before it is computed.
     NodeState state(const ggml_tensor * node) const {
         NodeState state{};
-        state.is_alone = ggml_nrows(node) == 1 && node->src[0]->ne[2] == 1 &&
+        state.is_alone = ggml_nrows(node) == 1 && node->src[0]->ne[2] == 1 && node->src[2] == nullptr &&
                          weights_.at(node->src[0]->data)->is_ready[0].load(std::memory_order_acquire);
         return state;
     }
@@ -356,10 +356,10 @@ class WovenProduct {
         multiply_one(node, weights, {packed, &kFirst, 1}, state, ith, n_threads);
     }
 
-    // Columns of a matrix: all that are packed, and which of the result are to be computed.
+    // Columns of one matrix.
     struct Wanted {
-        char *          packed;
-        const int32_t * columns;
+        char *          packed;   // those of all matrices
+        const int32_t * columns;  // of the result
         int             n;
     };
 

@@ -300,6 +300,24 @@ def test_a_column_has_the_bits_of_it_alone(model):
     assert beside == alone
 
 
+def test_any_number_of_threads_gives_the_same_bits(model):
+    """
+    Of one column, which each thread packs for itself, of a few, and of many; with more threads than
+    groups of rows, too.
+    """
+    logits = []
+    for n_threads in (1, 2, 3, 40, 70):
+        with make_context(model, n_threads=n_threads, **PLAIN) as context:
+            rows = []
+            for n_tokens in (1, 1, 2, 5, 64, 65):  # the first may weave
+                prompt = prompt_of(model, n_tokens, seed=n_tokens)
+                rows.append(last_logits(context, prompt).tobytes())
+                context.clear()
+            logits.append(rows)
+
+    assert logits == logits[:1] * 5
+
+
 def test_contexts_of_a_model_share_woven_weights(model):
     """
     The second context weaves nothing, and the first may go.
