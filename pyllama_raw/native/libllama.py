@@ -74,7 +74,6 @@ __all__ = [
 
 _LIBRARY = re.compile(r"lib(llama|ggml|mtmd)[^/]*\.(so|dylib)\b")
 WOVEN = "PYLLAMA_RAW_WOVEN"  # the level of our kernels for woven weights
-WOVEN_LEVELS = ("auto", "plain", "avx2", "avxvnni", "avx512vnni", "amx")
 _lock = threading.Lock()
 _loaded: tuple[Any, Any] | None = None
 _variant: _ffi.Variant | None = None
@@ -100,7 +99,7 @@ def load() -> tuple[Any, Any]:
             _variant = _ffi.use_variant(_ffi.LIBRARIES, lib)
             level = os.environ.get(WOVEN) or "auto"
             if not lib.plr_woven_choose(os.fsencode(level)):
-                raise ConfigError(_wrong_woven(level, lib))
+                raise ConfigError(_wrong_woven(level, lib, ffi))
             # Backends that were built as modules are loaded here, others are there.
             if lib.ggml_backend_reg_count() == 0:
                 lib.ggml_backend_load_all()
@@ -110,14 +109,17 @@ def load() -> tuple[Any, Any]:
         return _loaded
 
 
-def _wrong_woven(level: str, lib: Any) -> str:
+def _wrong_woven(level: str, lib: Any, ffi: Any) -> str:
     """Why our kernels refuse *level*."""
-    here = [name for name in WOVEN_LEVELS if lib.plr_woven_choose(name.encode())]
-    names = ", ".join(WOVEN_LEVELS)
+    levels = {"auto": True}
+    is_usable = ffi.new("bool *")
+    while name := lib.plr_woven_level(len(levels) - 1, is_usable):
+        levels[os.fsdecode(ffi.string(name))] = is_usable[0]
+    here = ", ".join(name for name, is_here in levels.items() if is_here)
     problem = (
-        f"this CPU does not have it; it has {', '.join(here)}"
-        if level in WOVEN_LEVELS
-        else f"there is no such level; levels are {names}, and this CPU has {', '.join(here)}"
+        f"this CPU does not have it; it has {here}"
+        if level in levels
+        else f"there is no such level; levels are {', '.join(levels)}, and this CPU has {here}"
     )
     return f"{WOVEN}={level}: {problem}: unset {WOVEN} to take the best of them"
 

@@ -365,24 +365,16 @@ class WovenProduct {
 
     // A matrix and a few columns. A thread has most of its rows in one piece, which it reads from memory
     // without a break. It takes the rest a part at a time, so that nobody waits long for a thread
-    // that another program disturbs. It knows its next part early, and loads where that begins.
+    // that another program disturbs.
     void multiply_one(ggml_tensor & node, const WovenWeights & weights, const Wanted & wanted,
                       NodeState & state, int ith, int n_threads) const {
-        const ggml_tensor & rows   = *node.src[0];
-        const int           n_rows = int(node.ne[0]), chunk = chunk_of(n_rows, n_threads);
-        const int           n_own  = n_rows / chunk * 3 / 4 / n_threads * chunk;
-        const auto          expect = [&](int row) {
-            const uint8_t * from = weights.memory.get() + row / woven::kRows * group_bytes(rows);
-            for (size_t at = 0; at < woven::kAhead && row < n_rows; at += 64) {
-                __builtin_prefetch(from + at);
-            }
-            return row;
-        };
+        const int n_rows = int(node.ne[0]), chunk = chunk_of(n_rows, n_threads);
+        const int n_own = n_rows / chunk * 3 / 4 / n_threads * chunk;
         int first = n_own * ith, last = first + n_own;
         while (first < n_rows) {
-            const int next = expect(n_own * n_threads + state.take() * chunk);
             multiply(node, weights.memory.get(), wanted, first, last);
-            first = next, last = std::min(next + chunk, n_rows);
+            first = n_own * n_threads + state.take() * chunk;
+            last  = std::min(first + chunk, n_rows);
         }
     }
 
