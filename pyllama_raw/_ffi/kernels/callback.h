@@ -133,6 +133,9 @@ class Kernels {
             return;
         }
         replace(node);
+        if (weaves_ && woven_.joins(node, woven_node_.is_of(node))) {
+            node->op = GGML_OP_NONE;
+        }
         if (sums_ != PLR_SUMS_LIBLLAMA && !is_apart(node->op)) {
             stray = ggml_op_name(node->op);
         }
@@ -309,7 +312,7 @@ class Kernels {
     F32Product             f32_;
     F16Product             f16_;
     const CustomNode woven_node_{WovenProduct::compute, &woven_};
-    const CustomNode lookup_node_{WovenProduct::look_up, &woven_};
+    const CustomNode lookup_node_{WovenProduct::look_up, nullptr};
     const CustomNode columns_node_{ColumnProduct::compute, &columns_};
     const CustomNode attention_node_{Attention::compute, &orders_};
     const CustomNode text_node_{TextAttention::compute, &orders_};

@@ -27,12 +27,13 @@ inline bool is_row(const ggml_tensor * tensor, int64_t n) {
            tensor->ne[0] == n && ggml_nelements(tensor) == n;
 }
 
-// Adds *row*, which has *n* values, to columns that stand *stride* floats apart.
-PLR_AVX2 PLR_CALLED inline void add_row(float * to, size_t stride, int n_columns,
-                                        const float * __restrict row, int n) {
-    for (int c = 0; c < n_columns; ++c, to += stride) {
+// Adds *n* values of each column of *more* to columns. Strides are floats; that of a row, which all
+// columns share, is 0.
+PLR_AVX2 PLR_CALLED inline void add(float * to, size_t stride, int n_columns,
+                                    const float * __restrict more, size_t more_stride, int n) {
+    for (int c = 0; c < n_columns; ++c, to += stride, more += more_stride) {
         for (int i = 0; i < n; ++i) {
-            to[i] += row[i];
+            to[i] += more[i];
         }
     }
 }

@@ -182,8 +182,7 @@ class FloatProduct {
                        int n_columns) {
         const ggml_tensor *bias = of.node->src[kBias], *input = of.node->src[kInput];
         if (bias != nullptr) {
-            joined::add_row(sums, kChunk, n_columns, static_cast<const float *>(bias->data) + row,
-                            n);
+            joined::add(sums, kChunk, n_columns, static_cast<const float *>(bias->data) + row, 0, n);
         }
         if (NodeState::of(of.node).has_gelu) {
             Attention::unit()->gelu(sums, sums, n_columns * kChunk);

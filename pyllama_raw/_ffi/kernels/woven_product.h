@@ -24,8 +24,10 @@
 #include <numeric>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "custom_node.h"
+#include "elementwise.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "woven_levels.h"
@@ -112,7 +114,7 @@ class WovenProduct {
     }
 
     // Whether this kernel computes *node*; makes room for its columns and its weights.
-    bool takes(const ggml_tensor * node) {
+    bool takes(ggml_tensor * node) {
         const bool has_experts = node->op == GGML_OP_MUL_MAT_ID;
         const bool is_plain = node->op == GGML_OP_MUL_MAT && node->op_params[1] == GGML_HINT_NONE;
         if (!has_experts && !is_plain) {
@@ -137,6 +139,7 @@ class WovenProduct {
         if (!weights) {
             weights = WovenWeights::of(*rows, rows->ne[2] * matrix_bytes(*rows));
         }
+        node->extra = weights.get();
         return weights != nullptr;
     }
 
@@ -144,28 +147,57 @@ class WovenProduct {
     NodeState state(const ggml_tensor * node) const {
         NodeState state{};
         state.is_alone = ggml_nrows(node) == 1 && node->src[0]->ne[2] == 1 && node->src[2] == nullptr &&
-                         weights_.at(node->src[0]->data)->is_ready[0].load(std::memory_order_acquire);
+                         weights_of(*node).is_ready[0].load(std::memory_order_acquire);
         return state;
     }
 
+    // Whether a product before *node* computes it, too; asked of each node of a graph in turn, once
+    // those of this kernel are custom operations. Products of the same few columns join the first of them,
+    // and what is added to a product joins it. So threads wait for each other once, and not for each of
+    // query, key and value, or of gate and up.
+    bool joins(ggml_tensor * node, bool is_ours) {
+        if (leader_ != nullptr && leader_->src[1] == node) {
+            leader_ = nullptr;  // its columns are computed behind it, so it is of an older graph
+        }
+        ggml_tensor * before = std::exchange(before_, nullptr);
+        if (is_ours && is_few(*node)) {
+            before_ = node;
+            if (leader_ != nullptr && follows(*node)) {
+                *std::find(leader_->src + kFollower, std::end(leader_->src), nullptr) = node;
+                return true;
+            }
+            // One that has been shown before has its followers.
+            leader_ = node->src[kAdded] == nullptr && node->src[kFollower] == nullptr ? node : nullptr;
+            between_.clear();
+            return false;
+        }
+        between_.push_back(node);
+        if (leader_ == nullptr || between_.size() > kBetween) {
+            leader_ = nullptr, between_.clear();
+        }
+        return before != nullptr && leader_ != nullptr && adds(*before, *node);
+    }
+
     // Whether *node* looks up rows of embeddings that a product has woven. Others are in the file.
-    bool looks_up(const ggml_tensor * node) const {
+    bool looks_up(ggml_tensor * node) const {
         if (node->op != GGML_OP_GET_ROWS || node->type != GGML_TYPE_F32 || !ggml_is_contiguous(node) ||
             node->src[1]->type != GGML_TYPE_I32 || ggml_nrows(node->src[1]) != 1 ||
             !ggml_is_contiguous(node->src[1])) {
             return false;
         }
         const auto it = weights_.find(node->src[0]->data);
-        return it != weights_.end() && it->second != nullptr && node->src[0]->ne[2] == 1 &&
-               woven::kKinds[kind_of(node->src[0]->type)].unpack != nullptr &&
-               it->second->is_ready[0].load(std::memory_order_acquire);
+        if (it == weights_.end() || it->second == nullptr) {
+            return false;
+        }
+        node->extra = it->second.get();
+        return node->src[0]->ne[2] == 1 && woven::kKinds[kind_of(node->src[0]->type)].unpack != nullptr &&
+               weights_of(*node).is_ready[0].load(std::memory_order_acquire);
     }
 
     // Every thread of libllama calls this for every such lookup, and takes one row at a time.
-    static void look_up(ggml_tensor * node, int, int, void * data) {
-        const auto &         self    = *static_cast<const WovenProduct *>(data);
+    static void look_up(ggml_tensor * node, int, int, void *) {
         const ggml_tensor &  rows    = *node->src[0];
-        const WovenWeights & weights = *self.weights_.at(rows.data);
+        const WovenWeights & weights = weights_of(*node);
         const woven::Kind &  kind    = woven::kKinds[kind_of(rows.type)];
         const auto *         ids     = static_cast<const int32_t *>(node->src[1]->data);
         NodeState &          state   = NodeState::of(node);
@@ -184,10 +216,10 @@ class WovenProduct {
     static void compute(ggml_tensor * node, int ith, int n_threads, void * data) {
         const auto &        self    = *static_cast<const WovenProduct *>(data);
         const ggml_tensor & rows    = *node->src[0];
-        WovenWeights &      weights = *self.weights_.at(rows.data);
+        WovenWeights &      weights = weights_of(*node);
         NodeState &         state   = NodeState::of(node);
         if (state.is_alone && n_threads <= kAlone) {
-            self.multiply_alone(*node, weights, state, ith, n_threads);
+            self.multiply_alone(*node, state, ith, n_threads);
             return;
         }
         self.pack(*node->src[1], ith, n_threads);
@@ -224,8 +256,60 @@ class WovenProduct {
     static constexpr int64_t kMaxValues   = 1 << 18;  // of a row
     static constexpr int64_t kMaxMatrices = 1024;     // libllama: 512 experts
     static constexpr int     kAlone       = 64;       // threads that pack a column each
+    static constexpr size_t  kBetween     = 8;        // nodes between products that are computed as one
+    // Sources of a product that others have joined: what is added, and the first product that follows.
+    static constexpr int kAdded = 3, kFollower = 4;
 
     using Matrices = std::bitset<kMaxMatrices>;
+
+    // Those of a node that is ours.
+    static WovenWeights & weights_of(const ggml_tensor & node) {
+        return *static_cast<WovenWeights *>(node.extra);
+    }
+
+    // A product of one matrix, which is woven, and of columns that a tile takes at once.
+    static bool is_few(const ggml_tensor & node) {
+        return node.src[0]->ne[2] == 1 && node.src[2] == nullptr && ggml_nrows(&node) <= woven::kMostColumns &&
+               weights_of(node).is_ready[0].load(std::memory_order_acquire);
+    }
+
+    // Whether *node* can be computed with the leader, before what stands between the two.
+    bool follows(const ggml_tensor & node) const {
+        const ggml_tensor * columns = node.src[1];
+        if (columns != leader_->src[1] || columns->op == GGML_OP_NONE || columns->view_src != nullptr ||
+            node.src[kAdded] != nullptr || node.src[kFollower] != nullptr ||
+            leader_->src[GGML_MAX_SRC - 1] != nullptr) {
+            return false;
+        }
+        const auto overlaps = [&](const ggml_tensor * other) {
+            const char *from = static_cast<const char *>(node.data), *to = static_cast<const char *>(other->data);
+            return from < to + ggml_nbytes(other) && to < from + ggml_nbytes(&node);
+        };
+        return std::none_of(between_.begin(), between_.end(), [&](const ggml_tensor * one) {
+            return overlaps(one) || std::any_of(one->src, std::end(one->src), [&](const ggml_tensor * source) {
+                       return source != nullptr && overlaps(source);
+                   });
+        });
+    }
+
+    // Whether *node* only adds numbers to the results of *product*, which then adds them. They are there
+    // before the leader is computed.
+    bool adds(ggml_tensor & product, const ggml_tensor & node) const {
+        if (node.op != GGML_OP_ADD) {
+            return false;
+        }
+        ggml_tensor * added = node.src[node.src[0] == &product ? 1 : 0];
+        if ((node.src[0] != &product && node.src[1] != &product) || added == &product ||
+            node.data != product.data || node.type != GGML_TYPE_F32 || !ggml_are_same_shape(&node, &product) ||
+            !ggml_are_same_stride(&node, &product) || added->type != GGML_TYPE_F32 ||
+            !ggml_is_contiguous(added) || added->ne[0] != node.ne[0] ||
+            (ggml_nrows(added) != 1 && !ggml_are_same_shape(added, &node)) ||
+            (&product != leader_ && added->src[0] != nullptr)) {
+            return false;
+        }
+        product.src[kAdded] = added;
+        return true;
+    }
 
     // The file is read again where somebody looks at the pages that are given back.
     static bool is_mapped(const ggml_tensor & rows) {
@@ -346,14 +430,13 @@ class WovenProduct {
 
     // One column and one matrix. Each thread packs the column for itself, because that takes less time
     // than to wait for the others.
-    void multiply_alone(ggml_tensor & node, const WovenWeights & weights, NodeState & state, int ith,
-                        int n_threads) const {
+    void multiply_alone(ggml_tensor & node, NodeState & state, int ith, int n_threads) const {
         static constexpr int32_t kFirst   = 0;
         const int                n_blocks = int(node.src[0]->ne[0] / woven::kBlock);
         char * const             packed   = packed_.data() + ith * woven::Columns::bytes(n_blocks);
         level_->pack({packed, n_blocks}, 0, 0, n_blocks, static_cast<const float *>(node.src[1]->data));
         const woven::Multiplying scope(*level_);
-        multiply_one(node, weights, {packed, &kFirst, 1}, state, ith, n_threads);
+        multiply_few(node, {packed, &kFirst, 1}, state, ith, n_threads);
     }
 
     // Columns of one matrix.
@@ -363,18 +446,30 @@ class WovenProduct {
         int             n;
     };
 
-    // A matrix and a few columns. A thread has most of its rows in one piece, which it reads from memory
-    // without a break. It takes the rest a part at a time, so that nobody waits long for a thread
-    // that another program disturbs.
-    void multiply_one(ggml_tensor & node, const WovenWeights & weights, const Wanted & wanted,
-                      NodeState & state, int ith, int n_threads) const {
-        const int n_rows = int(node.ne[0]), chunk = chunk_of(n_rows, n_threads);
-        const int n_own = n_rows / chunk * 3 / 4 / n_threads * chunk;
-        int first = n_own * ith, last = first + n_own;
-        while (first < n_rows) {
-            multiply(node, weights.memory.get(), wanted, first, last);
-            first = n_own * n_threads + state.take() * chunk;
-            last  = std::min(first + chunk, n_rows);
+    // A few columns, times the matrix of *leader* and those of the products that have joined it. A thread has
+    // most rows of each in one piece, which it reads from memory without a break. It takes the rest a part
+    // at a time, so that nobody waits long for a thread that another program disturbs.
+    void multiply_few(ggml_tensor & leader, const Wanted & wanted, NodeState & state, int ith,
+                      int n_threads) const {
+        ggml_tensor * products[GGML_MAX_SRC] = {&leader};
+        const auto * const end = std::copy(leader.src + kFollower, std::end(leader.src), products + 1);
+        int part = -1, n_before = 0;  // parts of products before
+        for (bool is_own : {true, false}) {
+            for (ggml_tensor ** one = products; one != end && *one != nullptr; ++one) {
+                const int       n_rows = int((*one)->ne[0]), chunk = chunk_of(n_rows, n_threads);
+                const int       n_own  = n_rows / chunk * 3 / 4 / n_threads * chunk;
+                const uint8_t * memory = weights_of(**one).memory.get();
+                if (is_own) {
+                    multiply(**one, memory, wanted, n_own * ith, n_own * (ith + 1));
+                    continue;
+                }
+                const int rest = n_own * n_threads, n_parts = (n_rows - rest + chunk - 1) / chunk;
+                for (part = part < 0 ? state.take() : part; part < n_before + n_parts; part = state.take()) {
+                    const int first = rest + (part - n_before) * chunk;
+                    multiply(**one, memory, wanted, first, std::min(first + chunk, n_rows));
+                }
+                n_before += n_parts;
+            }
         }
     }
 
@@ -397,7 +492,7 @@ class WovenProduct {
             return Wanted{packed_.data(), order(node) + begins()[of], begins()[of + 1] - begins()[of]};
         };
         if (n_matrices == 1 && wanted(0).n <= woven::kMostColumns) {
-            multiply_one(node, weights, wanted(0), state, ith, n_threads);
+            multiply_few(node, wanted(0), state, ith, n_threads);
             return;
         }
         for (int part = state.take(); true; part = state.take()) {
@@ -425,6 +520,9 @@ class WovenProduct {
         const size_t        n_bytes  = group_bytes(rows), stride = node.nb[1] / sizeof(float);
         const int64_t       n_each   = node.src[1]->ne[1];  // experts may share one
         const bool          in_order = node.src[2] == nullptr;  // results of a matrix
+        const ggml_tensor * added    = node.src[kAdded];
+        const auto * const  more     = added == nullptr ? nullptr : static_cast<const float *>(added->data);
+        const size_t more_stride = added == nullptr || ggml_nrows(added) == 1 ? 0 : added->ne[0];
         for (int32_t i = 0; i < wanted.n; i += woven::kMostColumns) {
             const int            n  = std::min(woven::kMostColumns, wanted.n - i);
             const int32_t *      to = wanted.columns + i;
@@ -440,6 +538,10 @@ class WovenProduct {
                 const uint8_t *   group  = memory + row / woven::kRows * n_bytes;
                 if (in_order) {
                     tiles(group, columns, 0, n, results + to[0] * stride + row, stride, n_rows);
+                    if (added != nullptr) {
+                        joined::add(results + to[0] * stride + row, stride, n, more + to[0] * more_stride + row,
+                                    more_stride, n_rows);
+                    }
                     continue;
                 }
                 tiles(group, columns, 0, n, out, woven::kRows, n_rows);
@@ -487,6 +589,10 @@ class WovenProduct {
     }
 
     const woven::Level * const level_ = woven::level();
+
+    ggml_tensor * leader_ = nullptr;  // that products join, if they follow it
+    ggml_tensor * before_ = nullptr;  // the last node, if it is such a product
+    std::vector<const ggml_tensor *> between_;  // the nodes that were shown since the leader
 
     Scratch packed_, places_;
     std::unordered_map<const void *, std::shared_ptr<WovenWeights>> weights_;

@@ -25,6 +25,7 @@ from scripts.tiny_models import vocab
 from scripts.tiny_models.gguf import write
 from scripts.tiny_models.recipe import Recipe, experts, sizes
 from tests.native.support import last_logits, make_context, make_prompt
+from tests.support.tiny import tiny_model
 
 N_VOCAB = vocab.N_VOCAB + 13  # rows of the output are no whole tiles
 # Rows are multiples of 256, which K types need.
@@ -87,7 +88,7 @@ def rewritten(
 ) -> Path:
     """The model *source* with other tensors, which *change* makes of names and floats."""
     reader = GGUFReader(source)
-    writer = GGUFWriter(target, "llama")
+    writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture":
             is_array = field.types[0] == GGUFValueType.ARRAY
@@ -276,28 +277,68 @@ def test_products_are_near_those_of_the_plain_path(kind, floats, tmp_path):
 
 def test_a_column_has_the_bits_of_it_alone(model):
     """
-    Streams that are decoded together have the logits of each by itself.
+    Streams that are decoded together have the logits of each by itself. Products of a few
+    columns are computed together, too, and those of 70 are not.
     """
     if any(len(t.dims) > 2 for t in read_header(str(model.path)).tensors):
         pytest.skip(
             "libllama multiplies routers (test_woven_experts.py has the experts)"
         )
-    fields = {**PLAIN, "kv_unified": False, "n_seq_max": 7}
-    prompts = [prompt_of(model, 5, seed=slot) for slot in range(7)]
-    with make_context(model, **fields) as context:
-        for slot, prompt in enumerate(prompts):
-            last_logits(context, prompt, slot=slot)
-        batch = Batch(context.n_batch)
-        batch.add_rows([9] * 7, [5] * 7, list(range(7)))
-        context.decode(batch)
-        beside = [np.asarray(context.logits(row)).tobytes() for row in range(7)]
-        alone = []
-        for slot in range(7):
-            context.cut(slot, 5)
-            row = last_logits(context, array("i", [9]), slot=slot, pos=5)
-            alone.append(row.tobytes())
+    alone, *beside = rows_of_streams(model, 1, 7, 70)
 
-    assert beside == alone
+    assert beside == [alone, alone]
+
+
+@pytest.mark.parametrize("name", ["bloom", "gemma3", "qwen2"])
+def test_biases_sums_and_norms_between_products_keep_their_bits(name, tmp_path):
+    """
+    What is added to a product of a few columns is added by it, and query, key and value are one
+    operation, or two, if norms stand between them.
+    """
+
+    def change(_: str, floats: Floats) -> tuple[np.ndarray, GGMLQuantizationType]:
+        if floats.ndim == 1:
+            return floats, GGMLQuantizationType.F32
+        data_type = GGMLQuantizationType.Q8_0
+        return quantised(floats, data_type), data_type
+
+    path = rewritten(tiny_model(name), tmp_path / f"{name}.gguf", change)
+    with Model.load(path, use_extra_bufts=False) as one:
+        alone, *beside = rows_of_streams(one, 1, 7, 70)
+
+    assert beside == [alone, alone]
+
+
+def rows_of_streams(model: Model, *counts: int) -> list[list[bytes]]:
+    """Logits of the first seven streams, of which each step computes as many as *counts* say."""
+    n_most = max(counts)
+    fields = {
+        **PLAIN,
+        "kv_unified": False,
+        "n_seq_max": n_most,
+        "n_outputs_max": n_most,
+    }
+    results = []
+    with make_context(model, **fields) as context:
+        for slot in range(n_most):
+            last_logits(context, prompt_of(model, 5, seed=slot), slot=slot)
+        batch = Batch(context.n_batch)
+        for n_streams in counts:
+            rows = []
+            for first in range(0, max(7, n_streams), n_streams):
+                slots = [*range(first, first + n_streams)]
+                batch.clear()
+                batch.add_rows([9] * n_streams, [5] * n_streams, slots)
+                context.decode(batch)
+                rows += [
+                    np.asarray(context.logits(row)).tobytes()
+                    for row in range(n_streams)
+                ]
+                for slot in slots:
+                    context.cut(slot, 5)
+            results.append(rows[:7])
+        assert taken(context)
+    return results
 
 
 def test_any_number_of_threads_gives_the_same_bits(model):
