@@ -222,10 +222,17 @@ def home_of_build() -> Path:
 
 
 def is_built(home: Path) -> bool:
-    """Whether *home* has a whole library: what empties caches may have taken files of it."""
+    """
+    Whether *home* has a whole library: what empties caches may have taken files of it, and a disk that was
+    full parts of them.
+    """
     lib = home / "lib"
-    return (home / "done").is_file() and all(
+    if not (home / "done").is_file() or not all(
         _find_library(lib, name) for name in LIBRARIES
+    ):
+        return False
+    return not any(
+        loaded.lacks_its_end(path) for path in lib.iterdir() if _is_shared(path)
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,6 +62,25 @@ def test_another_library_than_the_one_compiled_for_is_refused(tmp_path, monkeypa
         f"the extension was compiled for llama.cpp 0.5.0-dev, old in {library}, and what is "
         f"there now is 0.6.0-dev, new: run `PYLLAMA_RAW_PREFIX={tmp_path} pip install "
         "--force-reinstall --no-deps .` in the source tree"
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ELF says how long a file is")
+@pytest.mark.parametrize("name", ["_llama.abi3.so", "lib/libllama.so.0"])
+def test_a_library_that_is_cut_short_is_named(tmp_path, monkeypatch, name):
+    """
+    The system would load it, and end the process with SIGBUS; the name and what to run are said.
+    """
+    path = make_library(tmp_path / name, "0.6.0-dev", "abc")
+    (tmp_path / "lib").mkdir(exist_ok=True)
+    path.write_bytes(path.read_bytes()[:-1])
+    monkeypatch.setattr(_ffi, "LIBRARIES", tmp_path / "lib")
+
+    with pytest.raises(LibraryNotBuilt) as caught:
+        _ffi.load()
+
+    assert str(caught.value).startswith(
+        f"{path} is cut short, as by a full disk: install pyllama_raw anew (`pip install "
     )
 
 

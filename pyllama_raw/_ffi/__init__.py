@@ -35,7 +35,7 @@ from pyllama_raw._ffi.cpu_level import (
     check_runs,
     level_of_environment,
 )
-from pyllama_raw._ffi.loaded import RECORD, record_in, version_of
+from pyllama_raw._ffi.loaded import RECORD, lacks_its_end, record_in, version_of
 from pyllama_raw._ffi.openmp import choosing
 from pyllama_raw.errors import ConfigError, LibraryNotBuilt
 
@@ -50,10 +50,11 @@ def load() -> tuple[Any, Any]:
     Import the extension and return (ffi, lib).
 
     Raises:
-        LibraryNotBuilt: it is absent, for another CPU or another libllama, or the loader
+        LibraryNotBuilt: it is absent, damaged, for another CPU or another libllama, or the loader
             refused it; says what to run.
     """
     _check_cpu()
+    _check_whole()
     if sys.platform == "linux" and os.environ.get("LD_LIBRARY_PATH"):
         _load_by_path()
     with choosing():
@@ -93,6 +94,18 @@ def _check_cpu() -> None:
             f"the native library is built for {level}, and {VARIABLE}={wish} says "
             f"otherwise: {build}, or unset {VARIABLE}"
         )
+
+
+def _check_whole() -> None:
+    """Refuse a library of which a part is missing. Raises LibraryNotBuilt."""
+    extensions = (LIBRARIES.parent / f"_llama{end}" for end in EXTENSION_SUFFIXES)
+    for file in (*extensions, *LIBRARIES.glob("lib*.so*")):
+        if file.is_file() and lacks_its_end(file):
+            raise LibraryNotBuilt(
+                f"{file} is cut short, as by a full disk: install pyllama_raw anew "
+                "(`pip install --force-reinstall --no-deps pyllama_raw`, or the same with `.` in "
+                "the source tree)"
+            )
 
 
 def _level_in(folder: Path) -> str:

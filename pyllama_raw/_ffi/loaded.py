@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import struct
 from pathlib import Path
 
 RECORD = "build.json"  # beside the extension: how its library was built
@@ -48,6 +49,23 @@ def version_of(library: Path) -> str:
         function.restype = ctypes.c_char_p
         words.append(function().decode("utf-8", "replace"))
     return ", ".join(words) or "unknown"
+
+
+def lacks_its_end(library: Path) -> bool:
+    """
+    Whether a library of Linux is cut short, as by a full disk. The system would load it, and end the
+    process with SIGBUS where the file ends.
+    """
+    with library.open("rb") as file:
+        start = file.read(64)  # the header of a 64-bit ELF
+        n_bytes = os.fstat(file.fileno()).st_size
+    if len(start) < 64 or not start.startswith(b"\x7fELF\x02\x01"):
+        return False  # of another system, or too short to be loaded at all
+    (table,) = struct.unpack_from(
+        "<Q", start, 0x28
+    )  # of its sections, which is written last
+    size, n_sections = struct.unpack_from("<HH", start, 0x3A)
+    return bool(n_bytes < table + size * n_sections)
 
 
 def library_of(address: int) -> Path | None:

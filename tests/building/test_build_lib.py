@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shlex
+import sys
 import tarfile
 import tomllib
 from dataclasses import replace
@@ -230,6 +231,21 @@ def test_a_library_of_which_files_are_missing_is_built_anew(
     build_lib.find_or_build()
 
     assert (needs_source, built) == (True, [home])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ELF says how long a file is")
+def test_a_library_that_is_cut_short_is_built_anew(monkeypatch):
+    """
+    It would be copied beside the extension each time, and end the process that loads it.
+    """
+    home = make_built(build_lib.home_of_build())
+    whole = Path(sys.executable).resolve().read_bytes()  # a file of ELF, too
+    library = home / "lib" / f"libllama.{SUFFIX}"
+    library.write_bytes(whole)
+    was_built = build_lib.is_built(home)
+    library.write_bytes(whole[:-1])
+
+    assert (was_built, build_lib.is_built(home)) == (True, False)
 
 
 def test_a_build_that_was_killed_leaves_nothing_for_good(monkeypatch, tmp_path):
