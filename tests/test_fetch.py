@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,22 @@ def test_failed_write_leaves_nothing(tmp_path):
         write_half()
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_has_written_goes_with_the_next(tmp_path):
+    """
+    An hour after it wrote last; what another one writes, and other files, stay.
+    """
+    for name, age_s in ((".x.dead", 3700), (".x.other", 0), (".y.dead", 3700)):
+        (tmp_path / name).write_bytes(b"half")
+        modified_s = time.time() - age_s
+        os.utime(tmp_path / name, (modified_s, modified_s))
+
+    with fetch.atomic_file(tmp_path / "x") as file:
+        file.write(b"whole")
+
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"x", ".x.other", ".y.dead"}
 
 
 def test_lock_makes_the_second_wait(tmp_path):

@@ -53,6 +53,8 @@ def test_one_job_publishes_and_shows_who_it_is_instead_of_a_password():
     assert jobs["publish"]["if"] == "startsWith(github.ref, 'refs/tags/v')"
     assert jobs["publish"]["needs"] == "try"
     assert "secrets." not in str(jobs)
+    steps = [step.get("run", "") for step in jobs["publish"]["steps"]]
+    assert any('-"${GITHUB_REF_NAME#v}"-' in command for command in steps)
 
 
 def test_the_version_has_one_place():

@@ -10,6 +10,7 @@ not wait for that.
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import html
 import os
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +36,7 @@ PYPI = "https://pypi.org/simple"
 TIMEOUT_S = 60
 N_TRIES = 3  # at each place
 PAUSE_S = 1.0  # longer before each further try
+LEFT_S = 3600  # nobody downloads so long without writing
 
 
 class FetchFailed(OSError):
@@ -146,6 +148,11 @@ def writing(folder: Path) -> Iterator[None]:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Any]:
     """Open a binary file that appears as *path* only if the block succeeds."""
+    # A process that was killed leaves its own, to which nobody writes any more.
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                left.unlink()
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=f".{path.name}.", delete=False
     ) as file:

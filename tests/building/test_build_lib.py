@@ -239,11 +239,11 @@ def test_a_library_that_is_cut_short_is_built_anew(monkeypatch):
     It would be copied beside the extension each time, and end the process that loads it.
     """
     home = make_built(build_lib.home_of_build())
-    whole = Path(sys.executable).resolve().read_bytes()  # a file of ELF, too
+    content = Path(sys.executable).resolve().read_bytes()  # a file of ELF, too
     library = home / "lib" / f"libllama.{SUFFIX}"
-    library.write_bytes(whole)
+    library.write_bytes(content)
     was_built = build_lib.is_built(home)
-    library.write_bytes(whole[:-1])
+    library.write_bytes(content[:-1])
 
     assert (was_built, build_lib.is_built(home)) == (True, False)
 

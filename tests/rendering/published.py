@@ -17,7 +17,10 @@ from pyllama_raw.prompts.rendering.template import CompiledTemplate
 
 FOLDER = PurePosixPath("models/templates")
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-WANTS_A_VARIABLE = "fireworks-ai-llama-3-firefunction-v2"  # of its own
+REFUSING = {  # any chat of plain messages
+    "fireworks-ai-llama-3-firefunction-v2",  # wants a variable of its own
+    "google-translategemma-4b-it",  # of llama.cpp 0.6: wants parts that name languages
+}
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw.prompts.rendering.template import CompiledTemplate
-from tests.rendering.published import WANTS_A_VARIABLE, compiled_templates
+from tests.rendering.published import REFUSING, compiled_templates
 
 # Each prints all roles, and raises for one thing.
 PRINTS = "[{{ m.role }}]{{ m.content }}"
@@ -159,6 +159,28 @@ def test_a_refusal_that_no_change_mends_stays():
         rendered(source, said("user", "a"), said("user", "b"))
 
 
+def test_an_answer_without_reasoning_has_an_empty_one():
+    """
+    Templates of models that always think raise without it. What others print of it stays.
+    """
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' and "
+        "m.reasoning_content is not defined %}{{ raise_exception('no thoughts') }}"
+        "{% endif %}({{ m.reasoning_content }})" + PRINTS + "{% endfor %}"
+    )
+    chat = [
+        said("user", "a"),
+        said("assistant", "b"),
+        said("user", "c"),
+        said("assistant", "d") | {"reasoning": "e"},
+        said("user", "f"),
+    ]
+
+    text = rendered(source, *chat)
+
+    assert text == "()[user]a()[assistant]b()[user]c(e)[assistant]d()[user]f"
+
+
 def test_parts_stay_parts_where_messages_join():
     """
     With the text of the other message as one more.
@@ -192,7 +214,7 @@ def test_templates_of_published_models_print_all_of_a_chat(chat):
     """
     lost = {}
     for name, template in compiled_templates().items():
-        if name != WANTS_A_VARIABLE:
+        if name not in REFUSING:
             text = template.render(chat)[0]
             lost[name] = [m["content"] for m in chat if m["content"] not in text]
 

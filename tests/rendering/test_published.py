@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw.prompts.rendering.template import CompiledTemplate
-from tests.rendering.published import WANTS_A_VARIABLE, compiled_templates
+from tests.rendering.published import REFUSING, compiled_templates
 
 TOOL = {
     "type": "function",
@@ -31,7 +31,7 @@ SAID = {
 }
 PARTS = [{"type": "text", "text": text} for text in ("One.", "Two.")]
 
-NO_SYSTEM = {WANTS_A_VARIABLE, "google-gemma-2-2b-it"}
+NO_SYSTEM = REFUSING | {"google-gemma-2-2b-it"}
 NO_CALLS = NO_SYSTEM | {
     "HuggingFaceTB-SmolLM3-3B", "LFM2-8B-A1B", "LFM2.5-Instruct",
     "ibm-granite-granite-3.3-2B-Instruct", "llama-cpp-rwkv-world",
@@ -66,7 +66,7 @@ def test_a_chat_without_tools_is_taken(templates):
     """
     Also where the template expects tools.
     """
-    assert without(templates, [USER], "Hello there") == {WANTS_A_VARIABLE}
+    assert without(templates, [USER], "Hello there") == REFUSING & templates.keys()
 
 
 def test_parts_are_never_shown_as_a_list(templates):
@@ -74,9 +74,7 @@ def test_parts_are_never_shown_as_a_list(templates):
     Their texts are printed by the template, or as lines.
     """
     chat = [{"role": "user", "content": PARTS}]
-    texts = [
-        t.render(chat)[0] for name, t in templates.items() if name != WANTS_A_VARIABLE
-    ]
+    texts = [t.render(chat)[0] for name, t in templates.items() if name not in REFUSING]
     n_lines = sum("One.\nTwo." in text for text in texts)
 
     assert sum("One.Two." in text for text in texts) >= 19
@@ -90,7 +88,7 @@ def test_system_and_developer_are_heard(templates, role):
     """
     What a template does not take of them is text of the user.
     """
-    assert without(templates, SAID[role], "Be brief.") == {WANTS_A_VARIABLE}
+    assert without(templates, SAID[role], "Be brief.") == REFUSING & templates.keys()
 
 
 def test_tools_are_printed_or_known_not_to_be(templates):
@@ -99,9 +97,9 @@ def test_tools_are_printed_or_known_not_to_be(templates):
     """
     silent = {name for name, template in templates.items() if not template.takes.tools}
 
-    assert silent == NO_TOOLS
+    assert silent == NO_TOOLS & templates.keys()
     assert without(templates, [USER], "get_weather", tools=[TOOL]) == (
-        silent | {WANTS_A_VARIABLE}
+        silent | REFUSING & templates.keys()
     )
 
 
@@ -111,4 +109,6 @@ def test_calls_are_printed(templates):
     """
     chat = [USER, CALLED, ANSWER]
 
-    assert without(templates, chat, "get_weather", "Paris", tools=[TOOL]) == NO_CALLS
+    assert without(templates, chat, "get_weather", "Paris", tools=[TOOL]) == (
+        NO_CALLS & templates.keys()
+    )

@@ -8,8 +8,8 @@ Clients send what their model's template takes: system messages between turns, s
 of one role, results without their call. Templates of other models raise for these, so chats are
 brought into a form that the template takes. Rules of CHANGES:
 1. No text is made up and none is lost: messages move, join, or change their role. What is added is
-   an empty message of the user, where a template wants one to come first, and the name of an
-   argument, where a call has none.
+   an empty message of the user, where a template wants one to come first, the name of an argument,
+   where a call has none, and an empty reasoning, where a template wants one of each answer.
 2. Each change is tried on top of those before it, the smallest first. A template that takes a
    chat as it is gets it as it is.
 3. A change that has nothing to do gives back None.
@@ -228,6 +228,21 @@ def user_in_front(messages: list[Message]) -> list[Message] | None:
     return [*messages[:at], {"role": "user", "content": ""}, *messages[at:]]
 
 
+def with_empty_reasoning(messages: list[Message]) -> list[Message] | None:
+    """Answers whose reasoning nobody sent have an empty one."""
+    is_bare = [
+        message["role"] == "assistant"
+        and not any(name in message for name in REASONING)
+        for message in messages
+    ]
+    if not any(is_bare):
+        return None
+    return [
+        message | {"reasoning_content": ""} if bare else message
+        for message, bare in zip(messages, is_bare, strict=True)
+    ]
+
+
 CHANGES: dict[str, Change] = {  # in the order in which they are tried
     "messages without content have an empty one": with_content,
     "later system messages are text of the user": systems_in_front,
@@ -239,6 +254,7 @@ CHANGES: dict[str, Change] = {  # in the order in which they are tried
     "system messages are text of the user": systems_as_users,
     "joined once more": joined_turns,
     "an empty message of the user comes first": user_in_front,
+    "answers without reasoning have an empty one": with_empty_reasoning,
 }
 
 

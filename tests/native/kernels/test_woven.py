@@ -284,9 +284,9 @@ def test_a_column_has_the_bits_of_it_alone(model):
         pytest.skip(
             "libllama multiplies routers (test_woven_experts.py has the experts)"
         )
-    alone, *beside = rows_of_streams(model, 1, 7, 70)
+    logits = rows_of_streams(model, 1, 7, 70)
 
-    assert beside == [alone, alone]
+    assert logits == logits[:1] * 3
 
 
 @pytest.mark.parametrize("name", ["bloom", "gemma3", "qwen2"])
@@ -303,10 +303,10 @@ def test_biases_sums_and_norms_between_products_keep_their_bits(name, tmp_path):
         return quantised(floats, data_type), data_type
 
     path = rewritten(tiny_model(name), tmp_path / f"{name}.gguf", change)
-    with Model.load(path, use_extra_bufts=False) as one:
-        alone, *beside = rows_of_streams(one, 1, 7, 70)
+    with Model.load(path, use_extra_bufts=False) as loaded:
+        logits = rows_of_streams(loaded, 1, 7, 70)
 
-    assert beside == [alone, alone]
+    assert logits == logits[:1] * 3
 
 
 def rows_of_streams(model: Model, *counts: int) -> list[list[bytes]]:
