@@ -62,20 +62,29 @@ def evaluate(
 ) -> NDArray[np.float32]:
     """Logits after text, *cut*, and text; causal rows in decodes of at most *most*."""
     model = context.model
-    runs = [TokenRun(text_tokens(model, BEFORE, add_special=True)), *cut.runs]
-    runs.append(TokenRun(text_tokens(model, AFTER)))
-    rows, pos, last = rows_of(projector, cut), 0, 0
-    for index, run in enumerate(runs):
+    rows, pos = rows_of(projector, cut), 0
+    tokens = text_tokens(model, BEFORE, add_special=True)
+    # Texts that meet are one decode, because a product of one column has other last digits on some CPUs.
+    for index, run in enumerate(cut.runs):
         if isinstance(run, TokenRun):
-            batch = Batch(context.n_batch)
-            batch.add(run.tokens, pos, slot, index == len(runs) - 1)
-            context.decode(batch)
-            last = len(run.tokens) - 1
-        else:
-            kept = rows[index - 1]
-            decode_rows(context, projector, run, kept, pos=pos, slot=slot, most=most)
+            tokens += run.tokens
+            continue
+        if tokens:
+            decode_tokens(context, tokens, pos, slot)
+        pos += len(tokens)
+        tokens = array("i")
+        decode_rows(context, projector, run, rows[index], pos=pos, slot=slot, most=most)
         pos += run.n_pos
-    return np.asarray(context.logits(last))
+    tokens += text_tokens(model, AFTER)
+    decode_tokens(context, tokens, pos, slot)
+    return np.asarray(context.logits(len(tokens) - 1))
+
+
+def decode_tokens(context: Context, tokens: array[int], pos: int, slot: int) -> None:
+    """Compute *tokens*; the last one has logits."""
+    batch = Batch(context.n_batch)
+    batch.add(tokens, pos, slot, True)
+    context.decode(batch)
 
 
 def decode_rows(
