@@ -638,6 +638,15 @@ def _by_soname(path: Path) -> Path:
     return max(links, key=lambda link: len(link.name), default=path)
 
 
+def macros(library: Library) -> list[tuple[str, str]]:
+    """What our C++ has to know of *library*."""
+    return [
+        ("PLR_IS_MENDED", str(int(library.is_mended))),
+        *c_fit.without(read(USED), declared(HEADERS, [library.include])),
+        *cpu_level.macros(library.cpu),
+    ]
+
+
 def ffibuilder(library: Library) -> Any:
     """Describe the extension: cffi API mode, C++, stable ABI of Python 3.11."""
     from cffi import FFI  # a build requirement, absent when only building the library
@@ -669,9 +678,7 @@ def ffibuilder(library: Library) -> Any:
         ],
         define_macros=[
             ("Py_LIMITED_API", "0x030b0000"),
-            ("PLR_IS_MENDED", str(int(library.is_mended))),
-            *c_fit.without(read(USED), declared(HEADERS, [library.include])),
-            *cpu_level.macros(library.cpu),
+            *macros(library),
         ],
         py_limited_api=True,
     )

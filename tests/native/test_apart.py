@@ -17,6 +17,7 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import llama_version
 from pyllama_raw.native.model import Model, quantize
 from tests.native.support import last_logits, make_context, prefill
+from tests.support.last_digits import needs_attention
 from tests.support.tiny import tiny_model
 
 N_SLOTS, N_PROMPT, N_STEPS = 8, 40, 4
@@ -37,7 +38,11 @@ REFUSED = {
     "gemma3": ("q8_0", "kv_unified=False"),
 }
 
-pytestmark = [pytest.mark.native, pytest.mark.usefixtures("at_best_level")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.usefixtures("at_best_level"),
+    needs_attention,
+]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ LAYOUTS = {
     "unified": {
         "deterministic": False,
         "n_ctx": 400,  # tight: slots lose their cells
-        "flash_attn": steady_attention(),
+        **steady_attention(),
     },
 }
 

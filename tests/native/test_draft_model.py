@@ -28,6 +28,7 @@ from pyllama_raw.options.config import DraftConfig
 from scripts.large_models import wider_model
 from tests.native.support import unlike_before
 from tests.native.test_speculation import GREEDY, preempted, prompts_of
+from tests.support.last_digits import needs_attention, needs_products, steady_attention
 from tests.support.near_ties import parting
 from tests.support.tiny import tiny_model
 
@@ -55,7 +56,7 @@ def smaller(tmp_path_factory):
 
 def opened(path, draft=None, *, n_slots=4, **fields):
     parts = {
-        "context": ContextConfig(n_ctx=4096, n_threads=1),
+        "context": ContextConfig(n_ctx=4096, n_threads=1, **steady_attention()),
         "scheduler": SchedulerConfig(n_slots=n_slots),
         "speculation": {"draft": draft} if draft else {},
     }
@@ -74,7 +75,9 @@ def both(path, draft, prompts, params, **fields):
     return results
 
 
-@pytest.mark.parametrize("name", ["llama", "default"])
+@pytest.mark.parametrize(
+    "name", ["llama", pytest.param("default", marks=needs_products)]
+)
 def test_greedy_outputs_are_those_without(name, model_path, smaller):
     """
     Up to near ties; log-probabilities are the first model's, within 1e-3.
@@ -110,6 +113,7 @@ def test_a_model_that_is_wider_says_the_same(tmp_path):
     assert wide.stat().st_size > 3 * small.stat().st_size
 
 
+@needs_attention
 @pytest.mark.usefixtures("at_best_level")
 def test_fast_and_deterministic_outputs_are_bit_for_bit_those_without(smaller):
     """
@@ -152,6 +156,7 @@ def test_draws_have_the_distribution_of_the_first_model(smaller):
     assert chi < CHI_999
 
 
+@needs_products
 def test_constraints_stops_and_several_outputs(model_path):
     """
     Each output has drafts of its own, which follow its constraint; a request may refuse all.

@@ -2,6 +2,8 @@
 
 from array import array
 from collections import defaultdict
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +33,9 @@ from pyllama_raw.native.model import Model as NativeModel
 from pyllama_raw.native.model import quantize
 from scripts.tiny_models import gguf
 from scripts.tiny_models.recipe import Recipe, experts, sizes
+from tests.native.support import unlike_before
 from tests.native.test_speculation import GREEDY, preempted, prompts_of
+from tests.support.last_digits import needs_attention, steady_attention
 from tests.support.near_ties import parting
 from tests.support.tiny import tiny_model
 
@@ -72,6 +76,14 @@ RECIPES = {
 }
 
 
+NAMES = [
+    pytest.param(name, marks=unlike_before("aborts where a file has heads of glm4moe"))
+    if name == "glm4moe"
+    else name
+    for name in RECIPES
+]
+
+
 @pytest.fixture(autouse=True)
 def free_drafts(monkeypatch):
     """Drafts cost nothing, so there are some in every step that may have them."""
@@ -83,22 +95,26 @@ def free_drafts(monkeypatch):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Tiny models of one layer and a head that is like it, by architecture."""
+    """The tiny model of an architecture, of one layer and a head that is like it; each is made once."""
     folder = tmp_path_factory.mktemp("heads")
-    for name, recipe in RECIPES.items():
-        gguf.write(recipe, folder / f"{name}.gguf")
-    return {name: folder / f"{name}.gguf" for name in RECIPES}
+
+    @cache
+    def path_of(name: str) -> Path:
+        gguf.write(RECIPES[name], folder / f"{name}.gguf")
+        return folder / f"{name}.gguf"
+
+    return path_of
 
 
 @pytest.fixture(scope="module")
 def path(files):
     """The dense one."""
-    return files["hy_v3"]
+    return files("hy_v3")
 
 
 def opened(path, mode="mtp", *, n_slots=4, **fields):
     parts = {
-        "context": ContextConfig(n_ctx=4096, n_threads=1),
+        "context": ContextConfig(n_ctx=4096, n_threads=1, **steady_attention()),
         "scheduler": SchedulerConfig(n_slots=n_slots),
         "speculation": {"mode": mode},
     }
@@ -118,14 +134,14 @@ def plain(path):
         return engine.complete_many(prompts_of(6), GREEDY)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_greedy_outputs_are_those_without(name, files):
     """
     More than a third of the drafts are right, because the head is like the layer and has read all.
     """
     prompts, results = prompts_of(12), []
     for mode in ("off", "mtp"):
-        with opened(files[name], mode) as engine:
+        with opened(files(name), mode) as engine:
             results.append(engine.complete_many(prompts, GREEDY))
             stats, info = engine.stats(), engine.info
 
@@ -135,7 +151,7 @@ def test_greedy_outputs_are_those_without(name, files):
     assert stats.accepted_tokens > stats.drafted_tokens / 3 > 0
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_head_says_what_it_says_of_the_whole_text_at_once(name, files, monkeypatch):
     """
     Whatever the steps were: the states of the model, one position behind the tokens.
@@ -149,7 +165,7 @@ def test_a_head_says_what_it_says_of_the_whole_text_at_once(name, files, monkeyp
 
     monkeypatch.setattr(HeadExecutor, "_run", watched)
     prompts = prompts_of(4, n_tokens=300)
-    with opened(files[name]) as engine:
+    with opened(files(name)) as engine:
         results = engine.complete_many(prompts, GREEDY)
     texts = [
         [*prompt, *result.token_ids]
@@ -166,7 +182,7 @@ def test_a_head_says_what_it_says_of_the_whole_text_at_once(name, files, monkeyp
         for request_id, all_of in latest.items()
     }
 
-    with NativeModel.load(files[name], load_mtp=True) as model:
+    with NativeModel.load(files(name), load_mtp=True) as model:
         n_right = [
             first_draft(model, text_of[work.request_id][: work.pos + 1])
             == output.tokens[0]
@@ -195,6 +211,7 @@ def first_draft(model, tokens):
     return max(range(len(logits)), key=logits.__getitem__)
 
 
+@needs_attention
 @pytest.mark.usefixtures("at_best_level")
 def test_fast_and_deterministic_outputs_are_bit_for_bit_those_without(
     path, tmp_path_factory

@@ -36,6 +36,7 @@ from pyllama_raw.native.sampler import (
 from pyllama_raw.native.stages import Draw, TopK
 from tests.api.media_engines import picture
 from tests.native.support import make_context, prefill
+from tests.support.last_digits import needs_attention, needs_products, steady_attention
 from tests.support.near_ties import parting
 from tests.support.tiny import tiny_adapter, tiny_model, tiny_projector
 
@@ -92,7 +93,12 @@ def oracle(monkeypatch):
 
 
 def opened(path, mode, *, n_slots=4, kv_unified=True, **fields):
-    context = ContextConfig(n_ctx=1024 * n_slots, n_threads=1, kv_unified=kv_unified)
+    context = ContextConfig(
+        n_ctx=1024 * n_slots,
+        n_threads=1,
+        kv_unified=kv_unified,
+        **steady_attention(),
+    )
     return Engine.open(
         path,
         config=EngineConfig(
@@ -140,7 +146,10 @@ def both(oracle, path, prompts, params, **fields):
     return results
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "llama-moe", "default"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "qwen2", "llama-moe", pytest.param("default", marks=needs_products)],
+)
 def test_greedy_outputs_and_their_scores_are_those_without_drafts(
     name, model_path, oracle
 ):
@@ -186,6 +195,7 @@ SAMPLED = {
 }
 
 
+@needs_attention
 @pytest.mark.usefixtures("at_best_level")
 @pytest.mark.parametrize("kind", SAMPLED)
 def test_fast_and_deterministic_outputs_are_bit_for_bit_those_without_drafts(
@@ -207,6 +217,7 @@ def test_fast_and_deterministic_outputs_are_bit_for_bit_those_without_drafts(
     assert [r.logprobs for r in drafted] == [r.logprobs for r in plain]
 
 
+@needs_attention
 @pytest.mark.usefixtures("at_best_level")
 def test_drafts_by_default_change_no_bit(tmp_path, oracle):
     """
@@ -260,6 +271,7 @@ def test_there_are_no_drafts_by_default_where_they_could_change_bits(
     assert reason in info.speculation
 
 
+@needs_products
 @pytest.mark.parametrize(
     "constraint",
     [
@@ -299,6 +311,7 @@ def test_constraints_hold_at_each_place(constraint, model_path, oracle):
             }
 
 
+@needs_products
 def test_outputs_of_one_prompt_end_at_stop_strings_in_the_midst_of_drafts(
     model_path, oracle
 ):

@@ -101,7 +101,7 @@ def test_the_shim_compiles_for_arm64(tmp_path):
     failures = {}
     for source in map(Path, build_lib.sources()):
         command = [CROSS[1], "-std=c++17", "-O0", "-fsyntax-only", "-Wall", *folders]
-        macros = ['-DPLR_CPU_LEVEL="native"', "-DPLR_IS_MENDED=1"]
+        macros = [f"-D{name}={value}" for name, value in build_lib.macros(library)]
         done = subprocess.run(
             [*command, *macros, str(source)],
             capture_output=True,
