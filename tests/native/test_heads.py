@@ -76,11 +76,9 @@ RECIPES = {
 }
 
 
+NO_GLM = unlike_before("aborts where a file has heads of glm4moe")
 NAMES = [
-    pytest.param(name, marks=unlike_before("aborts where a file has heads of glm4moe"))
-    if name == "glm4moe"
-    else name
-    for name in RECIPES
+    pytest.param(name, marks=NO_GLM) if name == "glm4moe" else name for name in RECIPES
 ]
 
 
@@ -450,6 +448,7 @@ def test_models_without_heads_are_refused_by_name(path, files, tmp_path):
         opened(without)
 
 
+@NO_GLM
 def test_heads_that_libllama_asserts_against_are_an_error(tmp_path):
     """
     Of this architecture it takes one head; the process goes on.
