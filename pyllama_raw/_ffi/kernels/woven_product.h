@@ -159,9 +159,9 @@ class WovenProduct {
         if (leader_ != nullptr && leader_->src[1] == node) {
             leader_ = nullptr;  // its columns are computed behind it, so it is of an older graph
         }
-        ggml_tensor * before = std::exchange(before_, nullptr);
+        ggml_tensor * product = std::exchange(latest_, nullptr);
         if (is_ours && is_few(*node)) {
-            before_ = node;
+            latest_ = node;
             if (leader_ != nullptr && follows(*node)) {
                 *std::find(leader_->src + kFollower, std::end(leader_->src), nullptr) = node;
                 return true;
@@ -173,9 +173,10 @@ class WovenProduct {
         }
         between_.push_back(node);
         if (leader_ == nullptr || between_.size() > kBetween) {
-            leader_ = nullptr, between_.clear();
+            leader_ = nullptr;
+            between_.clear();
         }
-        return before != nullptr && leader_ != nullptr && adds(*before, *node);
+        return product != nullptr && leader_ != nullptr && adds(*product, *node);
     }
 
     // Whether *node* looks up rows of embeddings that a product has woven. Others are in the file.
@@ -269,7 +270,8 @@ class WovenProduct {
 
     // A product of one matrix, which is woven, and of columns that a tile takes at once.
     static bool is_few(const ggml_tensor & node) {
-        return node.src[0]->ne[2] == 1 && node.src[2] == nullptr && ggml_nrows(&node) <= woven::kMostColumns &&
+        return node.src[0]->ne[2] == 1 && node.src[2] == nullptr &&
+               ggml_nrows(&node) <= woven::kMostColumns &&
                weights_of(node).is_ready[0].load(std::memory_order_acquire);
     }
 
@@ -281,14 +283,14 @@ class WovenProduct {
             leader_->src[GGML_MAX_SRC - 1] != nullptr) {
             return false;
         }
-        const auto overlaps = [&](const ggml_tensor * other) {
-            const char *from = static_cast<const char *>(node.data), *to = static_cast<const char *>(other->data);
-            return from < to + ggml_nbytes(other) && to < from + ggml_nbytes(&node);
+        const auto * const begin    = static_cast<const char *>(node.data);
+        const auto         overlaps = [&](const ggml_tensor * other) {
+            const auto * const data = other == nullptr ? nullptr : static_cast<const char *>(other->data);
+            return data != nullptr && begin < data + ggml_nbytes(other) &&
+                   data < begin + ggml_nbytes(&node);
         };
         return std::none_of(between_.begin(), between_.end(), [&](const ggml_tensor * one) {
-            return overlaps(one) || std::any_of(one->src, std::end(one->src), [&](const ggml_tensor * source) {
-                       return source != nullptr && overlaps(source);
-                   });
+            return overlaps(one) || std::any_of(one->src, std::end(one->src), overlaps);
         });
     }
 
@@ -300,9 +302,9 @@ class WovenProduct {
         }
         ggml_tensor * added = node.src[node.src[0] == &product ? 1 : 0];
         if ((node.src[0] != &product && node.src[1] != &product) || added == &product ||
-            node.data != product.data || node.type != GGML_TYPE_F32 || !ggml_are_same_shape(&node, &product) ||
-            !ggml_are_same_stride(&node, &product) || added->type != GGML_TYPE_F32 ||
-            !ggml_is_contiguous(added) || added->ne[0] != node.ne[0] ||
+            node.data != product.data || node.type != GGML_TYPE_F32 ||
+            !ggml_are_same_shape(&node, &product) || !ggml_are_same_stride(&node, &product) ||
+            added->type != GGML_TYPE_F32 || !ggml_is_contiguous(added) || added->ne[0] != node.ne[0] ||
             (ggml_nrows(added) != 1 && !ggml_are_same_shape(added, &node)) ||
             (&product != leader_ && added->src[0] != nullptr)) {
             return false;
@@ -539,8 +541,8 @@ class WovenProduct {
                 if (in_order) {
                     tiles(group, columns, 0, n, results + to[0] * stride + row, stride, n_rows);
                     if (added != nullptr) {
-                        joined::add(results + to[0] * stride + row, stride, n, more + to[0] * more_stride + row,
-                                    more_stride, n_rows);
+                        joined::add(results + to[0] * stride + row, stride, n,
+                                    more + to[0] * more_stride + row, more_stride, n_rows);
                     }
                     continue;
                 }
@@ -591,7 +593,7 @@ class WovenProduct {
     const woven::Level * const level_ = woven::level();
 
     ggml_tensor * leader_ = nullptr;  // that products join, if they follow it
-    ggml_tensor * before_ = nullptr;  // the last node, if it is such a product
+    ggml_tensor * latest_ = nullptr;  // the last node, if it is such a product
     std::vector<const ggml_tensor *> between_;  // the nodes that were shown since the leader
 
     Scratch packed_, places_;
