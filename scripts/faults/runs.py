@@ -85,7 +85,7 @@ def _config(
             n_batch=64,
             n_ubatch=64,
             n_outputs_max=16,
-            flash_attn=steady_attention(),  # some are computed beside those that failed
+            **steady_attention(),  # some are computed beside those that failed
         ),
         scheduler=SchedulerConfig(n_slots=n_slots, token_budget=64, **scheduler),
         deterministic=deterministic,
