@@ -453,25 +453,27 @@ class WovenProduct {
     // at a time, so that nobody waits long for a thread that another program disturbs.
     void multiply_few(ggml_tensor & leader, const Wanted & wanted, NodeState & state, int ith,
                       int n_threads) const {
-        ggml_tensor * products[GGML_MAX_SRC] = {&leader};
-        const auto * const end = std::copy(leader.src + kFollower, std::end(leader.src), products + 1);
-        int part = -1, n_before = 0;  // parts of products before
-        for (bool is_own : {true, false}) {
-            for (ggml_tensor ** one = products; one != end && *one != nullptr; ++one) {
-                const int       n_rows = int((*one)->ne[0]), chunk = chunk_of(n_rows, n_threads);
-                const int       n_own  = n_rows / chunk * 3 / 4 / n_threads * chunk;
-                const uint8_t * memory = weights_of(**one).memory.get();
-                if (is_own) {
-                    multiply(**one, memory, wanted, n_own * ith, n_own * (ith + 1));
-                    continue;
-                }
-                const int rest = n_own * n_threads, n_parts = (n_rows - rest + chunk - 1) / chunk;
-                for (part = part < 0 ? state.take() : part; part < n_before + n_parts; part = state.take()) {
-                    const int first = rest + (part - n_before) * chunk;
-                    multiply(**one, memory, wanted, first, std::min(first + chunk, n_rows));
-                }
-                n_before += n_parts;
+        const auto rows_of_a_thread = [&](int n_rows, int chunk) {
+            return n_rows / chunk * 3 / 4 / n_threads * chunk;
+        };
+        ggml_tensor * products[GGML_MAX_SRC + 1] = {&leader};  // behind the last one is nullptr
+        std::copy(leader.src + kFollower, std::end(leader.src), products + 1);
+        for (ggml_tensor ** product = products; *product != nullptr; ++product) {
+            const int n_rows = int((*product)->ne[0]);
+            const int n_own  = rows_of_a_thread(n_rows, chunk_of(n_rows, n_threads));
+            multiply(**product, weights_of(**product).memory.get(), wanted, n_own * ith, n_own * (ith + 1));
+        }
+        int part = state.take(), n_before = 0;  // parts of the products before
+        for (ggml_tensor ** product = products; *product != nullptr; ++product) {
+            const int n_rows = int((*product)->ne[0]), chunk = chunk_of(n_rows, n_threads);
+            const int begin   = rows_of_a_thread(n_rows, chunk) * n_threads;  // of the rest
+            const int n_parts = (n_rows - begin + chunk - 1) / chunk;
+            for (; part < n_before + n_parts; part = state.take()) {
+                const int first = begin + (part - n_before) * chunk;
+                multiply(**product, weights_of(**product).memory.get(), wanted, first,
+                         std::min(first + chunk, n_rows));
             }
+            n_before += n_parts;
         }
     }
 
