@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 from pyllama_raw.native.gguf import Header
-from pyllama_raw.native.libllama import Handle, devices, ffi, lib, text
+from pyllama_raw.native.libllama import Handle, devices, ffi, levels_in, lib, text
 
 FLOATS = {"f32", "f16", "bf16"}
 AT_MOST = "at most"  # ends what a CPU needs that may have no more than that
@@ -68,14 +68,8 @@ def woven_levels() -> tuple[str, ...]:
 
     PYLLAMA_RAW_WOVEN names the one that does. All give the same bits.
     """
-    is_usable = ffi.new("bool *")
-    names: list[str] = []
-    index = 0
-    while name := text(lib.plr_woven_level(index, is_usable)):
-        if is_usable[0]:
-            names.append(name)
-        index += 1
-    return tuple(names)
+    levels = levels_in(lib, ffi)
+    return tuple(name for name, is_usable in levels.items() if is_usable)
 
 
 def weaves(header: Header) -> bool:

@@ -62,6 +62,7 @@ __all__ = [
     "devices",
     "ffi",
     "last_error",
+    "levels_in",
     "lib",
     "library_digest",
     "llama_version",
@@ -109,12 +110,18 @@ def load() -> tuple[Any, Any]:
         return _loaded
 
 
+def levels_in(lib: Any, ffi: Any) -> dict[str, bool]:
+    """The levels of our kernels for woven weights, and whether this CPU has each, the least first."""
+    levels: dict[str, bool] = {}
+    is_usable = ffi.new("bool *")
+    while name := lib.plr_woven_level(len(levels), is_usable):
+        levels[ffi.string(name).decode()] = is_usable[0]
+    return levels
+
+
 def _wrong_woven(level: str, lib: Any, ffi: Any) -> str:
     """Why our kernels refuse *level*."""
-    levels = {"auto": True}
-    is_usable = ffi.new("bool *")
-    while name := lib.plr_woven_level(len(levels) - 1, is_usable):
-        levels[os.fsdecode(ffi.string(name))] = is_usable[0]
+    levels = {"auto": True} | levels_in(lib, ffi)
     here = ", ".join(name for name, is_here in levels.items() if is_here)
     problem = (
         f"this CPU does not have it; it has {here}"
