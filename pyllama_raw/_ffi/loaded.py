@@ -61,9 +61,8 @@ def lacks_its_end(library: Path) -> bool:
         n_bytes = os.fstat(file.fileno()).st_size
     if len(start) < 64 or not start.startswith(b"\x7fELF\x02\x01"):
         return False  # of another system, or too short to be loaded at all
-    (table,) = struct.unpack_from(
-        "<Q", start, 0x28
-    )  # of its sections, which is written last
+    # The table of its sections is written last.
+    (table,) = struct.unpack_from("<Q", start, 0x28)
     size, n_sections = struct.unpack_from("<HH", start, 0x3A)
     return bool(n_bytes < table + size * n_sections)
 

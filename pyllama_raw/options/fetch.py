@@ -36,7 +36,7 @@ PYPI = "https://pypi.org/simple"
 TIMEOUT_S = 60
 N_TRIES = 3  # at each place
 PAUSE_S = 1.0  # longer before each further try
-LEFT_S = 3600  # nobody downloads so long without writing
+ORPHAN_S = 3600  # a download that goes on has written since
 
 
 class FetchFailed(OSError):
@@ -149,10 +149,10 @@ def writing(folder: Path) -> Iterator[None]:
 def atomic_file(path: Path) -> Iterator[Any]:
     """Open a binary file that appears as *path* only if the block succeeds."""
     # A process that was killed leaves its own, to which nobody writes any more.
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        with suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > LEFT_S:
-                left.unlink()
+    for orphan in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        with suppress(OSError):  # as one of another user
+            if time.time() - orphan.stat().st_mtime > ORPHAN_S:
+                orphan.unlink()
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=f".{path.name}.", delete=False
     ) as file:

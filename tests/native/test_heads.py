@@ -92,7 +92,7 @@ def free_drafts(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
+def file_of(tmp_path_factory):
     """The tiny model of an architecture, of one layer and a head that is like it; each is made once."""
     folder = tmp_path_factory.mktemp("heads")
 
@@ -105,9 +105,9 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def path(files):
+def path(file_of):
     """The dense one."""
-    return files("hy_v3")
+    return file_of("hy_v3")
 
 
 def opened(path, mode="mtp", *, n_slots=4, **fields):
@@ -133,13 +133,13 @@ def plain(path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_greedy_outputs_are_those_without(name, files):
+def test_greedy_outputs_are_those_without(name, file_of):
     """
     More than a third of the drafts are right, because the head is like the layer and has read all.
     """
     prompts, results = prompts_of(12), []
     for mode in ("off", "mtp"):
-        with opened(files(name), mode) as engine:
+        with opened(file_of(name), mode) as engine:
             results.append(engine.complete_many(prompts, GREEDY))
             stats, info = engine.stats(), engine.info
 
@@ -150,7 +150,7 @@ def test_greedy_outputs_are_those_without(name, files):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_head_says_what_it_says_of_the_whole_text_at_once(name, files, monkeypatch):
+def test_a_head_says_what_it_says_of_the_whole_text_at_once(name, file_of, monkeypatch):
     """
     Whatever the steps were: the states of the model, one position behind the tokens.
     """
@@ -163,7 +163,7 @@ def test_a_head_says_what_it_says_of_the_whole_text_at_once(name, files, monkeyp
 
     monkeypatch.setattr(HeadExecutor, "_run", watched)
     prompts = prompts_of(4, n_tokens=300)
-    with opened(files(name)) as engine:
+    with opened(file_of(name)) as engine:
         results = engine.complete_many(prompts, GREEDY)
     texts = [
         [*prompt, *result.token_ids]
@@ -180,7 +180,7 @@ def test_a_head_says_what_it_says_of_the_whole_text_at_once(name, files, monkeyp
         for request_id, all_of in latest.items()
     }
 
-    with NativeModel.load(files(name), load_mtp=True) as model:
+    with NativeModel.load(file_of(name), load_mtp=True) as model:
         n_right = [
             first_draft(model, text_of[work.request_id][: work.pos + 1])
             == output.tokens[0]
@@ -428,7 +428,7 @@ def test_constraints_and_several_outputs(path):
     assert results[0] == results[1]
 
 
-def test_models_without_heads_are_refused_by_name(path, files, tmp_path):
+def test_models_without_heads_are_refused_by_name(path, tmp_path):
     """
     Before weights are read, or by the tensors that a file lacks.
     """

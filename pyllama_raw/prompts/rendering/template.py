@@ -230,17 +230,13 @@ def user_in_front(messages: list[Message]) -> list[Message] | None:
 
 def with_empty_reasoning(messages: list[Message]) -> list[Message] | None:
     """Answers whose reasoning nobody sent have an empty one."""
-    is_bare = [
-        message["role"] == "assistant"
-        and not any(name in message for name in REASONING)
+    changed = [
+        message
+        if message["role"] != "assistant" or any(name in message for name in REASONING)
+        else message | {"reasoning_content": ""}
         for message in messages
     ]
-    if not any(is_bare):
-        return None
-    return [
-        message | {"reasoning_content": ""} if bare else message
-        for message, bare in zip(messages, is_bare, strict=True)
-    ]
+    return None if changed == messages else changed
 
 
 CHANGES: dict[str, Change] = {  # in the order in which they are tried
