@@ -28,7 +28,11 @@ from pyllama_raw.options.config import DraftConfig
 from scripts.large_models import wider_model
 from tests.native.support import unlike_before
 from tests.native.test_speculation import GREEDY, preempted, prompts_of
-from tests.support.last_digits import needs_attention, needs_products, steady_attention
+from tests.support.last_digits import (
+    needs_attention,
+    needs_steady_digits,
+    steady_attention,
+)
 from tests.support.near_ties import parting
 from tests.support.tiny import tiny_model
 
@@ -76,7 +80,7 @@ def both(path, draft, prompts, params, **fields):
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", pytest.param("default", marks=needs_products)]
+    "name", ["llama", pytest.param("default", marks=needs_steady_digits)]
 )
 def test_greedy_outputs_are_those_without(name, model_path, smaller):
     """
@@ -156,7 +160,7 @@ def test_draws_have_the_distribution_of_the_first_model(smaller):
     assert chi < CHI_999
 
 
-@needs_products
+@needs_steady_digits
 def test_constraints_stops_and_several_outputs(model_path):
     """
     Each output has drafts of its own, which follow its constraint; a request may refuse all.

@@ -36,7 +36,11 @@ from pyllama_raw.native.sampler import (
 from pyllama_raw.native.stages import Draw, TopK
 from tests.api.media_engines import picture
 from tests.native.support import make_context, prefill
-from tests.support.last_digits import needs_attention, needs_products, steady_attention
+from tests.support.last_digits import (
+    needs_attention,
+    needs_steady_digits,
+    steady_attention,
+)
 from tests.support.near_ties import parting
 from tests.support.tiny import tiny_adapter, tiny_model, tiny_projector
 
@@ -148,7 +152,7 @@ def both(oracle, path, prompts, params, **fields):
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", "qwen2", "llama-moe", pytest.param("default", marks=needs_products)],
+    ["llama", "qwen2", "llama-moe", pytest.param("default", marks=needs_steady_digits)],
 )
 def test_greedy_outputs_and_their_scores_are_those_without_drafts(
     name, model_path, oracle
@@ -271,7 +275,7 @@ def test_there_are_no_drafts_by_default_where_they_could_change_bits(
     assert reason in info.speculation
 
 
-@needs_products
+@needs_steady_digits
 @pytest.mark.parametrize(
     "constraint",
     [
@@ -311,7 +315,7 @@ def test_constraints_hold_at_each_place(constraint, model_path, oracle):
             }
 
 
-@needs_products
+@needs_steady_digits
 def test_outputs_of_one_prompt_end_at_stop_strings_in_the_midst_of_drafts(
     model_path, oracle
 ):

@@ -36,9 +36,10 @@ needs_attention = pytest.mark.skipif(
 )
 
 
-needs_products = pytest.mark.skipif(
-    not is_usable("q4_1"),
-    reason="libllama's products have other last digits for other numbers of tokens here",
+needs_steady_digits = pytest.mark.skipif(
+    not is_usable("attention"),
+    reason="libllama's attention has other last digits beside other requests, and roundings of "
+    "columns to 8 bits, as of the default model, make other tokens of them",
 )
 
 
