@@ -6,7 +6,7 @@ AsyncEngine.complete_many() with ids of tokens, greedy, without a cache, and sam
 tokens. Its phases are told apart by its step log: prefill ends when the first step that only
 decodes is planned, and decode takes the rest of the caller's time. Peers run
 llama-batched-bench, which does not sample, in all settings of peers/batched_bench.py that may
-be best. In the rounds of --trials, which do not count, all of them run; those that are the best
+be best; OpenVINO GenAI samples, and runs where it knows the type. In the rounds of --trials, which do not count, all of them run; those that are the best
 in one figure go on, and each figure is compared with the best of these.
 
 Weights are random, in the shapes of scripts/large_models.py, a file for each type, kept in the
@@ -36,7 +36,17 @@ from benchmarks.load.limits import Limits, Weights, limits
 from benchmarks.load.measure import NO_DRAFTS, Report, arguments, run_script, say
 from benchmarks.load.workloads import generator
 from benchmarks.peers import commit_of_ik, is_there
-from benchmarks.peers.batched_bench import IK, SETTINGS, Phases, batched_bench
+from benchmarks.peers.batched_bench import (
+    IK,
+    OPENMP,
+    OPENVINO,
+    OWN,
+    SETTINGS,
+    Phases,
+    batched_bench,
+)
+from benchmarks.peers.openvino_bench import TYPES as OPENVINO_TYPES
+from benchmarks.peers.openvino_bench import openvino_bench
 from pyllama_raw import (
     AsyncEngine,
     CacheConfig,
@@ -60,7 +70,13 @@ OURS = "ours"
 DEFAULT = "default"  # the model of --model, in its own type
 SHAPES = {"230m": "llama-230m", "1b": "llama-1b"}
 TYPES = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q4_0", "Q4_1", "Q8_0", "IQ4_XS")
-PEERS = ("llama.cpp", "ik_llama.cpp")
+PEER_OF = {
+    OWN: "llama.cpp",
+    OPENMP: "llama.cpp",
+    IK: "ik_llama.cpp",
+    OPENVINO: "OpenVINO GenAI",
+}
+PEERS = tuple(dict.fromkeys(PEER_OF.values()))
 SPEEDS = {
     "prefill": attrgetter("prefill_tok_per_s"),
     "decode": attrgetter("decode_tok_per_s"),
@@ -112,7 +128,7 @@ async def measure(options: Namespace, report: Report) -> None:
         )
     trials: dict[Cell, Runs] = {cell: {} for cell in cells}
     rounds: dict[Cell, Runs] = {cell: {} for cell in cells}
-    peak = peak_of(options.threads)
+    peak = peak_of(options.threads, level)
     report.details |= {"cpu_level": level, "limits": peak and peak._asdict()}
     if any(peer_of(name) == "ik_llama.cpp" for name in systems[1:]):
         report.details["ik_commit"] = commit_of_ik()
@@ -121,7 +137,8 @@ async def measure(options: Namespace, report: Report) -> None:
         count = f"round {index - options.trials + 1} of {options.rounds}"
         say("trials" if is_trial else count)
         for cell in cells:
-            names = systems if is_trial else winners(trials[cell]) or systems
+            names = [name for name in systems if knows(name, cell)]
+            names = names if is_trial else winners(trials[cell]) or names
             runs = (trials if is_trial else rounds)[cell]
             await turn(cell, names, options.threads, index, runs)
     for cell in cells:
@@ -195,6 +212,17 @@ def n_cells(n_streams: int) -> int:
 
 def theirs(cell: Cell, threads: int, setting: str) -> Phases:
     """A peer in one setting."""
+    if SETTINGS[setting].program == OPENVINO:
+        return openvino_bench(
+            cell.path,
+            n_prompt=N_PROMPT,
+            n_output=N_OUTPUT,
+            n_slots=cell.n_streams,
+            repeats=n_repeats(cell.n_streams),
+            threads=threads,
+            cpu_level=build_lib.cpu_of_library(),
+            properties=SETTINGS[setting].flags,
+        )
     return batched_bench(
         cell.path,
         n_prompt=N_PROMPT,
@@ -207,10 +235,10 @@ def theirs(cell: Cell, threads: int, setting: str) -> Phases:
     )
 
 
-def peak_of(threads: int) -> Limits | None:
-    """What the CPU can do; without a compiler nobody knows."""
+def peak_of(threads: int, level: str) -> Limits | None:
+    """What the CPU can do with instructions of *level*; without a compiler nobody knows."""
     try:
-        return limits(threads)
+        return limits(threads, level)
     except (OSError, CalledProcessError) as error:
         say(f"no shares: {error}")
         return None
@@ -226,13 +254,19 @@ def settings_of(options: Namespace) -> list[str]:
     return [name for name in names if SETTINGS[name].program not in missing]
 
 
+def knows(name: str, cell: Cell) -> bool:
+    """Whether a system runs the type of *cell*; libraries of ggml's kinds run all."""
+    is_openvino = name != OURS and SETTINGS[name].program == OPENVINO
+    return not is_openvino or cell.weights.startswith(OPENVINO_TYPES)
+
+
 def cells_of(options: Namespace) -> Iterator[Cell]:
     """Of each shape all types and numbers of streams; models that are missing are made."""
     folder = cache_dir() / "large-models"
     for model in options.models:
         if model == DEFAULT:
-            with Model.load(options.model, vocab_only=True) as loaded:
-                files = [(loaded.ftype, Path(options.model))]
+            path = Path(options.model)
+            files = [(Weights.of(path).type_name, path)]
         else:
             say(f"{model}: files of all types are in {folder}, or made now")
             files = [
@@ -248,7 +282,7 @@ def cells_of(options: Namespace) -> Iterator[Cell]:
 
 def peer_of(setting: str) -> str:
     """Whose setting it is."""
-    return PEERS[SETTINGS[setting].program == IK]
+    return PEER_OF[SETTINGS[setting].program]
 
 
 def speed(runs: Sequence[Phases], figure: str) -> float:

@@ -39,12 +39,6 @@ from pyllama_raw.native.model import Model
 N_SLOTS, N_CTX, N_PROMPT, N_STEPS = 8, 8192, 256, 64
 N_AROUND = 800  # tokens of each of the other slots
 N_PREFIX = 1024  # tokens that all slots begin with
-INSTRUCTIONS = {  # of the levels, as a compiler names them
-    "avx2": ("-mavx2",),
-    "avxvnni": ("-mavx2", "-mavxvnni"),
-    "avx512vnni": ("-mavx512bw", "-mavx512vnni"),
-    "amx": (),  # all that this CPU has
-}
 Speeds = dict[str, float]  # tokens a second by kind of work
 
 
@@ -106,7 +100,7 @@ def work(context: Context) -> Speeds:
 def measure_products(n_mb: int, report: Report) -> None:
     """A row of each product; the limits of one thread are details."""
     say("measuring the limits of this CPU")
-    peaks = {level: limits(1, *INSTRUCTIONS[level]) for level in woven_levels()[1:]}
+    peaks = {level: limits(1, level) for level in woven_levels()[1:]}
     best = limits(1)
     report.details["limits"] = {"all": best._asdict()} | {
         level: peak._asdict() for level, peak in peaks.items()

@@ -1,13 +1,15 @@
 """
 `pyllama-raw serve` against llama-server, both over HTTP.
 
-Three loads, each in interleaved rounds: many short requests (32 tokens in and out, 8 clients),
-requests that share a prefix of 640 tokens (8 clients), and long prompts among short ones at
-random arrivals, where the longest gap of a stream counts. Both are streamed from by one
-client over /v1/completions, with 8 slots and 8,192 cells; ours is as by default.
+Loads, each in interleaved rounds: many short requests (32 tokens in and out, 8 clients),
+longer ones (128 in, 64 out), requests that share a prefix of 640 tokens (8 clients), and long
+prompts among short ones at random arrivals, where the longest gap of a stream counts. Both are
+streamed from by one client over /v1/completions, with 8 slots and 8,192 cells; ours is as by
+default.
 
 llama-server is what benchmarks/peers/setup builds; CC and CXX, or LLAMA_SERVER, name another
-build, so give the one that is the fastest on the machine.
+build, so give the one that is the fastest on the machine. It runs with each of --settings
+(docs/measuring.md), and ours is compared with the best of them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from load.measure import NO_DRAFTS, Report, arguments, median_ratio, run_script, say
 from load.rounds import results
+from peers.batched_bench import OWN, SETTINGS
 from peers.openers import peer_opener, served_opener
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
@@ -28,6 +31,7 @@ from pyllama_raw.lab.targets import Opener, Point
 
 N_SLOTS, N_CTX = 8, 8192
 OURS, PEER = "ours", "llama-server"
+DEFAULT = "repack"  # what llama-server does if nothing is set
 TO_IT = f"to {PEER}"
 
 
@@ -44,10 +48,12 @@ class Load(NamedTuple):
 
 
 SHORT = {"prompt_tokens": 32, "output_tokens": 32}
+LONGER = {"prompt_tokens": 128, "output_tokens": 64}
 CLIENTS, ARRIVALS = Point(clients=N_SLOTS), Point(rate=1.0)
 SPEED, GAP = "output_throughput", "max_itl_ms"
 LOADS = {
     "short requests": Load("offline", CLIENTS, 128, SPEED, ">=", 2.0, SHORT),
+    "longer requests": Load("offline", CLIENTS, 32, SPEED, ">=", 1.5, LONGER),
     "shared prefix": Load("shared-prefix", CLIENTS, 32, SPEED, ">=", 5.0, {}),
     "long prompts": Load("interference", ARRIVALS, 48, GAP, "<=", 0.2, {}),
 }
@@ -65,7 +71,12 @@ def openers(options: Namespace) -> dict[str, Opener]:
     if not options.no_peers:
         sizes: dict[str, Any] = {"n_slots": N_SLOTS, "n_ctx": N_CTX}
         sizes |= {"threads": options.threads, "protocol": "openai"}
-        openers_by_name[PEER] = peer_opener(PEER, options.model, **sizes)
+        for name in options.settings:
+            _, flags, env = SETTINGS[name]
+            title = PEER if name == DEFAULT else f"{PEER}, {name}"
+            openers_by_name[title] = peer_opener(
+                PEER, options.model, **sizes, flags=flags, env=env
+            )
     return openers_by_name
 
 
@@ -86,13 +97,16 @@ async def measure(options: Namespace, report: Report) -> None:
 
 
 def conclude(report: Report, name: str, runs: Mapping[str, list[Result]]) -> None:
-    """Medians of the rounds; the ratio is ours to theirs, by round."""
+    """Medians of the rounds; the ratio is ours to the best setting of theirs, by round."""
     load = LOADS[name]
     values = {
         system: [run[load.figure] for run in runs_of_system]
         for system, runs_of_system in runs.items()
     }
-    ratio = median_ratio(values[OURS], values[PEER]) if PEER in values else None
+    mine = values.pop(OURS)
+    ratios = [median_ratio(mine, other) for other in values.values()]
+    nearest = min if load.relation == ">=" else max
+    ratio = nearest(ratios, default=None)
     for system, runs_of_system in runs.items():
         figures = {key: median(run[key] for run in runs_of_system) for key in SHOWN}
         report.add(work=f"{name}, {system}", **figures)
@@ -111,6 +125,8 @@ def main() -> int:
     parser.add_argument(
         "--loads", nargs="+", choices=LOADS, default=list(LOADS), metavar="LOAD"
     )
+    settings = [name for name in SETTINGS if SETTINGS[name].program == OWN]
+    parser.add_argument("--settings", nargs="+", choices=settings, default=[DEFAULT])
     parser.add_argument("--requests", type=int, help="of each load, instead of its own")
     return run_script("served", measure, parser)
 

@@ -258,6 +258,7 @@ def by_night(script: str, *arguments: str) -> object:
         ),
         by_night("process_hop.py", "--streams", "2", "--requests", "2"),
         by_night("soak.py", "--tiny", "--requests", "3000"),  # 10,000 take 8 minutes
+        by_night("same_bits.py", "--requests", "200", "--alone", "20"),
         by_night("fidelity.py"),
         by_night("preemption.py"),
         by_night(

@@ -178,6 +178,7 @@ def test_weights_are_those_that_products_read():
 
     assert weights.n_bytes == 4 * (weights.n_layers + weights.n_output)
     assert weights.gops(10, 1) == 2e-9 * (10 * weights.n_layers + weights.n_output)
+    assert weights.type_name == "F32"
 
 
 def test_peers_that_are_not_built_do_not_run(monkeypatch, capsys):
@@ -266,14 +267,29 @@ def test_a_build_that_was_broken_off_goes_on(tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_every_setting_runs_a_program_of_its_peer():
+@pytest.mark.parametrize(
+    ("peer", "settings"),
+    [
+        ("ik_llama.cpp", {"ik", "ik-no-rtr"}),
+        ("OpenVINO GenAI", {"openvino", "openvino-f32"}),
+    ],
+)
+def test_settings_of_other_peers_have_their_names(peer, settings):
     """
-    Settings of ik_llama.cpp have a name that says so.
+    All others are llama.cpp's.
     """
-    assert {name for name in SETTINGS if by_type.peer_of(name) == "ik_llama.cpp"} == {
-        "ik",
-        "ik-no-rtr",
-    }
+    assert {name for name in SETTINGS if by_type.peer_of(name) == peer} == settings
+
+
+def test_a_peer_does_not_run_a_type_that_it_cannot_read():
+    """
+    OpenVINO GenAI reads no IQ4_XS; what most weights of Q4_K_M have is Q4_K.
+    """
+    weights = ("Q4_1", "Q4_K_M", "Q4_K", "IQ4_XS")
+    cells = [Cell("230m", name, 1, ROOT) for name in weights]
+
+    assert [by_type.knows("openvino", cell) for cell in cells] == [True] * 3 + [False]
+    assert all(by_type.knows("ik", cell) for cell in cells)
 
 
 @pytest.mark.native

@@ -7,15 +7,22 @@ import os
 import shlex
 import subprocess
 import tempfile
+from collections import Counter
 from math import prod
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from pyllama_raw.native.gguf import TensorInfo, read_header
-from pyllama_raw.native.libllama import lib
+from pyllama_raw.native.libllama import lib, text
 
 PROBE = Path(__file__).with_name("limits.cpp")
 FLAGS = ("-O3", "-std=c++17", "-pthread")
+INSTRUCTIONS = {  # of levels of CPUs and of our kernels, as a compiler names them
+    "sse42": ("-msse4.2",),
+    "avx2": ("-mavx2",),
+    "avxvnni": ("-mavx2", "-mavxvnni"),
+    "avx512vnni": ("-mavx512bw", "-mavx512vnni"),
+}
 
 
 class Limits(NamedTuple):
@@ -26,12 +33,12 @@ class Limits(NamedTuple):
     read_gb_per_s: float
 
 
-def limits(threads: int, *instructions: str) -> Limits:
+def limits(threads: int, level: str | None = None) -> Limits:
     """
     Build and run the probe, which takes some seconds.
 
     Args:
-        instructions: options of the compiler for those of the CPU that may be used; none: all.
+        level: one of INSTRUCTIONS, of which no more may be used; any other name, or None: all.
 
     Raises:
         CalledProcessError, OSError: there is no C++ compiler, or the probe failed.
@@ -39,7 +46,7 @@ def limits(threads: int, *instructions: str) -> Limits:
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "limits")
         compiler = shlex.split(os.environ.get("CXX") or "c++")
-        flags = [*FLAGS, *(instructions or ["-march=native"])]
+        flags = [*FLAGS, *INSTRUCTIONS.get(level or "", ["-march=native"])]
         subprocess.run([*compiler, *flags, str(PROBE), "-o", program], check=True)
         command = [program, str(threads)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -52,6 +59,7 @@ class Weights(NamedTuple):
     n_layers: int  # numbers that each token is multiplied by
     n_output: int  # numbers that each row of logits is made by
     n_bytes: int  # of both
+    type_name: str  # that most of them have
 
     @classmethod
     def of(cls, model: Path) -> Self:
@@ -61,10 +69,14 @@ class Weights(NamedTuple):
         }
         layers = [t for name, t in tensors.items() if name.startswith("blk.")]
         output = tensors.get("output.weight", tensors["token_embd.weight"])
+        sizes = Counter[int]()
+        for tensor in layers:
+            sizes[tensor.type] += prod(tensor.dims)
         return cls(
-            sum(prod(tensor.dims) for tensor in layers),
+            sizes.total(),
             prod(output.dims),
             sum(map(n_bytes, [*layers, output])),
+            text(lib.ggml_type_name(sizes.most_common(1)[0][0])).upper(),
         )
 
     def gops(self, n_tokens: int, n_rows: int) -> float:

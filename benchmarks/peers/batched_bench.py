@@ -23,6 +23,7 @@ from . import find
 OWN = "llama-batched-bench"  # with threads of llama.cpp's own
 OPENMP = "llama-batched-bench-openmp"
 IK = "ik-llama-batched-bench"
+OPENVINO = "openvino_python"  # which runs openvino_bench.py instead
 
 
 class Setting(NamedTuple):
@@ -50,6 +51,8 @@ SETTINGS = {
     "openmp": Setting(OPENMP),
     "ik": Setting(IK, ("-rtr",)),
     "ik-no-rtr": Setting(IK),
+    "openvino": Setting(OPENVINO),
+    "openvino-f32": Setting(OPENVINO, ("INFERENCE_PRECISION_HINT=f32",)),
 }
 
 

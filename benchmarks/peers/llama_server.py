@@ -23,6 +23,7 @@ def llama_server(
     n_ctx: int,
     threads: int,
     flags: tuple[str, ...] = (),
+    env: Mapping[str, str] | None = None,
     poll_s: float = 0.1,
 ) -> Iterator[Url]:
     """
@@ -31,6 +32,7 @@ def llama_server(
     Args:
         n_ctx: cells of all slots.
         flags: come last, so they overrule.
+        env: variables beside those of this process.
         poll_s: between two questions whether it is ready.
     """
     port = free_port()
@@ -43,7 +45,7 @@ def llama_server(
         *("--kv-unified", "--no-ui", "--offline", "--fit", "off"),
         *flags,
     ]
-    with serving(command, port, poll_s=poll_s) as url:
+    with serving(command, port, env=env, poll_s=poll_s) as url:
         yield url
 
 

@@ -56,15 +56,22 @@ def peer_opener(
     n_ctx: int,
     threads: int,
     protocol: str | None = None,
+    **more: Any,
 ) -> Opener:
     """
     What starts *name*, opens a client of it, and stops it at the end.
 
     Args:
         protocol: spoken instead of the peer's own.
+        more: what the function that starts it takes beside these.
     """
     start = partial(
-        PEERS[name].start, model, n_slots=n_slots, n_ctx=n_ctx, threads=threads
+        PEERS[name].start,
+        model,
+        n_slots=n_slots,
+        n_ctx=n_ctx,
+        threads=threads,
+        **more,
     )
     forbidden = () if PEERS[name].knows_ignore_eos else eog_tokens(model)
     return partial(_open, start, protocol or PEERS[name].protocol, forbidden)
