@@ -56,14 +56,14 @@ def peer_opener(
     n_ctx: int,
     threads: int,
     protocol: str | None = None,
-    **more: Any,
+    **options: Any,
 ) -> Opener:
     """
     What starts *name*, opens a client of it, and stops it at the end.
 
     Args:
         protocol: spoken instead of the peer's own.
-        more: what the function that starts it takes beside these.
+        options: what the function that starts it takes beside these.
     """
     start = partial(
         PEERS[name].start,
@@ -71,7 +71,7 @@ def peer_opener(
         n_slots=n_slots,
         n_ctx=n_ctx,
         threads=threads,
-        **more,
+        **options,
     )
     forbidden = () if PEERS[name].knows_ignore_eos else eog_tokens(model)
     return partial(_open, start, protocol or PEERS[name].protocol, forbidden)
