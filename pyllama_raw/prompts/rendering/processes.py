@@ -249,7 +249,7 @@ def _end_all(processes: set[_Process]) -> None:
 # -- without a process -------------------------------------------------------------------
 
 # Modules that render; a compiled template has no name. A callback of the garbage collector may run
-# between their lines, and what it raises is lost with a warning.
+# between their lines, and what it raises is lost with a warning. This module has such callbacks.
 RENDERING = ("jinja2", "markupsafe", "json", "pyllama_raw.prompts")
 # Lines that are watched take several times as long, and the collector's work for the whole program
 # counts, too.
@@ -330,7 +330,8 @@ def _limited(max_cpu_s: float) -> Iterator[None]:
     def trace(frame: FrameType, _event: str, _arg: object) -> Any:
         if thread_time() > until:
             module = str(frame.f_globals.get("__name__", ""))
-            if not module or module.startswith(RENDERING):
+            renders = module.startswith(RENDERING) and module != __name__
+            if renders or not module:
                 raise _OutOfTime
         return trace
 
