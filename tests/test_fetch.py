@@ -4,6 +4,7 @@ import errno
 import hashlib
 import http.client
 import os
+import stat
 import threading
 import time
 from pathlib import Path
@@ -139,6 +140,20 @@ def test_failed_write_leaves_nothing(tmp_path):
         write_half()
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_kept_is_for_others_too(tmp_path):
+    """
+    The umask says who may read a file: root fills the cache of an image, and another user reads it.
+    """
+    umask = os.umask(0o027)
+    try:
+        with fetch.atomic_file(tmp_path / "x") as file:
+            file.write(b"whole")
+    finally:
+        os.umask(umask)
+
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
 
 
 def test_what_a_killed_process_has_written_goes_with_the_next(tmp_path):

@@ -15,9 +15,9 @@ import hashlib
 import html
 import os
 import re
+import secrets
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -153,10 +153,10 @@ def atomic_file(path: Path) -> Iterator[Any]:
         with suppress(OSError):  # as one of another user
             if time.time() - orphan.stat().st_mtime > ORPHAN_S:
                 orphan.unlink()
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        unfinished = Path(file.name)
+    # By open(), because files of tempfile are for this user alone: an image and a shared cache are
+    # filled by one user and read by another.
+    unfinished = path.parent / f".{path.name}.{secrets.token_hex(8)}"
+    with unfinished.open("xb") as file:
         try:
             yield file
             file.close()
