@@ -130,6 +130,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("name", nargs="?", choices=WINDOW)
     parser.add_argument("--export", action="store_true", help="print lines for a shell")
     options = parser.parse_args(argv)
+    if options.name is None and options.export:
+        parser.error("--export needs the name of a version")
     if options.name is None:
         for name, version in WINDOW.items():
             print(f"{name}: {version.build}, in {version.archive.filename}")

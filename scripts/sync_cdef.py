@@ -60,9 +60,14 @@ HEAD = "/* What we use of llama.cpp. Written by `python -m scripts.sync_cdef --w
 
 
 def built_include() -> Path | None:
-    """Where the headers that the extension was built from are; None if none was built."""
+    """
+    Where the headers that the extension was built from are; None if none was built.
+
+    Raises:
+        BuildError: a variable of the build has a wrong value.
+    """
     if prefix := os.environ.get("PYLLAMA_RAW_PREFIX"):
-        return Path(prefix).expanduser() / "include"
+        return build_lib.path_of("PYLLAMA_RAW_PREFIX", prefix) / "include"
     key = build_lib.build_key(build_lib.cpu_of_library())
     home = build_lib.fetch.cache_dir() / "lib" / key
     return home / "include" if (home / "done").is_file() else None
@@ -200,8 +205,21 @@ def update(old: Path, new: Path) -> tuple[list[str], list[str]]:
 
 
 def source(name: str) -> Path:
-    """The folder of a source that *name* names, or that the window has under it."""
-    return llama_source.tree(name) if name in llama_source.WINDOW else Path(name)
+    """
+    The folder of a source that *name* names, or that the window has under it.
+
+    Raises:
+        BuildError: there is no such folder, of which all would be said to differ, or nothing.
+        FetchFailed: the archive of the window cannot be had.
+    """
+    if name in llama_source.WINDOW:
+        return llama_source.tree(name)
+    if not (Path(name) / "include" / "llama.h").is_file():
+        raise build_lib.BuildError(
+            f"{name} is no llama.cpp source tree, because it has no include/llama.h, and no "
+            f"name of the window, which are {', '.join(llama_source.WINDOW)}"
+        )
+    return Path(name)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -212,12 +230,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--write-stub", action="store_true")
     parser.add_argument("--update", nargs=2, metavar=("OLD", "NEW"))
     args = parser.parse_args(argv)
-    if args.update:
-        ours, unused = update(*map(source, args.update))
+    folders = args.include
+    try:
+        trees = [source(name) for name in args.update or ()]
+        if not trees and not folders:
+            folders = [path for path in [built_include()] if path]
+    except (build_lib.BuildError, OSError) as error:
+        parser.error(str(error))
+    if trees:
+        ours, unused = update(*trees)
         print("What we use:", *(ours or ["nothing differs"]), sep="\n  ")
         print("All else:", *(unused or ["nothing differs"]), sep="\n  ")
         return 0
-    folders = args.include or [path for path in [built_include()] if path]
     if not folders:
         parser.error("nothing is built here: name the headers with --include")
     if lost := [n for n in build_lib.HEADERS if n not in find([n], folders)]:

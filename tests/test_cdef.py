@@ -276,6 +276,44 @@ def test_header_missing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"ggml.h is in none of {tmp_path}" in capsys.readouterr().err
 
 
+def test_a_source_that_is_none_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """
+    Of two folders that are not there nothing would differ, and of one everything.
+    """
+    with pytest.raises(SystemExit):
+        main(["--update", str(tmp_path / "one"), str(tmp_path / "other")])
+
+    assert f"{tmp_path / 'one'} is no llama.cpp source tree" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "args"),
+    [
+        ("PYLLAMA_RAW_CPU=wrong", ()),
+        ("PYLLAMA_RAW_PREFIX=~nobody-has-this-name", ()),
+        ("PYLLAMA_RAW_CACHE=/dev/null", ("--update", "pinned", "newest")),
+    ],
+)
+def test_a_wrong_variable_is_an_error(
+    variable: str,
+    args: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """
+    The command ends with a line that names it.
+    """
+    name, _, value = variable.partition("=")
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(SystemExit):
+        main([*args])
+
+    assert name in capsys.readouterr().err
+
+
 def test_command_line_fails_on_a_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
