@@ -274,6 +274,11 @@ def installed_at(prefix: Path) -> Library:
     places = ["lib", "lib64", *([f"lib/{multiarch}"] if multiarch else [])]
     for lib in (prefix / place for place in places):
         if all(_find_library(lib, name) for name in LIBRARIES):
+            if path := loaded.cut_short(lib):
+                raise BuildError(
+                    f"PYLLAMA_RAW_PREFIX={prefix}: {path} is cut short, as by a full disk: install "
+                    "llama.cpp there anew"
+                )
             return Library(prefix, include, lib, bundled=False)
     names = ", ".join(f"lib{name}" for name in LIBRARIES)
     raise BuildError(

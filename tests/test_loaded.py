@@ -84,6 +84,27 @@ def test_a_library_that_is_cut_short_is_named(tmp_path, monkeypatch, name):
     )
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="ELF says how long a file is")
+@pytest.mark.parametrize("name", ["libllama.so.0", "libggml-base.so.0"])
+def test_an_installed_library_that_is_cut_short_is_named(tmp_path, monkeypatch, name):
+    """
+    As after an update of the system that found no room, of libllama or of what it needs.
+    """
+    library = make_library(tmp_path / "usr" / "libllama.so.0", "0.6.0-dev", "abc")
+    path = make_library(tmp_path / "usr" / name, "0.6.0-dev", "abc")
+    path.write_bytes(path.read_bytes()[:-1])
+    write_record(tmp_path, library, "0.6.0-dev, abc")
+    monkeypatch.setattr(_ffi, "LIBRARIES", tmp_path)
+
+    with pytest.raises(LibraryNotBuilt) as caught:
+        _ffi.load()
+
+    assert (
+        f"cannot be loaded ({path} is cut short, as by a full disk): install it there anew"
+        in str(caught.value)
+    )
+
+
 def test_a_library_that_is_gone_is_named(tmp_path, monkeypatch):
     """
     With the version that it had.

@@ -144,15 +144,17 @@ def _check_version() -> None:
     path, version = Path(record["library"]), record["version"]
     try:
         now = version_of(path)
+        problem = f"and what is there now is {now}: run"
     except OSError as error:
-        now = f"cannot be loaded ({error})"
+        now = None
+        problem = f"which cannot be loaded ({error}): install it there anew, or run"
     if now != version:
         place = record.get("llama.cpp", "")
         prefix = place.removeprefix("installed in ") or path.parents[1]
         raise LibraryNotBuilt(
-            f"the extension was compiled for llama.cpp {version} in {path}, and what is there "
-            f"now is {now}: run `PYLLAMA_RAW_PREFIX={prefix} pip install "
-            "--force-reinstall --no-deps .` in the source tree"
+            f"the extension was compiled for llama.cpp {version} in {path}, {problem} "
+            f"`PYLLAMA_RAW_PREFIX={prefix} pip install --force-reinstall --no-deps .` in the "
+            "source tree"
         )
 
 

@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 RECORD = "build.json"  # beside the extension: how its library was built
@@ -39,6 +40,8 @@ def version_of(library: Path) -> str:
     Raises:
         OSError: it cannot be loaded.
     """
+    if path := cut_short(library.parent):
+        raise OSError(f"{path} is cut short, as by a full disk")
     loaded = ctypes.CDLL(str(library))
     words = []
     for name in ("llama_version", "ggml_commit"):
@@ -65,6 +68,16 @@ def lacks_its_end(library: Path) -> bool:
     (table,) = struct.unpack_from("<Q", start, 0x28)
     size, n_sections = struct.unpack_from("<HH", start, 0x3A)
     return bool(n_bytes < table + size * n_sections)
+
+
+def cut_short(folder: Path) -> Path | None:
+    """A library of llama.cpp in *folder*, which may be one of the system, that lacks its end."""
+    for name in ("libggml", "libllama", "libmtmd"):
+        for path in sorted(folder.glob(f"{name}*.so*")):
+            with suppress(OSError):  # a link to nothing: the loader says it better
+                if lacks_its_end(path):
+                    return path
+    return None
 
 
 def library_of(address: int) -> Path | None:

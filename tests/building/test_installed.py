@@ -50,6 +50,19 @@ def test_debians_folder_of_libraries_is_known(monkeypatch, tmp_path):
     assert library.lib == prefix / "lib" / "x86_64-linux-gnu"
 
 
+def test_prefix_whose_library_is_cut_short_is_refused(monkeypatch, tmp_path):
+    """
+    Before anything is compiled: the system would end the build with SIGBUS.
+    """
+    prefix = make_prefix(tmp_path / "prefix")
+    monkeypatch.setattr(
+        build_lib.loaded, "lacks_its_end", lambda path: "libggml-base" in path.name
+    )
+
+    with pytest.raises(BuildError, match=r"lib/libggml-base\.\w+ is cut short"):
+        build_lib.installed_at(prefix)
+
+
 def test_prefix_without_multimodal_headers_is_refused(tmp_path):
     """
     A prefix without libmtmd is named with what it lacks and the flag that adds it.
