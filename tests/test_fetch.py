@@ -125,6 +125,16 @@ def test_other_schemes_are_refused():
         fetch._open("ftp://example.invalid/x")
 
 
+def test_certificates_that_are_none_are_named(monkeypatch, tmp_path):
+    """
+    By the variable that has their path: the network and the cache are not to blame.
+    """
+    monkeypatch.setenv("PIP_CERT", str(tmp_path / "gone.pem"))
+
+    with pytest.raises(ValueError, match=r"PIP_CERT=.*gone\.pem has no certificates"):
+        fetch._open("https://example.invalid/x")
+
+
 def test_failed_write_leaves_nothing(tmp_path):
     """
     A block that raises leaves neither the file nor a temporary one.

@@ -219,7 +219,13 @@ def _open(url: str) -> Any:
 
     if urlsplit(url).scheme not in ("https", "http", "file"):
         raise ValueError(f"{url}: only https, http and file are fetched")
-    context = ssl.create_default_context(cafile=os.environ.get("PIP_CERT") or None)
+    certificates = os.environ.get("PIP_CERT") or None
+    try:
+        context = ssl.create_default_context(cafile=certificates)
+    except OSError as error:
+        raise ValueError(
+            f"PIP_CERT={certificates} has no certificates: {error}"
+        ) from error
     return urllib.request.urlopen(url, timeout=TIMEOUT_S, context=context)  # noqa: S310
 
 
