@@ -160,6 +160,26 @@ def test_an_extension_of_another_version_is_said(monkeypatch):
         lib.plr_new  # noqa: B018
 
 
+def test_a_llama_cpp_whose_plug_ins_are_elsewhere_is_said(monkeypatch):
+    """
+    Cmake installs them in bin, where ggml does not look; every model would fail without a hint.
+    """
+    lib = SimpleNamespace(
+        plr_log_install=lambda: None,
+        plr_abort_install=lambda: None,
+        plr_woven_choose=lambda _: True,
+        ggml_backend_reg_count=lambda: 0,
+        ggml_backend_load_all=lambda: None,
+    )
+    monkeypatch.setattr(_ffi, "load", lambda: (None, lib))
+    monkeypatch.setattr(_ffi, "use_variant", lambda *_: None)
+    monkeypatch.setattr(libllama, "_loaded", None)
+    monkeypatch.setattr(libllama, "_variant", None)
+
+    with pytest.raises(LibraryNotBuilt, match=r"ggml finds none: .* GGML_BACKEND_PATH"):
+        libllama.load()
+
+
 def test_the_prefix_is_named_as_the_user_named_it(tmp_path, monkeypatch):
     """
     The folder of the library does not tell, because systems have others than lib.

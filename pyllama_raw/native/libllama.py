@@ -86,7 +86,7 @@ def load() -> tuple[Any, Any]:
     Load and initialise libllama once; return (lib, ffi).
 
     Raises:
-        LibraryNotBuilt: the extension is missing; the message says what to do.
+        LibraryNotBuilt: the extension or a backend is missing; the message says what to do.
         ConfigError: PYLLAMA_RAW_CPU or PYLLAMA_RAW_WOVEN names what this CPU cannot run.
     """
     global _loaded, _address, _variant  # noqa: PLW0603 -- one library a process
@@ -104,6 +104,13 @@ def load() -> tuple[Any, Any]:
             # Backends that were built as modules are loaded here, others are there.
             if lib.ggml_backend_reg_count() == 0:
                 lib.ggml_backend_load_all()
+            if lib.ggml_backend_reg_count() == 0:
+                raise LibraryNotBuilt(
+                    "the installed llama.cpp has its backends as plug-ins (GGML_BACKEND_DL), and ggml "
+                    "finds none: name the file of one by GGML_BACKEND_PATH, as "
+                    "PREFIX/bin/libggml-cpu-haswell.so, or build llama.cpp with GGML_BACKEND_DIR, or "
+                    "without GGML_BACKEND_DL"
+                )
             lib.llama_backend_init()
             _address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "llama_decode")))
             _loaded = lib, ffi
