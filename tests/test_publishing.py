@@ -76,6 +76,19 @@ def test_the_version_has_one_place():
     )
 
 
+def test_entries_of_the_changelog_have_no_dash():
+    """
+    The template gives each file one; with its own it would be a list in a list.
+    """
+    files = (ROOT / "changelog.d").glob("*.*.md")
+
+    assert not [
+        path.name
+        for path in files
+        if re.search("^ *- ", path.read_text(), re.MULTILINE)
+    ]
+
+
 def test_entries_of_the_changelog_are_files(tmp_path):
     """
     By section, in the order of the sections, above what is there.
