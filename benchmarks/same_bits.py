@@ -4,7 +4,7 @@ Answers of a deterministic configuration have the same bits alone and beside oth
 Some requests run alone first, one after the other. Then callers, twice as many as slots, draw
 from them at random until --requests are answered, so who is beside whom changes all the time.
 Tokens and log-probabilities of each answer are compared with those of the same request
-alone. Prompts are seeded words of 1 to 48 tokens; a half is greedy, a half drawn.
+alone. Prompts are seeded words of 1 to --prompt tokens; a half is greedy, a half drawn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from load.workloads import generator, token_prompts
 
 from pyllama_raw import AsyncEngine, EngineConfig, Result, SamplingParams
 
-MAX_TOKENS, MAX_PROMPT, N_CELLS = 8, 48, 128
+N_CELLS = 128  # of a slot
 Request = tuple[list[int], SamplingParams]
 Bits = list[tuple[int, float]]
 
@@ -27,12 +27,12 @@ Bits = list[tuple[int, float]]
 def requests(options: Namespace) -> list[Request]:
     """Those that run alone, and again and again beside each other."""
     rng = generator("same_bits")
-    lengths = [rng.randint(1, MAX_PROMPT) for _ in range(options.alone)]
+    lengths = [rng.randint(1, options.prompt) for _ in range(options.alone)]
     return [
         (
             prompt,
             SamplingParams(
-                max_tokens=MAX_TOKENS,
+                max_tokens=options.output,
                 temperature=0.8 * (index % 2),
                 seed=index,
                 ignore_eos=True,
@@ -88,6 +88,8 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--alone", type=int, default=200, help="requests to draw from")
     parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=48, help="most tokens (48)")
+    parser.add_argument("--output", type=int, default=8, help="tokens of an answer (8)")
     parser.add_argument("--fast", action="store_true", help='deterministic="fast"')
     return run_script("same_bits", compare, parser, timed=False)
 
