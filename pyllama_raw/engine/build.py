@@ -373,6 +373,10 @@ def coupling_of(context: Context, config: EngineConfig) -> str:
         why = "weights are not woven, because they are not mapped or libllama repacks them"
     elif kernels is not None and kernels.stray:
         why = f"libllama computes {kernels.stray}"
+        cells = config.resolved_context
+        if not cells.type_k == cells.type_v == "f16":
+            types = f"type_k={cells.type_k!r}, type_v={cells.type_v!r}"
+            why += f", because our attention reads cells of f16 only ({types})"
     elif has_other_memory and context.kv_unified:
         why = "with windows, states or images it needs context.kv_unified=False"
     if why and config.deterministic == "fast":

@@ -204,3 +204,18 @@ async def test_a_model_that_cannot_is_refused(name, quantised, anyio_backend):
             pass
 
     assert "deterministic=True" in str(refused.value)
+
+
+async def test_cells_of_other_types_are_named_where_they_are_the_reason(
+    quantised, anyio_backend
+):
+    """
+    Their attention is libllama's.
+    """
+    cells = {"n_ctx": 2048, "type_k": "q8_0"}
+    config = EngineConfig(deterministic="fast", context=cells)
+    why = r"f16 only \(type_k='q8_0', type_v='f16'\)"
+
+    with pytest.raises(ConfigError, match=why):
+        async with AsyncEngine.open(quantised("llama", "q4_0"), config):
+            pass
