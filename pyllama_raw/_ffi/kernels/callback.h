@@ -19,6 +19,7 @@ struct Decoding {
     const llama_batch * batch;
     int32_t             n_shown = 0;  // tokens in the graphs so far
     Cells *             cells   = nullptr;
+    bool                is_new  = true;  // none of its nodes has been seen
 
     static Decoding *& current() {
         thread_local Decoding * value = nullptr;
@@ -129,6 +130,12 @@ class Kernels {
     void see(ggml_tensor * node) {
         // A graph has nodes for each kind of batch, and only those of this batch are computed.
         const bool is_computed = (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
+        Decoding * decoding = Decoding::current();
+        if (decoding == nullptr || std::exchange(decoding->is_new, false)) {
+            // Between decodes libllama frees graphs. Nothing joins where nobody tells when that may be.
+            leader_ = nullptr;
+            woven_.forget();
+        }
         if (!is_computed || is_view(node) || joins(node)) {
             return;
         }

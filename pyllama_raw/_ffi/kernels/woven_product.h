@@ -151,6 +151,12 @@ class WovenProduct {
         return state;
     }
 
+    // No product joins one that was shown before.
+    void forget() {
+        leader_ = latest_ = nullptr;
+        between_.clear();
+    }
+
     // Whether a product before *node* computes it, too; asked of each node of a graph in turn, once
     // those of this kernel are custom operations. Products of the same few columns join the first of them,
     // and what is added to a product joins it. So threads wait for each other once, and not for each of
