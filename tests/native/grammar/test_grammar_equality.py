@@ -75,6 +75,9 @@ def compare(text: str, model: Model, seed: int) -> None:
     ends, written = sorted(model.vocab.eog_tokens), b""
     for _ in range(N_TOKENS):
         mine, other = allowed(masks, model.n_vocab), theirs.allowed()
+        if masks.error:  # too many ways to read what is written, which ends a request
+            assert "Too many items" in masks.error
+            break
         for token in np.flatnonzero(mine & ~other):
             assert "!<" in text
             assert not is_text(model.vocab.piece(int(token)))
@@ -149,4 +152,8 @@ def test_random_grammars_are_the_same(model, parts, seed):
     except BadGrammar:
         return  # empty repetitions of empty items: no trouble for ours
 
-    compare(text, model, seed)
+    try:
+        compare(text, model, seed)
+    except BadGrammar as error:
+        # Near the limit of ways to read, which are not counted alike each time.
+        assert "ways to read" in str(error)
