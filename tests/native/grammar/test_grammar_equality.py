@@ -156,4 +156,5 @@ def test_random_grammars_are_the_same(model, parts, seed):
         compare(text, model, seed)
     except BadGrammar as error:
         # Near the limit of ways to read, which are not counted alike each time.
-        assert "ways to read" in str(error)
+        if "ways to read" not in str(error):
+            raise
