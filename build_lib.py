@@ -274,7 +274,7 @@ def installed_at(prefix: Path) -> Library:
     places = ["lib", "lib64", *([f"lib/{multiarch}"] if multiarch else [])]
     for lib in (prefix / place for place in places):
         if all(_find_library(lib, name) for name in LIBRARIES):
-            if path := loaded.cut_short(lib):
+            if path := loaded.cut_short(loaded.libraries_in(lib)):
                 raise BuildError(
                     f"PYLLAMA_RAW_PREFIX={prefix}: {path} is cut short, as by a full disk: install "
                     "llama.cpp there anew"

@@ -4,10 +4,11 @@ Prefill and decode by type of weights and number of streams, against peers at th
 A batch is 128 tokens in for all streams at once, then 64 steps of all streams. Ours runs through
 AsyncEngine.complete_many() with ids of tokens, greedy, without a cache, and samples its
 tokens. Its phases are told apart by its step log: prefill ends when the first step that only
-decodes is planned, and decode takes the rest of the caller's time. Peers run
-llama-batched-bench, which does not sample, in all settings of peers/batched_bench.py that may
-be best; OpenVINO GenAI samples, and runs where it knows the type. In the rounds of --trials, which do not count, all of them run; those that are the best
-in one figure go on, and each figure is compared with the best of these.
+decodes is planned, and decode takes the rest of the caller's time. llama.cpp and ik_llama.cpp run
+llama-batched-bench, which does not sample. OpenVINO GenAI samples, and runs the types that it reads.
+Each peer runs in all settings of peers/batched_bench.py that may be best. In the rounds of
+--trials, which do not count, all of them run; those that are the best in one figure go on, and
+each figure is compared with the best of these.
 
 Weights are random, in the shapes of scripts/large_models.py, a file for each type, kept in the
 user's cache. Shares are parts of what this CPU can do at most, measured at the beginning:
@@ -212,27 +213,19 @@ def n_cells(n_streams: int) -> int:
 
 def theirs(cell: Cell, threads: int, setting: str) -> Phases:
     """A peer in one setting."""
-    if SETTINGS[setting].program == OPENVINO:
-        return openvino_bench(
-            cell.path,
-            n_prompt=N_PROMPT,
-            n_output=N_OUTPUT,
-            n_slots=cell.n_streams,
-            repeats=n_repeats(cell.n_streams),
-            threads=threads,
-            cpu_level=build_lib.cpu_of_library(),
-            properties=SETTINGS[setting].flags,
-        )
-    return batched_bench(
-        cell.path,
-        n_prompt=N_PROMPT,
-        n_output=N_OUTPUT,
-        n_slots=cell.n_streams,
-        repeats=n_repeats(cell.n_streams),
-        n_ctx=n_cells(cell.n_streams),
-        threads=threads,
-        setting=SETTINGS[setting],
-    )
+    sizes = {
+        "n_prompt": N_PROMPT,
+        "n_output": N_OUTPUT,
+        "n_slots": cell.n_streams,
+        "repeats": n_repeats(cell.n_streams),
+        "threads": threads,
+    }
+    how = SETTINGS[setting]
+    if how.program == OPENVINO:
+        level = build_lib.cpu_of_library()
+        return openvino_bench(cell.path, **sizes, cpu_level=level, properties=how.flags)
+    n_ctx = n_cells(cell.n_streams)
+    return batched_bench(cell.path, **sizes, n_ctx=n_ctx, setting=how)
 
 
 def peak_of(threads: int, level: str) -> Limits | None:

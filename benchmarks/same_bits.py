@@ -3,8 +3,8 @@ Answers of a deterministic configuration have the same bits alone and beside oth
 
 Some requests run alone first, one after the other. Then callers, twice as many as slots, draw
 from them at random until --requests are answered, so who is beside whom changes all the time.
-Tokens and log-probabilities of each answer are compared with those of the same request
-alone. Prompts are seeded words of 1 to --prompt tokens; a half is greedy, a half drawn.
+Tokens of each answer, and their log-probabilities, are compared with those of the same
+request alone. Prompts are seeded words of 1 to --prompt tokens; a half is greedy, a half drawn.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ The systems we compare with: where they are, how they are started and stopped.
 
 `benchmarks/peers/setup` builds or installs them; variables name others, each like what it
 names, in capitals: LLAMA_SERVER, LLAMA_BATCHED_BENCH, LLAMA_BATCHED_BENCH_OPENMP,
-IK_LLAMA_BATCHED_BENCH, OPENVINO_PYTHON, XLLAMACPP_PYTHON, LLAMA_CPP_PYTHON, LLAMA_CPP_SERVER, LLAMA_CPP_LIB.
-All listen on 127.0.0.1 only.
+IK_LLAMA_BATCHED_BENCH, OPENVINO_PYTHON, XLLAMACPP_PYTHON, LLAMA_CPP_PYTHON, LLAMA_CPP_SERVER,
+LLAMA_CPP_LIB. All listen on 127.0.0.1 only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def find(name: str) -> str:
 
 
 def is_there(name: str) -> bool:
-    """Whether somebody names the program *name*, or benchmarks.by_type has it of the setup."""
+    """Whether somebody names the program *name*, or it is of `setup --programs`."""
     return _named(name) is not None or name in _programs()
 
 

@@ -35,7 +35,7 @@ from pyllama_raw._ffi.cpu_level import (
     check_runs,
     level_of_environment,
 )
-from pyllama_raw._ffi.loaded import RECORD, lacks_its_end, record_in, version_of
+from pyllama_raw._ffi.loaded import RECORD, cut_short, record_in, version_of
 from pyllama_raw._ffi.openmp import choosing
 from pyllama_raw.errors import ConfigError, LibraryNotBuilt
 
@@ -99,18 +99,12 @@ def _check_cpu() -> None:
 def _check_whole() -> None:
     """Refuse a library of which a part is missing. Raises LibraryNotBuilt."""
     extensions = (LIBRARIES.parent / f"_llama{end}" for end in EXTENSION_SUFFIXES)
-    for file in (*extensions, *LIBRARIES.glob("lib*.so*")):
-        is_cut = False
-        with suppress(
-            OSError
-        ):  # absent, or not for this user: the import below says it better
-            is_cut = lacks_its_end(file)
-        if is_cut:
-            raise LibraryNotBuilt(
-                f"{file} is cut short, as by a full disk: install pyllama_raw anew "
-                "(`pip install --force-reinstall --no-deps pyllama_raw`, or the same with `.` in "
-                "the source tree)"
-            )
+    if file := cut_short([*extensions, *LIBRARIES.glob("lib*.so*")]):
+        raise LibraryNotBuilt(
+            f"{file} is cut short, as by a full disk: install pyllama_raw anew "
+            "(`pip install --force-reinstall --no-deps pyllama_raw`, or the same with `.` in "
+            "the source tree)"
+        )
 
 
 def _level_in(folder: Path) -> str:

@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import struct
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def version_of(library: Path) -> str:
     Raises:
         OSError: it cannot be loaded.
     """
-    if path := cut_short(library.parent):
+    if path := cut_short(libraries_in(library.parent)):
         raise OSError(f"{path} is cut short, as by a full disk")
     loaded = ctypes.CDLL(str(library))
     words = []
@@ -70,14 +71,20 @@ def lacks_its_end(library: Path) -> bool:
     return bool(n_bytes < table + size * n_sections)
 
 
-def cut_short(folder: Path) -> Path | None:
-    """A library of llama.cpp in *folder*, which may be one of the system, that lacks its end."""
-    for name in ("libggml", "libllama", "libmtmd"):
-        for path in sorted(folder.glob(f"{name}*.so*")):
-            with suppress(OSError):  # a link to nothing: the loader says it better
-                if lacks_its_end(path):
-                    return path
+def cut_short(files: Iterable[Path]) -> Path | None:
+    """The first of *files* that lacks its end; None: none does."""
+    for path in files:
+        # Of a link to nothing, or a file that is not for this user, the loader says it better.
+        with suppress(OSError):
+            if lacks_its_end(path):
+                return path
     return None
+
+
+def libraries_in(folder: Path) -> list[Path]:
+    """Those of llama.cpp in *folder*, which may be one of the system."""
+    names = ("libggml", "libllama", "libmtmd")
+    return sorted(path for name in names for path in folder.glob(f"{name}*.so*"))
 
 
 def library_of(address: int) -> Path | None:

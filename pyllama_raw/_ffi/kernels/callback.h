@@ -132,7 +132,8 @@ class Kernels {
         const bool is_computed = (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
         Decoding * decoding = Decoding::current();
         if (decoding == nullptr || std::exchange(decoding->is_new, false)) {
-            // Between decodes libllama frees graphs. Nothing joins where nobody tells when that may be.
+            // The node before is of another graph, which libllama may have freed. Without a Decoding, as
+            // in llama_encode(), nobody tells where a graph begins, so no node joins another.
             leader_ = nullptr;
             woven_.forget();
         }
