@@ -17,6 +17,104 @@ PLR_WOVEN PLR_CALLED inline void pack(const Columns & to, int column, int first,
     }
 }
 
+// A block of 16 rows where it stands.
+template <class W>
+struct WovenBlock {
+    using Numbers = typename W::Numbers;
+
+    static constexpr int kZero = W::kZero;
+
+    const uint8_t * from;
+    int             i;  // of those at *from*
+
+    PLR_WOVEN inline const uint8_t * numbers() const { return from + i * W::kOne; }
+    PLR_WOVEN inline Scales scales(int part) const { return W::scales(from, i, part); }
+    PLR_WOVEN inline Pairs  half_scales(int part) const { return W::half_scales(from, i, part); }
+};
+
+// A block that is unpacked once for many columns. Numbers that are multiplied with sign have it.
+template <class W>
+struct UnpackedBlock {
+    struct Numbers : Bytes {
+        static constexpr int kMost = W::Numbers::kMost;
+    };
+
+    static constexpr int kZero = is_signed<typename W::Numbers> ? 0 : W::kZero;
+
+    alignas(64) Group groups[kGroups][kParts];
+    Scales scales_[kParts];
+    Pairs  half_scales_[W::kIsHalved ? kParts : 1];
+
+    PLR_WOVEN inline void unpack(const WovenBlock<W> & block) {
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; ++part) {
+#pragma GCC unroll 8
+            for (int g = 0; g < kGroups; ++g) {
+                groups[g][part] = W::Numbers::group(block.numbers(), g, part) - uint8_t(W::kZero - kZero);
+            }
+            scales_[part] = block.scales(part);
+            if constexpr (W::kIsHalved) {
+                half_scales_[part] = block.half_scales(part);
+            }
+        }
+    }
+
+    PLR_WOVEN inline const uint8_t * numbers() const {
+        return reinterpret_cast<const uint8_t *>(groups);
+    }
+    PLR_WOVEN inline const Scales & scales(int part) const { return scales_[part]; }
+    PLR_WOVEN inline const Pairs &  half_scales(int part) const { return half_scales_[part]; }
+};
+
+// Adds *block*, number *i* of the rows, to the sums *acc* of C columns, and goes to their next one.
+template <class W, int C, class Block>
+PLR_WOVEN inline void add_block(const Block & block, int i, const float * const * d,
+                                const float * const * s, Column * column, Floats (*acc)[kParts]) {
+    using Numbers = typename Block::Numbers;
+    Ints sums[C][kParts];
+    if constexpr (W::kIsHalved) {
+        Pairs pairs[kParts];
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; ++part) {
+            pairs[part] = block.half_scales(part);
+        }
+        multiply_halves<Numbers, Block::kZero, C>(block.numbers(), pairs, column, sums);
+    } else {
+        multiply<Numbers, Block::kZero, C>(block.numbers(), column, sums);
+    }
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+        // Not a copy of unpacked ones: GCC copies halves of vectors, for which whole loads would wait.
+        const Scales & scales = block.scales(part);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            Floats value = Set::fma(scales.d * d[c][i], floats(sums[c][part]), acc[c][part]);
+            if constexpr (W::kMinimum == Minimum::OF_BLOCK) {
+                // In all lanes; nothing is left of the difference, as there would be of a sum.
+                value = Set::fma(scales.m, s[c][i] - Floats{}, value);
+            } else if constexpr (W::kMinimum == Minimum::OF_HALVES) {
+                const Ints minima = Set::dot(scales.minima, column[c].half_sums);
+                value = Set::fma(scales.m * d[c][i], floats(minima), value);
+            }
+            acc[c][part] = value;
+        }
+    }
+    asm volatile("" ::: "memory");
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+        column[c].q += kBlock, column[c].half_sums += 2;
+    }
+}
+
+// Loads what a tile multiplies soon.
+template <class W>
+PLR_WOVEN inline void look_ahead(const uint8_t * rows, int i) {
+    constexpr int kOne = W::kBytes / W::kBlocks;
+    for (int at = 0; at < kOne; at += 64) {
+        __builtin_prefetch(rows + size_t(i / W::kBlocks) * W::kBytes + i % W::kBlocks * kOne + kAhead + at);
+    }
+}
+
 // out[c * stride + r] of the first n_rows of 16 woven rows and C columns from *first*. Sums of
 // floats are in memory where registers do not hold them beside those of integers, because the
 // compiler would spill the latter, which are used eight times as often.
@@ -33,36 +131,11 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
         column[c] = {columns.q(first + c), columns.half_sums(first + c)};
     }
     for (int i = 0; i < columns.n_blocks; ++i) {
-        const uint8_t * from = rows + size_t(i / W::kBlocks) * W::kBytes;
         if (first == 0) {  // later columns have the weights in the cache
-            constexpr int kOne = W::kBytes / W::kBlocks;
-            for (int at = 0; at < kOne; at += 64) {
-                __builtin_prefetch(from + i % W::kBlocks * kOne + kAhead + at);
-            }
+            look_ahead<W>(rows, i);
         }
-        Ints sums[C][kParts];
-        W::template dot<C>(from, i % W::kBlocks, column, sums);
-#pragma GCC unroll 4
-        for (int part = 0; part < kParts; ++part) {
-            const Scales scales = W::scales(from, i % W::kBlocks, part);
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) {
-                Floats value = Set::fma(scales.d * d[c][i], floats(sums[c][part]), acc[c][part]);
-                if constexpr (W::kMinimum == Minimum::OF_BLOCK) {
-                    // In all lanes; nothing is left of the difference, as there would be of a sum.
-                    value = Set::fma(scales.m, s[c][i] - Floats{}, value);
-                } else if constexpr (W::kMinimum == Minimum::OF_HALVES) {
-                    const Ints minima = Set::dot(scales.minima, column[c].half_sums);
-                    value = Set::fma(scales.m * d[c][i], floats(minima), value);
-                }
-                acc[c][part] = value;
-            }
-        }
-        asm volatile("" ::: "memory");
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) {
-            column[c].q += kBlock, column[c].half_sums += 2;
-        }
+        const WovenBlock<W> block{rows + size_t(i / W::kBlocks) * W::kBytes, i % W::kBlocks};
+        add_block<W, C>(block, i, d, s, column, acc);
     }
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
@@ -75,20 +148,82 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
     }
 }
 
-// Columns first to last, in tiles of the most columns, then in one of a few, or two nearly equal
-// ones. Other widths gain nothing, and each is compiled for each type.
+// Adds *n* unpacked blocks, number *block* and later of the rows, to the sums of kMaxColumns columns.
 template <class W>
-inline void tiles(const uint8_t * rows, const Columns & columns, int first, int last, float * out,
-                  size_t stride, int n_rows) {
+PLR_WOVEN PLR_CALLED void add_unpacked(const UnpackedBlock<W> * blocks, int block, int n,
+                                       const Columns & columns, int first, Floats (*sums)[kParts]) {
+    constexpr int C = kMaxColumns;
+    const float * d[C];
+    const float * s[C];
+    Column        column[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+        d[c] = columns.d(first + c), s[c] = columns.sums(first + c);
+        column[c] = {columns.q(first + c) + block * kBlock, columns.half_sums(first + c) + 2 * block};
+    }
+    if constexpr (Set::kKeepsFloats) {
+        Floats acc[C][kParts];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            acc[c][0] = sums[c][0];
+        }
+        for (int i = 0; i < n; ++i) {
+            add_block<W, C>(blocks[i], block + i, d, s, column, acc);
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            sums[c][0] = acc[c][0];
+        }
+    } else {
+        for (int i = 0; i < n; ++i) {
+            add_block<W, C>(blocks[i], block + i, d, s, column, sums);
+        }
+    }
+}
+
+// Columns first to last, as many as full tiles have: all of a few blocks, which are unpacked once.
+template <class W>
+PLR_WOVEN inline void unpacked_tiles(const uint8_t * rows, const Columns & columns, int first, int last,
+                                     float * out, size_t stride, int n_rows) {
+    UnpackedBlock<W> blocks[kUnpacked];
+    Floats           acc[kMostColumns][kParts];
+    std::fill_n(acc[0], (last - first) * kParts, Floats{});
+    for (int block = 0; block < columns.n_blocks; block += kUnpacked) {
+        const int n = std::min(kUnpacked, columns.n_blocks - block);
+        for (int i = 0; i < n; ++i) {
+            const int at = block + i;
+            look_ahead<W>(rows, at);
+            blocks[i].unpack({rows + size_t(at / W::kBlocks) * W::kBytes, at % W::kBlocks});
+        }
+        for (int c = first; c < last; c += kMaxColumns) {
+            add_unpacked<W>(blocks, block, n, columns, c, acc + c - first);
+        }
+    }
+    for (int c = first; c < last; ++c) {
+        std::memcpy(out + c * stride, acc[c - first], n_rows * sizeof(float));
+    }
+}
+
+// Columns first to last, in tiles of the most columns, then in one of a few, or two nearly equal
+// ones. Other widths gain nothing, and each is compiled for each type. Four full tiles earn what it takes
+// to put dear numbers into memory; cheap ones are unpacked for each tile in less time.
+template <class W>
+PLR_WOVEN inline void tiles(const uint8_t * rows, const Columns & columns, int first, int last, float * out,
+                            size_t stride, int n_rows) {
     constexpr int kFew = std::min(4, kMaxColumns);
     constexpr void (*kTiles[])(const uint8_t *, const Columns &, int, float *, size_t, int) = {
         tile<W, 1>, tile<W, std::min(2, kFew)>, tile<W, std::min(3, kFew)>, tile<W, kFew>,
         tile<W, kMaxColumns>};
+    if constexpr (W::Numbers::kIsDear && kMaxColumns > 1) {
+        if (const int n = (last - first) / kMaxColumns; n >= 4) {
+            unpacked_tiles<W>(rows, columns, first, first + n * kMaxColumns, out, stride, n_rows);
+            first += n * kMaxColumns;
+        }
+    }
     for (int width; first < last; first += width) {
         const int n = last - first;
         width       = n >= kMaxColumns ? kMaxColumns : n <= kFew ? n : (n + 1) / 2;
-        kTiles[width <= kFew ? width - 1 : 4](rows, columns, first, out + first * stride, stride,
-                                              n_rows);
+        kTiles[width <= kFew ? width - 1 : 4](rows, columns, first, out + first * stride, stride, n_rows);
     }
 }
 

@@ -60,6 +60,7 @@ using Sums = std::conditional_t<std::is_same_v<Sum, Ints>, WholeSums, Set>;
 // Unpackers: four numbers of each row of one part of the rows, of one group.
 //   kMost    the largest number
 //   kBytes   of a block
+//   kIsDear  more work than a product with a column: it is done once for many columns
 //   group()  of the block
 //   put()    the numbers of row *r* in their places
 
@@ -67,9 +68,10 @@ using Sums = std::conditional_t<std::is_same_v<Sum, Ints>, WholeSums, Set>;
 // of a group in a byte, group g is in plane g % n.
 template <int kLow, int kHigh>
 struct Bits {
-    static constexpr int kMost    = (1 << (kLow + kHigh)) - 1;
-    static constexpr int kLowSize = kLow * kPlane;
-    static constexpr int kBytes   = kLowSize + kHigh * kPlane;
+    static constexpr int  kMost    = (1 << (kLow + kHigh)) - 1;
+    static constexpr int  kLowSize = kLow * kPlane;
+    static constexpr int  kBytes   = kLowSize + kHigh * kPlane;
+    static constexpr bool kIsDear  = kHigh > 0;
 
     PLR_WOVEN static inline Group group(const uint8_t * block, int g, int part) {
         const Group low = bits<kLow, 0>(block, g, part);
@@ -121,7 +123,8 @@ struct Bits {
 using Nibbles = Bits<4, 0>;
 
 struct Bytes {
-    static constexpr int kMost = 255, kBytes = kGroups * kPlane;
+    static constexpr int  kMost = 255, kBytes = kGroups * kPlane;
+    static constexpr bool kIsDear = false;
 
     PLR_WOVEN static inline Group group(const uint8_t * block, int g, int part) {
         return load(block + kPlane * g, part);
@@ -137,7 +140,8 @@ struct Bytes {
 // Nibbles that are places in a table.
 template <class Table>
 struct Places {
-    static constexpr int kMost = Table::kMost, kBytes = Nibbles::kBytes;
+    static constexpr int  kMost = Table::kMost, kBytes = Nibbles::kBytes;
+    static constexpr bool kIsDear = true;
 
     PLR_WOVEN static inline Group group(const uint8_t * block, int g, int part) {
         return Set::look_up(Table::kNumbers, Nibbles::group(block, g, part));
@@ -183,6 +187,10 @@ constexpr int groups_at_once(int most) {
     const int n = Set::kMaxSum / (2 * 127 * most);
     return n >= 8 ? 8 : n >= 4 ? 4 : n >= 2 ? 2 : 0;
 }
+
+// Whether a Sum holds not even a pair of products.
+template <class Unpacker>
+constexpr bool is_signed = groups_at_once(Unpacker::kMost) == 0;
 
 // Sums of products of each row with C columns, of a block with one scale. They begin with what
 // the zero adds to them, negative.
@@ -255,10 +263,10 @@ PLR_WOVEN inline void multiply_signed(const uint8_t * block, const Column * colu
 
 template <class Unpacker, int kZero, int C>
 PLR_WOVEN inline void multiply(const uint8_t * block, const Column * columns, Ints (*sums)[kParts]) {
-    if constexpr (groups_at_once(Unpacker::kMost) > 0) {
-        multiply_whole<Unpacker, kZero, C>(block, columns, sums);
-    } else {
+    if constexpr (is_signed<Unpacker>) {
         multiply_signed<Unpacker, kZero, C>(block, columns, sums);
+    } else {
+        multiply_whole<Unpacker, kZero, C>(block, columns, sums);
     }
 }
 
@@ -305,8 +313,7 @@ PLR_WOVEN inline void multiply_halves(const uint8_t * block, const Pairs (&pairs
 //   weave()   *rows* are the same blocks of 16 rows
 //   kOne      bytes from a block to the next of these
 //   Numbers   their unpacker, whose numbers have kZero added; kIsHalved: each half has a scale
-//   dot()     integer sums of block *i* of these
-//   scales()  of block *i*, for a part of the rows
+//   scales()  of block *i* of these, for a part of the rows; half_scales() if each half has one
 
 // Of each 32 weights a scale, perhaps a minimum, perhaps four bytes with the fifth bits, then
 // pairs of nibbles, or bytes.
@@ -349,11 +356,6 @@ struct Plain {
                 std::memcpy(to + kScales + kScale * (kRows + r), from + kScale, kScale);
             }
         }
-    }
-
-    template <int C>
-    PLR_WOVEN static inline void dot(const uint8_t * from, int, const Column * columns, Ints (*sums)[kParts]) {
-        multiply<Unpacker, kZero, C>(from, columns, sums);
     }
 
     PLR_WOVEN static inline Scales scales(const uint8_t * from, int, int part) {
@@ -421,11 +423,6 @@ struct Super {  // Q4_K, Q5_K: d and dmin of 256 weights, 6-bit scales and minim
         }
     }
 
-    template <int C>
-    PLR_WOVEN static inline void dot(const uint8_t * from, int i, const Column * columns, Ints (*sums)[kParts]) {
-        multiply<Unpacker, kZero, C>(from + i * kOne, columns, sums);
-    }
-
     PLR_WOVEN static inline Scales scales(const uint8_t * from, int i, int part) {
         const uint8_t * of_block = from + i * kOne + Unpacker::kBytes + kLanes * part;
         const uint8_t * of_all   = from + kBlocks * kOne + 2 * kLanes * part;
@@ -461,11 +458,6 @@ struct IQ4_XS {  // d of 256 weights, a 6-bit scale of each 32 with a zero of 32
         }
     }
 
-    template <int C>
-    PLR_WOVEN static inline void dot(const uint8_t * from, int i, const Column * columns, Ints (*sums)[kParts]) {
-        multiply<Numbers, kZero, C>(from + i * kOne, columns, sums);
-    }
-
     PLR_WOVEN static inline Scales scales(const uint8_t * from, int i, int part) {
         const Ints scale = Set::integers(from + i * kOne + Nibbles::kBytes + kLanes * part);
         return {Set::halves(from + kBlocks * kOne + 2 * kLanes * part) * floats(scale << 24 >> 24)};
@@ -484,16 +476,6 @@ struct Halved {
     static constexpr int       kBlocks  = 8;
     static constexpr int       kOne     = Unpacker::kBytes + 2 * kRows;
     static constexpr int       kBytes   = kBlocks * kOne + (kHasMinima ? 4 : 2) * kRows;
-
-    template <int C>
-    PLR_WOVEN static inline void dot(const uint8_t * from, int i, const Column * columns, Ints (*sums)[kParts]) {
-        Pairs pairs[kParts];
-#pragma GCC unroll 4
-        for (int part = 0; part < kParts; ++part) {
-            pairs[part] = half_scales(from, i, part);
-        }
-        multiply_halves<Unpacker, kZero, C>(from + i * kOne, pairs, columns, sums);
-    }
 
     // Of both halves of block *i*, a pair of each row.
     PLR_WOVEN static inline Pairs half_scales(const uint8_t * from, int i, int part) {
