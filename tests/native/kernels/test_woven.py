@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from benchmarks.load.products import compiled, lines_of
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.gguf import read_header
-from pyllama_raw.native.kernels import table, woven_levels
+from pyllama_raw.native.kernels import Deterministic, table, woven_levels
 from pyllama_raw.native.libllama import ffi, lib
-from pyllama_raw.native.model import Model
+from pyllama_raw.native.model import Adapter, Model, load_adapter
 from scripts.tiny_models import vocab
 from scripts.tiny_models.gguf import write
 from scripts.tiny_models.recipe import Recipe, experts, sizes
 from tests.native.support import last_logits, make_context, make_prompt
-from tests.support.tiny import tiny_model
+from tests.support.tiny import tiny_adapter, tiny_model
 
 N_VOCAB = vocab.N_VOCAB + 13  # rows of the output are no whole tiles
 # Rows are multiples of 256, which K types need.
@@ -289,6 +289,24 @@ def test_a_column_has_the_bits_of_it_alone(model):
     assert logits == logits[:1] * 3
 
 
+@pytest.mark.parametrize("names", [["lora-a"], ["control"], ["lora-a", "control"]])
+def test_a_column_has_the_bits_of_it_alone_with_adapters(names, tmp_path):
+    """
+    An adapter stands between products of a few columns, which are computed as one where they can.
+    Its own weights are multiplied column by column where a context is deterministic.
+    """
+    path = in_type("q8_0", tiny_model("llama"), tmp_path / "weights.gguf")
+    with Model.load(path, use_extra_bufts=False) as loaded:
+        adapters = [(load_adapter(loaded, tiny_adapter(name)), 1.0) for name in names]
+        plain = rows_of_streams(loaded, 7)
+        logits = rows_of_streams(
+            loaded, 1, 7, 70, adapters=adapters, deterministic="fast"
+        )
+
+    assert logits == logits[:1] * 3
+    assert logits[0] != plain[0]
+
+
 @pytest.mark.parametrize("name", ["bloom", "gemma3", "qwen2"])
 def test_biases_sums_and_norms_between_products_keep_their_bits(name, tmp_path):
     """
@@ -309,7 +327,12 @@ def test_biases_sums_and_norms_between_products_keep_their_bits(name, tmp_path):
     assert logits == logits[:1] * 3
 
 
-def rows_of_streams(model: Model, *counts: int) -> list[list[bytes]]:
+def rows_of_streams(
+    model: Model,
+    *counts: int,
+    adapters: Sequence[tuple[Adapter, float]] = (),
+    deterministic: Deterministic = False,
+) -> list[list[bytes]]:
     """Logits of the first seven streams, of which each step computes as many as *counts* say."""
     n_most = max(counts)
     fields = {
@@ -317,9 +340,11 @@ def rows_of_streams(model: Model, *counts: int) -> list[list[bytes]]:
         "kv_unified": False,
         "n_seq_max": n_most,
         "n_outputs_max": n_most,
+        "deterministic": deterministic,
     }
     results = []
     with make_context(model, **fields) as context:
+        context.set_adapters(adapters)
         for slot in range(n_most):
             last_logits(context, prompt_of(model, 5, seed=slot), slot=slot)
         batch = Batch(context.n_batch)
@@ -339,6 +364,32 @@ def rows_of_streams(model: Model, *counts: int) -> list[list[bytes]]:
             results.append(rows[:7])
         assert taken(context)
     return results
+
+
+def test_a_restored_state_goes_on_with_the_same_bits(model):
+    """
+    A new context computes its first steps before any products are one operation; one that has run
+    for a while does not.
+    """
+    prompt = prompt_of(model, 9)
+    with make_context(model, **PLAIN) as old, make_context(model, **PLAIN) as new:
+        for _ in range(3):
+            old.clear()
+            last_logits(old, prompt)
+        state = bytearray(old.state_bytes(0))
+        old.capture(0, state)
+        rows = []
+        for context in (old, new):
+            context.clear()
+            context.restore(0, state)
+            batch = Batch(context.n_batch)
+            for position in range(9, 12):
+                batch.clear()
+                batch.add_rows([7], [position], [0])
+                context.decode(batch)
+                rows.append(np.asarray(context.logits(0)).tobytes())
+
+    assert rows[:3] == rows[3:]
 
 
 def test_any_number_of_threads_gives_the_same_bits(model):
