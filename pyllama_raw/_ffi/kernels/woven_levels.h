@@ -181,12 +181,12 @@ struct Avx2 : Lanes<8> {
     }
     // Of numbers with sign. Their sizes are multiplied with q or -q of the column: two products are
     // 2 * 128 * 127 at most, which 16 bits hold.
-    PLR_AVX2 static Ints add_signed(Ints sum, Group numbers, const int8_t * column) {
+    PLR_AVX2 static Ints add_signed(Ints sum, Group sizes, Group numbers, const int8_t * column) {
         const __m256i four   = _mm256_set1_epi32(four_bytes(column));
-        const __m256i size   = _mm256_abs_epi8(__m256i(numbers));
         const __m256i turned = _mm256_sign_epi8(four, __m256i(numbers));
-        return sum + total(Sum(_mm256_maddubs_epi16(size, turned)));
+        return sum + total(Sum(_mm256_maddubs_epi16(__m256i(sizes), turned)));
     }
+    PLR_AVX2 static Group sizes(Group numbers) { return Group(_mm256_abs_epi8(__m256i(numbers))); }
     PLR_AVX2 static Ints  total(Sum sum) { return scaled(sum, Pairs{} + int16_t(1)); }
     // Each twice, because a Sum has two sums of a row.
     PLR_AVX2 static Pairs first(Pairs pairs) {

@@ -32,25 +32,31 @@ struct WovenBlock {
     PLR_WOVEN inline Pairs  half_scales(int part) const { return W::half_scales(from, i, part); }
 };
 
-// A block that is unpacked once for many columns. Numbers that are multiplied with sign have it.
+// A block that is unpacked once for many columns. Numbers that are multiplied with sign have it, and
+// their sizes are behind them.
 template <class W>
 struct UnpackedBlock {
     struct Numbers : Bytes {
         static constexpr int kMost = W::Numbers::kMost;
     };
 
-    static constexpr int kZero = is_signed<typename W::Numbers> ? 0 : W::kZero;
+    static constexpr bool kIsSigned = is_signed<typename W::Numbers>;
+    static constexpr int  kZero     = kIsSigned ? 0 : W::kZero;
 
-    alignas(64) Group groups[kGroups][kParts];
+    alignas(64) Group groups[kIsSigned ? 2 * kGroups : kGroups][kParts];
     Scales scales_[kParts];
     Pairs  half_scales_[W::kIsHalved ? kParts : 1];
 
+    template <class AnySet = Set>
     PLR_WOVEN inline void unpack(const WovenBlock<W> & block) {
 #pragma GCC unroll 4
         for (int part = 0; part < kParts; ++part) {
 #pragma GCC unroll 8
             for (int g = 0; g < kGroups; ++g) {
                 groups[g][part] = W::Numbers::group(block.numbers(), g, part) - uint8_t(W::kZero - kZero);
+                if constexpr (kIsSigned) {
+                    groups[kGroups + g][part] = AnySet::sizes(groups[g][part]);
+                }
             }
             scales_[part] = block.scales(part);
             if constexpr (W::kIsHalved) {

@@ -239,22 +239,24 @@ PLR_WOVEN inline void multiply_whole(const uint8_t * block, const Column * colum
 
 // The same for numbers of eight bits where a Sum has 16. It does not hold a pair of products, which
 // is up to 2 * 255 * 127. So the zero is taken away from the numbers, and each pair is added alone.
+// Unpacked blocks have no zero any more, and sizes of numbers behind them.
 template <class Unpacker, int kZero, int C, class AnySet = Set>
 PLR_WOVEN inline void multiply_signed(const uint8_t * block, const Column * columns,
                                       Ints (*sums)[kParts]) {
 #pragma GCC unroll 8
     for (int g = 0; g < kGroups; ++g) {
-        Group numbers[kParts];
+        Group numbers[kParts], sizes[kParts];
 #pragma GCC unroll 4
         for (int part = 0; part < kParts; ++part) {
             numbers[part] = Unpacker::group(block, g, part) - uint8_t(kZero);
+            sizes[part]   = kZero == 0 ? load(block + kPlane * (kGroups + g), part) : AnySet::sizes(numbers[part]);
         }
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 4
             for (int part = 0; part < kParts; ++part) {
                 const Ints sum = g == 0 ? Ints{} : sums[c][part];
-                sums[c][part]  = AnySet::add_signed(sum, numbers[part], columns[c].q + 4 * g);
+                sums[c][part]  = AnySet::add_signed(sum, sizes[part], numbers[part], columns[c].q + 4 * g);
                 keep(sums[c][part]);
             }
         }
