@@ -163,7 +163,7 @@ def test_a_wheel_says_which_variants_run(bare, model_path):
 
     assert done.returncode == 1
     assert (
-        "PYLLAMA_RAW_CPU=i386: this library has no such variant; here run x64"
+        "PYLLAMA_RAW_CPU=i386: this library has no such variant; here run sse42"
         in done.stderr
     )
 

@@ -239,13 +239,14 @@ def choose_variant(scores: Mapping[str, int], wish: str | None = None) -> Varian
 
     Raises:
         ConfigError: there is no such variant, or this CPU cannot run it.
-        LibraryNotBuilt: none runs here, because files are missing.
+        LibraryNotBuilt: none runs here: the CPU is older than all of them, or files are missing.
     """
     here = sorted((name for name in scores if scores[name] > 0), key=scores.__getitem__)
     if not here:
         raise LibraryNotBuilt(
-            f"none of the CPU variants {', '.join(scores)} runs on this CPU: install "
-            "pyllama_raw anew, because a wheel has one for every x86-64"
+            f"none of the CPU variants {', '.join(scores)} runs on this CPU: a whole wheel has "
+            "one for each that has SSE4.2, as those since 2009; `pip install --no-binary "
+            "pyllama_raw pyllama_raw`, or `pip install .` in the source tree, builds for this one"
         )
     best = here[-1]
     if wish in (None, "", ANY, NATIVE):

@@ -54,12 +54,12 @@ LEVELS = {
 }
 
 # What a library for any CPU has of ggml's variants, and the sets of instructions that our kernels
-# use beside each, where it is chosen. libllama's code differs between these eight. It is the same
+# use beside each, where it is chosen. libllama's code differs between these seven. It is the same
 # for a Cannon Lake as for skylakex, and for an Ice Lake as for cascadelake, because only a report
 # of features asks for VBMI. Cooper Lake would gain 16-bit floats, and CPUs of 2011 to 2013 half of
 # AVX2: too few for a minute of building and half a megabyte each. They take cascadelake and sse42.
+# CPUs without SSE4.2 (x86-64-v2), from before 2009, have none: they build from source.
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "x64": (),
     "sse42": (),
     "haswell": ("avx2",),
     "alderlake": ("avx2", "avxvnni"),
