@@ -78,28 +78,35 @@ struct AmxWeights {
     PLR_WOVEN static inline Group bytes(Pairs even, Pairs odd) { return Group((even & 255) | (odd << 8)); }
 };
 
-// Products of 16 or 8 columns with 16 rows. q of a column is *apart* bytes behind that of the one
-// before. A compiler does not know these registers, so what they are stands in one text.
-template <int kColumns, bool kIsHigh>
-PLR_AMX inline void amx_multiply(const int8_t * q, size_t apart, const Group * weights, Ints * sums) {
-#define PLR_AMX_TEXT(columns, numbers, result)                                             \
-    asm volatile("tileloadd (%0,%1,1), %%" columns                                         \
-                 "\n tileloadd (%2,%3,1), %%" numbers                                      \
+// Products of 16 or 8 columns with 16 rows of block *b*. q of a column is *apart* bytes behind that of the
+// one before. A compiler does not know these registers, so what they are stands in one text.
+template <class W, int kColumns>
+PLR_AMX inline void amx_multiply(const int8_t * q, size_t apart, const AmxWeights<W> & weights, int b,
+                                 Ints * low, Ints * high) {
+#define PLR_AMX_LOAD(columns) \
+    asm volatile("tileloadd (%0,%1,1), %%" columns ::"r"(q), "r"(apart) : "memory")
+#define PLR_AMX_MULTIPLY(columns, numbers, result, from, to)                               \
+    asm volatile("tileloadd (%0,%1,1), %%" numbers                                         \
                  "\n tilezero %%" result                                                   \
                  "\n tdpbssd %%" numbers ", %%" columns ", %%" result                      \
-                 "\n tilestored %%" result ", (%4,%3,1)" ::"r"(q),                         \
-                 "r"(apart), "r"(weights), "r"(size_t(kPlane)), "r"(sums)                  \
+                 "\n tilestored %%" result ", (%2,%1,1)" ::"r"(from), "r"(size_t(kPlane)), \
+                 "r"(to)                                                                   \
                  : "memory")
-    if constexpr (kColumns == 16 && !kIsHigh) {
-        PLR_AMX_TEXT("tmm0", "tmm2", "tmm4");
-    } else if constexpr (kColumns == 16) {
-        PLR_AMX_TEXT("tmm0", "tmm3", "tmm6");
-    } else if constexpr (!kIsHigh) {
-        PLR_AMX_TEXT("tmm1", "tmm2", "tmm5");
+    if constexpr (kColumns == 16) {
+        PLR_AMX_LOAD("tmm0");
+        PLR_AMX_MULTIPLY("tmm0", "tmm2", "tmm4", weights.low[b], low);
+        if constexpr (W::kIsWide) {
+            PLR_AMX_MULTIPLY("tmm0", "tmm3", "tmm6", weights.high[b], high);
+        }
     } else {
-        PLR_AMX_TEXT("tmm1", "tmm3", "tmm7");
+        PLR_AMX_LOAD("tmm1");
+        PLR_AMX_MULTIPLY("tmm1", "tmm2", "tmm5", weights.low[b], low);
+        if constexpr (W::kIsWide) {
+            PLR_AMX_MULTIPLY("tmm1", "tmm3", "tmm7", weights.high[b], high);
+        }
     }
-#undef PLR_AMX_TEXT
+#undef PLR_AMX_LOAD
+#undef PLR_AMX_MULTIPLY
 }
 
 // Adds blocks *block* and later of up to kColumns columns to their sums *acc*. Columns are at *at*,
@@ -109,10 +116,7 @@ PLR_AMX inline void amx_add(const AmxWeights<W> & weights, int n_blocks, const c
                             int n_all, int block, const int8_t * q, size_t apart, Floats * acc) {
     alignas(64) Ints low[2][kColumns], high[2][kColumns];
     const auto multiply = [&](int b) PLR_AMX {
-        amx_multiply<kColumns, false>(q + b * kBlock, apart, weights.low[b], low[b % 2]);
-        if constexpr (W::kIsWide) {
-            amx_multiply<kColumns, true>(q + b * kBlock, apart, weights.high[b], high[b % 2]);
-        }
+        amx_multiply<W, kColumns>(q + b * kBlock, apart, weights, b, low[b % 2], high[b % 2]);
     };
     multiply(0);
     for (int b = 0; b < n_blocks; ++b) {

@@ -43,19 +43,15 @@ struct UnpackedBlock {
     static constexpr bool kIsSigned = is_signed<typename W::Numbers>;
     static constexpr int  kZero     = kIsSigned ? 0 : W::kZero;
 
-    alignas(64) Group groups[kIsSigned ? 2 * kGroups : kGroups][kParts];
-    Scales scales_[kParts];
-    Pairs  half_scales_[W::kIsHalved ? kParts : 1];
-
     template <class AnySet = Set>
     PLR_WOVEN inline void unpack(const WovenBlock<W> & block) {
 #pragma GCC unroll 4
         for (int part = 0; part < kParts; ++part) {
 #pragma GCC unroll 8
             for (int g = 0; g < kGroups; ++g) {
-                groups[g][part] = W::Numbers::group(block.numbers(), g, part) - uint8_t(W::kZero - kZero);
+                groups_[g][part] = W::Numbers::group(block.numbers(), g, part) - uint8_t(W::kZero - kZero);
                 if constexpr (kIsSigned) {
-                    groups[kGroups + g][part] = AnySet::sizes(groups[g][part]);
+                    groups_[kGroups + g][part] = AnySet::sizes(groups_[g][part]);
                 }
             }
             scales_[part] = block.scales(part);
@@ -66,10 +62,15 @@ struct UnpackedBlock {
     }
 
     PLR_WOVEN inline const uint8_t * numbers() const {
-        return reinterpret_cast<const uint8_t *>(groups);
+        return reinterpret_cast<const uint8_t *>(groups_);
     }
     PLR_WOVEN inline const Scales & scales(int part) const { return scales_[part]; }
     PLR_WOVEN inline const Pairs &  half_scales(int part) const { return half_scales_[part]; }
+
+  private:
+    alignas(64) Group groups_[kIsSigned ? 2 * kGroups : kGroups][kParts];
+    Scales scales_[kParts];
+    Pairs  half_scales_[W::kIsHalved ? kParts : 1];
 };
 
 // Adds *block*, number *i* of the rows, to the sums *acc* of C columns, and goes to their next one.
