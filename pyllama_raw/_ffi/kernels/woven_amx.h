@@ -79,7 +79,7 @@ struct AmxWeights {
 };
 
 // Products of 16 or 8 columns with 16 rows of block *b*. q of a column is *apart* bytes behind that of the
-// one before. A compiler does not know these registers, so what they are stands in one text.
+// one before. A compiler does not know these registers; it keeps the order of volatile texts.
 template <class W, int kColumns>
 PLR_AMX inline void amx_multiply(const int8_t * q, size_t apart, const AmxWeights<W> & weights, int b,
                                  Ints * low, Ints * high) {
