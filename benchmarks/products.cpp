@@ -349,7 +349,7 @@ double libllama(ggml_backend_buffer_type_t type, const Kind & kind, int n_values
 }
 
 int speed(size_t n_bytes) {
-    constexpr int              n_values = 4096;
+    constexpr int n_values = 4096;
     for (size_t index = 0; index < woven::kKinds.size(); ++index) {
         const Kind & kind = woven::kKinds[index];
         std::vector<uint8_t> bytes(n_bytes + 4096);

@@ -102,7 +102,7 @@ def test_files_that_are_missing_are_said():
 
     assert str(caught.value) == (
         "none of the CPU variants zen4 runs on this CPU: a whole wheel has one for each that has "
-        "SSE4.2, as those since 2009; `pip install --no-binary pyllama_raw pyllama_raw`, or "
+        "SSE4.2 (x86-64-v2); `pip install --no-binary pyllama_raw pyllama_raw`, or "
         "`pip install .` in the source tree, builds for this one"
     )
 

@@ -245,8 +245,8 @@ def choose_variant(scores: Mapping[str, int], wish: str | None = None) -> Varian
     if not here:
         raise LibraryNotBuilt(
             f"none of the CPU variants {', '.join(scores)} runs on this CPU: a whole wheel has "
-            "one for each that has SSE4.2, as those since 2009; `pip install --no-binary "
-            "pyllama_raw pyllama_raw`, or `pip install .` in the source tree, builds for this one"
+            "one for each that has SSE4.2 (x86-64-v2); `pip install --no-binary pyllama_raw "
+            "pyllama_raw`, or `pip install .` in the source tree, builds for this one"
         )
     best = here[-1]
     if wish in (None, "", ANY, NATIVE):

@@ -58,7 +58,7 @@ LEVELS = {
 # for a Cannon Lake as for skylakex, and for an Ice Lake as for cascadelake, because only a report
 # of features asks for VBMI. Cooper Lake would gain 16-bit floats, and CPUs of 2011 to 2013 half of
 # AVX2: too few for a minute of building and half a megabyte each. They take cascadelake and sse42.
-# CPUs without SSE4.2 (x86-64-v2), from before 2009, have none: they build from source.
+# CPUs without SSE4.2, of Intel before 2009 and AMD before 2011, have none: they build from source.
 VARIANTS: dict[str, tuple[str, ...]] = {
     "sse42": (),
     "haswell": ("avx2",),

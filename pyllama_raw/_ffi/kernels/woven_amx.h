@@ -170,13 +170,9 @@ PLR_AMX PLR_CALLED void amx_tiles(const uint8_t * rows, const Columns & columns,
     for (int block = 0; block < n_all; block += kAmxBlocks) {
         const int n_blocks = std::min(kAmxBlocks, n_all - block);
         for (int b = 0; b < n_blocks; ++b) {
-            constexpr int   kOne = W::kBytes / W::kBlocks;
-            const int       i    = (block + b) % W::kBlocks;
-            const uint8_t * from = rows + size_t((block + b) / W::kBlocks) * W::kBytes;
-            for (int to = 0; to < kOne; to += 64) {
-                __builtin_prefetch(from + i * kOne + kAhead + to);
-            }
-            weights.unpack(b, from, i);
+            const int i = block + b;
+            look_ahead<W>(rows, i);
+            weights.unpack(b, rows + size_t(i / W::kBlocks) * W::kBytes, i % W::kBlocks);
         }
         for (int c = 0; c < n; c += kAmxColumns) {
             const int      here = std::min(kAmxColumns, n - c);

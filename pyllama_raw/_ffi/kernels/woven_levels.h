@@ -26,7 +26,6 @@ namespace woven {
 constexpr int kBlock = 32, kRows = 16, kGroups = 8, kPlane = 4 * kRows;
 constexpr int kMostColumns = 64;  // of a call of tiles, which stay in the cache of a core
 constexpr int kAhead  = 2048;  // bytes that a tile loads before it needs them
-constexpr int kUnpacked = 8;  // blocks that are unpacked at once
 constexpr int kBehind = 15;  // columns of memory that a tile may read behind the last one
 
 // Columns, quantised to 8 bits by blocks: value = d * q.

@@ -73,11 +73,27 @@ struct UnpackedBlock {
     Pairs  half_scales_[W::kIsHalved ? kParts : 1];
 };
 
+// C columns from *first*, at block *i*.
+template <int C>
+struct TileColumns {
+    const float * d[C];
+    const float * s[C];
+    Column        column[C];
+
+    PLR_WOVEN inline TileColumns(const Columns & columns, int first, int i) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            d[c] = columns.d(first + c), s[c] = columns.sums(first + c);
+            column[c] = {columns.q(first + c) + i * kBlock, columns.half_sums(first + c) + 2 * i};
+        }
+    }
+};
+
 // Adds *block*, number *i* of the rows, to the sums *acc* of C columns, and goes to their next one.
 template <class W, int C, class Block>
-PLR_WOVEN inline void add_block(const Block & block, int i, const float * const * d,
-                                const float * const * s, Column * column, Floats (*acc)[kParts]) {
+PLR_WOVEN inline void add_block(const Block & block, int i, TileColumns<C> & columns, Floats (*acc)[kParts]) {
     using Numbers = typename Block::Numbers;
+    auto & [d, s, column] = columns;
     Ints sums[C][kParts];
     if constexpr (W::kIsHalved) {
         Pairs pairs[kParts];
@@ -91,7 +107,7 @@ PLR_WOVEN inline void add_block(const Block & block, int i, const float * const 
     }
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
-        // Not a copy of unpacked ones: GCC copies halves of vectors, for which whole loads would wait.
+        // By reference, because GCC copies a vector in halves, and the CPU then waits to load the whole.
         const Scales & scales = block.scales(part);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
@@ -128,21 +144,14 @@ PLR_WOVEN inline void look_ahead(const uint8_t * rows, int i) {
 template <class W, int C>
 PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, int first, float * out,
                                size_t stride, int n_rows) {
-    Floats        acc[C][kParts] = {};
-    const float * d[C];
-    const float * s[C];
-    Column        column[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-        d[c] = columns.d(first + c), s[c] = columns.sums(first + c);
-        column[c] = {columns.q(first + c), columns.half_sums(first + c)};
-    }
+    Floats         acc[C][kParts] = {};
+    TileColumns<C> here(columns, first, 0);
     for (int i = 0; i < columns.n_blocks; ++i) {
         if (first == 0) {  // later columns have the weights in the cache
             look_ahead<W>(rows, i);
         }
         const WovenBlock<W> block{rows + size_t(i / W::kBlocks) * W::kBytes, i % W::kBlocks};
-        add_block<W, C>(block, i, d, s, column, acc);
+        add_block<W>(block, i, here, acc);
     }
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
@@ -155,19 +164,14 @@ PLR_WOVEN PLR_CALLED void tile(const uint8_t * rows, const Columns & columns, in
     }
 }
 
+constexpr int kUnpacked = 8;  // blocks that are unpacked at once, which stay in the nearest cache
+
 // Adds *n* unpacked blocks, number *block* and later of the rows, to the sums of kMaxColumns columns.
 template <class W>
 PLR_WOVEN PLR_CALLED void add_unpacked(const UnpackedBlock<W> * blocks, int block, int n,
                                        const Columns & columns, int first, Floats (*sums)[kParts]) {
-    constexpr int C = kMaxColumns;
-    const float * d[C];
-    const float * s[C];
-    Column        column[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-        d[c] = columns.d(first + c), s[c] = columns.sums(first + c);
-        column[c] = {columns.q(first + c) + block * kBlock, columns.half_sums(first + c) + 2 * block};
-    }
+    constexpr int  C = kMaxColumns;
+    TileColumns<C> here(columns, first, block);
     if constexpr (Set::kKeepsFloats) {
         Floats acc[C][kParts];
 #pragma GCC unroll 8
@@ -175,7 +179,7 @@ PLR_WOVEN PLR_CALLED void add_unpacked(const UnpackedBlock<W> * blocks, int bloc
             acc[c][0] = sums[c][0];
         }
         for (int i = 0; i < n; ++i) {
-            add_block<W, C>(blocks[i], block + i, d, s, column, acc);
+            add_block<W>(blocks[i], block + i, here, acc);
         }
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
@@ -183,7 +187,7 @@ PLR_WOVEN PLR_CALLED void add_unpacked(const UnpackedBlock<W> * blocks, int bloc
         }
     } else {
         for (int i = 0; i < n; ++i) {
-            add_block<W, C>(blocks[i], block + i, d, s, column, sums);
+            add_block<W>(blocks[i], block + i, here, sums);
         }
     }
 }

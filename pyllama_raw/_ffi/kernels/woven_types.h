@@ -60,7 +60,7 @@ using Sums = std::conditional_t<std::is_same_v<Sum, Ints>, WholeSums, Set>;
 // Unpackers: four numbers of each row of one part of the rows, of one group.
 //   kMost    the largest number
 //   kBytes   of a block
-//   kIsDear  more work than a product with a column: it is done once for many columns
+//   kIsDear  unpacking takes longer than a product, so many columns share what is unpacked
 //   group()  of the block
 //   put()    the numbers of row *r* in their places
 
