@@ -170,25 +170,9 @@ constexpr int kUnpacked = 8;  // blocks that are unpacked at once, which stay in
 template <class W>
 PLR_WOVEN PLR_CALLED void add_unpacked(const UnpackedBlock<W> * blocks, int block, int n,
                                        const Columns & columns, int first, Floats (*sums)[kParts]) {
-    constexpr int  C = kMaxColumns;
-    TileColumns<C> here(columns, first, block);
-    if constexpr (Set::kKeepsFloats) {
-        Floats acc[C][kParts];
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) {
-            acc[c][0] = sums[c][0];
-        }
-        for (int i = 0; i < n; ++i) {
-            add_block<W>(blocks[i], block + i, here, acc);
-        }
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) {
-            sums[c][0] = acc[c][0];
-        }
-    } else {
-        for (int i = 0; i < n; ++i) {
-            add_block<W>(blocks[i], block + i, here, sums);
-        }
+    TileColumns<kMaxColumns> here(columns, first, block);
+    for (int i = 0; i < n; ++i) {
+        add_block<W>(blocks[i], block + i, here, sums);
     }
 }
 
@@ -217,7 +201,7 @@ PLR_WOVEN inline void unpacked_tiles(const uint8_t * rows, const Columns & colum
 
 // Columns first to last, in tiles of the most columns, then in one of a few, or two nearly equal
 // ones. Other widths gain nothing, and each is compiled for each type. Four full tiles earn what it takes
-// to put dear numbers into memory; cheap ones are unpacked for each tile in less time.
+// to put dear numbers into memory. Cheap ones, and vectors of 512 bits, are faster unpacked for each tile.
 template <class W>
 PLR_WOVEN inline void tiles(const uint8_t * rows, const Columns & columns, int first, int last, float * out,
                             size_t stride, int n_rows) {
@@ -225,7 +209,7 @@ PLR_WOVEN inline void tiles(const uint8_t * rows, const Columns & columns, int f
     constexpr void (*kTiles[])(const uint8_t *, const Columns &, int, float *, size_t, int) = {
         tile<W, 1>, tile<W, std::min(2, kFew)>, tile<W, std::min(3, kFew)>, tile<W, kFew>,
         tile<W, kMaxColumns>};
-    if constexpr (W::Numbers::kIsDear && kMaxColumns > 1) {
+    if constexpr (W::Numbers::kIsDear && kMaxColumns > 1 && !Set::kKeepsFloats) {
         if (const int n = (last - first) / kMaxColumns; n >= 4) {
             unpacked_tiles<W>(rows, columns, first, first + n * kMaxColumns, out, stride, n_rows);
             first += n * kMaxColumns;
