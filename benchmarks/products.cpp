@@ -133,19 +133,20 @@ std::vector<float> floats_of(const Kind & kind, const std::vector<uint8_t> & wei
     return rows;
 }
 
-// What a product should be, for the numbers that columns have, and the sum of sizes in it.
+// What a product should be, and the sum of sizes in it.
 struct Exact {
     double sum = 0, sizes = 0;
 };
 
-std::vector<Exact> exact(const std::vector<float> & rows, const Columns & columns, int n_columns) {
-    const int          n_values = columns.n_blocks * woven::kBlock;
+// Of 16 rows and columns, whose value *k* is value(c, k).
+template <class Value>
+std::vector<Exact> exact(const std::vector<float> & rows, int n_columns, Value && value) {
+    const int          n_values = int(rows.size()) / woven::kRows;
     std::vector<Exact> all(size_t(woven::kRows) * n_columns);
     for (int i = 0; i < woven::kRows * n_columns; ++i) {
         const int c = i / woven::kRows, r = i % woven::kRows;
         for (int k = 0; k < n_values; ++k) {
-            const double d = columns.d(c)[k / woven::kBlock], q = columns.q(c)[k];
-            const double product = rows[size_t(r) * n_values + k] * d * q;
+            const double product = rows[size_t(r) * n_values + k] * value(c, k);
             all[i].sum += product, all[i].sizes += std::fabs(product);
         }
     }
@@ -172,6 +173,63 @@ bool has_rows(const Kind & kind, const std::vector<uint8_t> & memory, const std:
         }
     }
     return true;
+}
+
+// Columns as bfloat16, for the tiles of *many*.
+struct PackedMany {
+    std::vector<char>    memory;
+    std::vector<int32_t> places;
+    woven::Bf16Columns   columns;
+
+    PackedMany(const woven::Many & many, const std::vector<float> & values, int n_values)
+        : memory(woven::Bf16Columns::bytes(n_values / woven::kBlock, values.size() / n_values) + 64),
+          places(values.size() / n_values),
+          columns{aligned(memory), n_values / woven::kBlock, int(places.size())} {
+        for (int c = 0; c < columns.n_columns; ++c) {
+            places[c] = c;
+            many.pack(columns, c, 0, columns.n_blocks, values.data() + size_t(c) * n_values);
+        }
+    }
+};
+
+// The largest error of any number of columns that begin anywhere, where those of experts are scattered.
+double error_of_many(const woven::Many & many, size_t index, Pattern pattern) {
+    const Kind & kind     = woven::kKinds[index];
+    const int    n_values = kind.n_blocks == 1 ? 2080 : 2304;  // more than are unpacked at once
+    const int    n_columns = 67;
+    const auto   weights   = weights_of(kind.type, woven::kRows * n_values, pattern);
+    const auto   memory    = woven_rows(kind, weights, n_values);
+    const auto   values    = columns_of(n_values, n_columns);
+    const auto   sums      = exact(floats_of(kind, weights, n_values), n_columns,
+                                 [&](int c, int k) { return values[size_t(c) * n_values + k]; });
+    PackedMany   packed(many, values, n_values);
+    double       worst = 0;
+    for (const bool are_scattered : {false, true}) {
+        for (int c = 0; are_scattered && c < n_columns; ++c) {
+            packed.places[c] = (c * 5 + 3) % n_columns;
+        }
+        for (int n = 1; n <= n_columns; ++n) {
+            // The same 16 rows as several groups, the last of which has 7.
+            constexpr int      n_rows = 4 * woven::kRows + 7;
+            std::vector<float> out(size_t(n_rows) * n_columns + woven::kRows, NAN);
+            const int          first = n_columns - n;
+            many.tiles[index](memory.data(), 0, n_rows, packed.columns, first, &packed.places[first], n,
+                              out.data(), n_rows);
+            for (int c = 0; c < n_columns; ++c) {
+                for (int row = 0; row < n_rows; ++row) {
+                    const Exact & one  = sums[c * woven::kRows + row % woven::kRows];
+                    const float   here = out[size_t(packed.places[c]) * n_rows + row];
+                    // Nothing is written where nothing is computed.
+                    const bool    is_right = c >= first ? std::isfinite(here) : std::isnan(here);
+                    const double error = std::fabs(one.sum - here) / (one.sizes + 1e-30);
+                    worst              = std::max(worst, !is_right ? 1e30 : c < first ? 0.0 : error);
+                }
+            }
+            const bool ends = std::all_of(out.end() - woven::kRows, out.end(), [](float x) { return std::isnan(x); });
+            worst           = ends ? worst : 1e30;
+        }
+    }
+    return worst;
 }
 
 int check() {
@@ -203,9 +261,10 @@ int check() {
                 const auto   values = columns_of(n_values, n_columns);
                 const Packed ours(level, values, n_values), plain(woven::kLevels[0], values, n_values);
                 const auto   floats = floats_of(kind, weights, n_values);
-                const auto   sums   = exact(floats, ours.columns, n_columns);
+                const auto   sums   = exact(floats, n_columns, [&](int c, int k) {  // of quantised ones
+                    return double(ours.columns.d(c)[k / woven::kBlock]) * ours.columns.q(c)[k];
+                });
                 has_all_rows        = has_all_rows && has_rows(kind, memory, floats);
-                const woven::Multiplying scope(level);
                 // Tiles of all widths, then odd ones behind some of the most columns.
                 for (int n = 1; n <= n_columns; n += n < 19 || n == n_columns - 1 ? 1 : 2) {
                     std::vector<float> out[2];
@@ -225,6 +284,16 @@ int check() {
                 const bool is_right = is_same && worst < 2e-6;
                 std::printf("%-10s %-7s error %.1e, %s\n", level.name, ggml_type_name(kind.type), worst,
                             is_right ? "same bits" : is_same ? "WRONG" : "OTHER BITS");
+                n_wrong += !is_right;
+            }
+            if (level.is_usable() && level.many != nullptr) {
+                double worst_of_many = 0;
+                for (int pattern = 0; pattern < N_PATTERNS; ++pattern) {
+                    worst_of_many = std::max(worst_of_many, error_of_many(*level.many, index, Pattern(pattern)));
+                }
+                const bool is_right = worst_of_many < 1.0 / 256 + 1e-5;  // half of 2^-8 of both
+                std::printf("%-10s %-7s many columns, error %.1e, %s\n", level.name, ggml_type_name(kind.type),
+                            worst_of_many, is_right ? "rounded to bfloat16" : "WRONG");
                 n_wrong += !is_right;
             }
         }
@@ -378,9 +447,21 @@ int speed(size_t n_bytes) {
                 if (!level.is_usable()) {
                     continue;
                 }
+                if (level.many != nullptr && n_columns >= level.many->from) {
+                    const woven::Many & many = *level.many;
+                    const double        time = fastest([&] {
+                        const PackedMany packed(many, values, n_values);
+                        const int        n = many.at_once(n_columns, packed.columns.n_blocks);
+                        for (int c = 0; c < n_columns; c += n) {
+                            many.tiles[index](bytes.data(), group, 16 * n_groups, packed.columns, c,
+                                              &packed.places[c], std::min(n, n_columns - c), out.data(), n_rows);
+                        }
+                    });
+                    say(level.name, time * n_rows / (16.0 * n_groups));
+                    continue;
+                }
                 const double time = fastest([&] {
                     const Packed packed(level, values, n_values);
-                    const woven::Multiplying scope(level);
                     for (int first = 0; first < n_columns; first += woven::kMostColumns) {
                         for (int g = 0; g < n_groups; ++g) {
                             level.tiles[index](bytes.data() + g * group, packed.columns, first,

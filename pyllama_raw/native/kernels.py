@@ -66,7 +66,8 @@ def woven_levels() -> tuple[str, ...]:
     """
     Sets of instructions of this CPU that can multiply woven weights, the least first.
 
-    PYLLAMA_RAW_WOVEN names the one that does. All give the same bits.
+    PYLLAMA_RAW_WOVEN names the one that does. All give the same bits, but for prompts and many streams
+    that "amx" multiplies where a context is not deterministic.
     """
     levels = levels_in(lib, ffi)
     return tuple(name for name, is_usable in levels.items() if is_usable)
@@ -91,7 +92,8 @@ class Kernels(Handle):
 
     Sums of products of woven weights and flash attention have other last digits than libllama's.
     Attention reads only the cells that a token sees, while one pool for all slots has many others.
-    What they compute of a token does not depend on the tokens that are computed beside it.
+    What they compute of a token does not depend on the tokens that are computed beside it, unless AMX
+    multiplies: then a stream depends on whether it is one of 20 or more, or beside a prompt.
 
     Thread:
         That of the context.

@@ -29,6 +29,7 @@ from scripts.large_models import wider_model
 from tests.native.support import unlike_before
 from tests.native.test_speculation import GREEDY, preempted, prompts_of
 from tests.support.last_digits import (
+    STEADY,
     needs_attention,
     needs_steady_digits,
     steady_attention,
@@ -89,7 +90,8 @@ def test_greedy_outputs_are_those_without(name, model_path, smaller):
     path = model_path if name == "default" else tiny_model("llama")
     draft = model_path if name == "default" else smaller
     n_prompts = 6 if name == "default" else 32
-    plain, drafted = both(path, draft, prompts_of(n_prompts), GREEDY)
+    fields = STEADY if name == "default" else {}
+    plain, drafted = both(path, draft, prompts_of(n_prompts), GREEDY, **fields)
 
     for reference, other in zip(plain, drafted, strict=True):
         assert parting(reference.logprobs, other.token_ids) is None
@@ -178,7 +180,7 @@ def test_constraints_stops_and_several_outputs(model_path):
     )
     results = []
     for draft in (None, model_path):
-        with opened(model_path, draft) as engine:
+        with opened(model_path, draft, **STEADY) as engine:
             (json,) = engine.complete_many([prompt], of_schema)
             outputs = engine.complete_n(prompt, of_many)
             stop = outputs[0].text[20:24]

@@ -17,9 +17,20 @@
 // The batch that this thread decodes, and the cells that the batch fills.
 struct Decoding {
     const llama_batch * batch;
+    int32_t             n_rows;       // that are sampled
     int32_t             n_shown = 0;  // tokens in the graphs so far
     Cells *             cells   = nullptr;
     bool                is_new  = true;  // none of its nodes has been seen
+
+    // The streams whose next tokens these are: each has one, or drafts, which are sampled, too. 0 if some
+    // are of a prompt.
+    int n_streams() const {
+        int n = 1;
+        for (int32_t i = 1; i < batch->n_tokens; ++i) {
+            n += batch->seq_id[i][0] != batch->seq_id[i - 1][0];
+        }
+        return n == batch->n_tokens || n_rows == batch->n_tokens ? n : 0;
+    }
 
     static Decoding *& current() {
         thread_local Decoding * value = nullptr;
@@ -113,6 +124,7 @@ class Kernels {
         follows_                  = attends_ && follows;
         // Sums have other last digits than libllama's.
         weaves_ = fast && sums != PLR_SUMS_LIBLLAMA && kernels::is_usable(kernels::WOVEN);
+        woven_.set_free(weaves_ && sums == PLR_SUMS_ANY);
         makes_vectors_            = attends_ && params->embeddings;
         params->cb_eval           = on_node;
         params->cb_eval_user_data = this;
@@ -135,7 +147,7 @@ class Kernels {
             // The node before is of another graph, which libllama may have freed. Without a Decoding, as
             // in llama_encode(), nobody tells where a graph begins, so no node joins another.
             leader_ = nullptr;
-            woven_.forget();
+            woven_.begin(decoding == nullptr ? 0 : decoding->n_streams());
         }
         if (!is_computed || is_view(node) || joins(node)) {
             return;
@@ -255,7 +267,7 @@ class Kernels {
     }
 
     // libllama computes a graph again without making its nodes anew.
-    void reset(ggml_tensor * node) const {
+    void reset(ggml_tensor * node) {
         for (const CustomNode * ours : {&woven_node_, &lookup_node_, &columns_node_, &attention_node_, &text_node_,
                                         &f32_node_, &f16_node_, &gelu_node_, &norm_node_,
                                         &halves_node_}) {

@@ -43,12 +43,14 @@ struct NodeState {
     int32_t has_gelu;         // a product, because GELU has joined it
     int32_t has_columns;      // a product, whose columns the one before it has packed
     int32_t is_alone;         // a woven product, which has one column and is woven
+    int32_t are_many;         // a woven product, whose columns are multiplied as many
     int32_t n_ready;  // threads that have passed wait_for_all()
     int32_t n_asleep;  // threads that sleep there
     int32_t n_taken;  // parts that threads have taken
 
     static constexpr int    kSpins  = 1000;  // as libgomp waits shortly, see openmp.py
-    static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 9 * sizeof(int32_t);
+    static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 10 * sizeof(int32_t);
+    static_assert(kOffset >= 24, "a custom operation has its function, its threads and its data before");
 
     static NodeState & of(ggml_tensor * node) {
         return *reinterpret_cast<NodeState *>(reinterpret_cast<char *>(node->op_params) +
@@ -63,7 +65,8 @@ struct NodeState {
     void reset() { n_ready = n_asleep = n_taken = 0; }
 
     // Waits until all threads of libllama are here, as they wait between two operations: awake
-    // for a while, then asleep, because another program may compute on the CPU of the last one.
+    // for a while, then asleep, because another program may compute on the CPU of the last one. The second
+    // time in an operation *n_threads* is twice as many.
     void wait_for_all(int n_threads) {
         if (__atomic_add_fetch(&n_ready, 1, __ATOMIC_SEQ_CST) == n_threads) {
             if (__atomic_load_n(&n_asleep, __ATOMIC_SEQ_CST) > 0) {
@@ -72,7 +75,7 @@ struct NodeState {
             return;
         }
         for (int i = 0; i < kSpins; ++i) {
-            if (__atomic_load_n(&n_ready, __ATOMIC_ACQUIRE) == n_threads) {
+            if (__atomic_load_n(&n_ready, __ATOMIC_ACQUIRE) >= n_threads) {
                 return;
             }
             _mm_pause();

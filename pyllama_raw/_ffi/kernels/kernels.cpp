@@ -92,8 +92,8 @@ int plr_cells_restore(plr_kernels * kernels, int32_t slot, const uint8_t * state
     return attempt([&] { kernels->cells.restore(slot, state, size); });
 }
 
-int plr_kernels_decode(llama_context * ctx, const llama_batch & batch) {
-    Decoding decoding{&batch};
+int plr_kernels_decode(llama_context * ctx, const llama_batch & batch, int32_t n_rows) {
+    Decoding decoding{&batch, n_rows};
     Decoding::current() = &decoding;
     const int code = guarded<int>(PLR_EXCEPTION, [&] {
         const int done = llama_decode(ctx, batch);

@@ -28,7 +28,8 @@ bool plr_kernels_row(int32_t index, plr_kernel * row);
 
 /*
  * The sets of instructions that multiply woven weights, the least first, as PYLLAMA_RAW_WOVEN names
- * them; NULL if there is no *index*. All give the same bits.
+ * them; NULL if there is no *index*. All give the same bits with PLR_SUMS_OURS. With PLR_SUMS_ANY "amx"
+ * multiplies prompts and many streams otherwise.
  */
 const char * plr_woven_level(int32_t index, bool * is_usable);
 
@@ -98,6 +99,6 @@ void plr_watch_products(const plr_watch * watch, int64_t * counts);
 void plr_watch_attentions(const plr_watch * watch, int64_t * counts);
 
 #ifdef __cplusplus
-/* llama_decode() and llama_synchronize(), in sight of the kernels of the context. */
-int plr_kernels_decode(llama_context * ctx, const llama_batch & batch);
+/* llama_decode() and llama_synchronize(), in sight of the kernels of the context; n_rows are sampled. */
+int plr_kernels_decode(llama_context * ctx, const llama_batch & batch, int32_t n_rows);
 #endif

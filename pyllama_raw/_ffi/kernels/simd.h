@@ -28,8 +28,8 @@
 #if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11  // older compilers do not know them
 #define PLR_AVXVNNI __attribute__((target("avx2,fma,f16c,avxvnni")))
 #define PLR_AMX                                                                              \
-    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile," \
-                          "amx-int8")))
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,"          \
+                          "avx512bf16,amx-tile,amx-bf16")))
 #endif
 
 // A part of its caller, which the compiler may believe too large.
@@ -69,7 +69,9 @@ inline bool has_amx() {
 #else
     constexpr int kRequest = 0x1023, kTiles = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     unsigned a, b, c, d;
-    static const bool is_there = __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 24 & 3) == 3 &&
+    static const bool is_there = __builtin_cpu_supports("avx512bf16") &&
+                                 __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+                                 (d >> 24 & 1) != 0 && (d >> 22 & 1) != 0 &&  // tiles, and of bfloat16
                                  syscall(SYS_arch_prctl, kRequest, kTiles) == 0;
     return cpu_may.amx && has_avx512() && is_there;
 #endif

@@ -1,15 +1,17 @@
-// Products of woven weights by the tiles of AMX. A few columns are multiplied as by AVX-512.
+// Products of woven weights with many columns, by the tiles of AMX.
 //
-// A register of AMX, too, is called a tile: 16 rows of 64 bytes. One has a block of 16 columns, one
-// has a block of 16 woven rows, which stand as AMX wants them: four bytes of each row beside each
-// other. One instruction makes the integers of 16 x 16 results. Floats are added as in
-// woven_tile.h, so bits are the same.
+// A register of AMX, too, is called a tile: 16 rows of 64 bytes. One has 32 values of 16 columns as
+// bfloat16, one has a block of 16 woven rows: pairs of values of each row beside each other. One
+// instruction adds the products of both to 16 x 16 sums of floats.
 //
-// Numbers are unpacked once for up to 64 columns, with sign, because AMX multiplies bytes with
-// sign. Where each half of a block has an integer scale, numbers are multiplied by it; what then
-// takes more than a byte becomes two: number * scale = 128 * high + low.
+// Weights become bfloat16 with their scales and minima, so sums stay in registers from block to block,
+// while integers would have to leave them for a step of floats each 32 values. That step takes three
+// times as long as the product. Both roundings lose less than columns lose that are quantised to 8
+// bits, but sums have other bits than those of woven_tile.h.
 
-constexpr int kAmxColumns = 16, kAmxBlocks = 8;
+// Blocks of which columns and unpacked weights are in the cache at once, and bytes of these columns.
+constexpr int    kAmxBlocks = 64;
+constexpr size_t kAmxBytes  = size_t(1) << 20;
 
 // The shapes of a thread's tiles are state of the CPU. Others may want them otherwise, as libllama
 // does, which sets them once a thread. So they are put back.
@@ -19,181 +21,179 @@ struct alignas(64) AmxShapes {
     uint8_t  n_rows[16];
 };
 
-static_assert(sizeof(AmxShapes) <= sizeof(Registers::before));
-
-PLR_AMX inline void amx_begin(Registers & registers) {
-    // Columns, 16 and 8; weights, twice; sums of 16 columns and of 8, twice.
-    static constexpr AmxShapes kOurs{1, 0, {},
-        {kBlock, kBlock, kPlane, kPlane, kPlane, kPlane, kPlane, kPlane},
-        {16, 8, kGroups, kGroups, 16, 8, 16, 8}};
-    _tile_storeconfig(registers.before);
-    _tile_loadconfig(&kOurs);
-}
-
-PLR_AMX inline void amx_end(Registers & registers) {
-    if (registers.before[0] == 0) {  // no palette: nobody uses tiles
-        _tile_release();
-    } else {
-        _tile_loadconfig(registers.before);
+class AmxScope {
+  public:
+    PLR_AMX AmxScope() {
+        static constexpr AmxShapes kOurs{
+            1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+        _tile_storeconfig(before_);
+        _tile_loadconfig(&kOurs);
     }
-}
-
-// What is unpacked of some blocks of 16 rows.
-template <class W>
-struct AmxWeights {
-    alignas(64) Group low[kAmxBlocks][kGroups];
-    alignas(64) Group high[W::kIsWide ? kAmxBlocks : 1][kGroups];
-    Scales scales[kAmxBlocks];
-
-    // Block *i* of those at *from*, as number *b*.
-    PLR_WOVEN inline void unpack(int b, const uint8_t * from, int i) {
-        const uint8_t * block = from + i * W::kOne;
-        scales[b]             = W::scales(from, i, 0);
-        if constexpr (!W::kIsHalved) {
-#pragma GCC unroll 8
-            for (int g = 0; g < kGroups; ++g) {
-                low[b][g] = W::Numbers::group(block, g, 0) - uint8_t(W::kZero);
-            }
+    PLR_AMX ~AmxScope() {
+        if (before_[0] == 0) {  // no palette: nobody uses tiles
+            _tile_release();
         } else {
-            const Pairs pairs = W::half_scales(from, i, 0);
-            // The scale of a half twice, because a row has two 16-bit integers.
-            const Pairs by[2] = {Pairs((Ints(pairs) << 16) | (Ints(pairs) & 0xffff)),
-                                 Pairs((Ints(pairs) >> 16 & 0xffff) | (Ints(pairs) & int(0xffff0000)))};
-#pragma GCC unroll 8
-            for (int g = 0; g < kGroups; ++g) {
-                const auto  two  = Pairs(W::Numbers::group(block, g, 0));
-                const Pairs even = ((two & 255) - int16_t(W::kZero)) * by[g / 4];
-                const Pairs odd  = ((two >> 8 & 255) - int16_t(W::kZero)) * by[g / 4];
-                low[b][g]        = bytes(even, odd);
-                if constexpr (W::kIsWide) {
-                    const Pairs upper[2] = {(even + 64) >> 7, (odd + 64) >> 7};
-                    low[b][g]  = bytes(even - (upper[0] << 7), odd - (upper[1] << 7));
-                    high[b][g] = bytes(upper[0], upper[1]);
-                }
-            }
+            _tile_loadconfig(before_);
         }
     }
 
   private:
-    PLR_WOVEN static inline Group bytes(Pairs even, Pairs odd) { return Group((even & 255) | (odd << 8)); }
+    alignas(64) uint8_t before_[sizeof(AmxShapes)];
 };
 
-// Products of 16 or 8 columns with 16 rows of block *b*. q of a column is *apart* bytes behind that of the
-// one before. A compiler does not know these registers; it keeps the order of volatile texts.
-template <class W, int kColumns>
-PLR_AMX inline void amx_multiply(const int8_t * q, size_t apart, const AmxWeights<W> & weights, int b,
-                                 Ints * low, Ints * high) {
-#define PLR_AMX_LOAD(columns) \
-    asm volatile("tileloadd (%0,%1,1), %%" columns ::"r"(q), "r"(apart) : "memory")
-#define PLR_AMX_MULTIPLY(columns, numbers, result, from, to)                               \
-    asm volatile("tileloadd (%0,%1,1), %%" numbers                                         \
-                 "\n tilezero %%" result                                                   \
-                 "\n tdpbssd %%" numbers ", %%" columns ", %%" result                      \
-                 "\n tilestored %%" result ", (%2,%1,1)" ::"r"(from), "r"(size_t(kPlane)), \
-                 "r"(to)                                                                   \
-                 : "memory")
-    if constexpr (kColumns == 16) {
-        PLR_AMX_LOAD("tmm0");
-        PLR_AMX_MULTIPLY("tmm0", "tmm2", "tmm4", weights.low[b], low);
-        if constexpr (W::kIsWide) {
-            PLR_AMX_MULTIPLY("tmm0", "tmm3", "tmm6", weights.high[b], high);
+// Round blocks first to last of *from* to bfloat16.
+PLR_AMX PLR_CALLED inline void amx_pack(const Bf16Columns & to, int column, int first, int last,
+                                        const float * from) {
+    for (int i = first; i < last; ++i) {
+        const float * const values = from + i * kBlock;
+        const auto both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(values + kRows), _mm512_loadu_ps(values));
+        std::memcpy(to.at(i, column), &both, sizeof(both));
+    }
+}
+
+// A block of 16 rows as a tile, from number *i* of those at *from*.
+template <class W>
+PLR_AMX inline void amx_unpack(const uint8_t * from, int i, char * tile) {
+    using Words = uint32_t __attribute__((vector_size(64)));
+    const Scales scales = W::scales(from, i, 0);
+    // weight = by * number + more, in each half of the block.
+    Floats by[2] = {scales.d, scales.d}, more[2];
+    if constexpr (W::kIsHalved) {
+        const Ints pairs = Ints(W::half_scales(from, i, 0));
+        by[0] *= floats(pairs << 16 >> 16), by[1] *= floats(pairs >> 16);
+    }
+    for (int half = 0; half < 2; ++half) {
+        more[half] = by[half] * -float(W::kZero);
+        if constexpr (W::kMinimum == Minimum::OF_BLOCK) {
+            more[half] += scales.m;
+        } else if constexpr (W::kMinimum == Minimum::OF_HALVES) {
+            const Ints minima = Ints(scales.minima);
+            more[half] += scales.m * floats((half == 0 ? minima << 16 : minima) >> 16);
+        }
+    }
+#pragma GCC unroll 8
+    for (int g = 0; g < kGroups; ++g) {
+        const auto four = Words(W::Numbers::group(from + i * W::kOne, g, 0));
+#pragma GCC unroll 2
+        for (int two = 0; two < 2; ++two) {
+            const Words pair   = two == 0 ? four : four >> 16;
+            const auto  first  = Words(Set::fma(floats(Ints(pair & 255)), by[g / 4], more[g / 4]));
+            const auto  second = Words(Set::fma(floats(Ints(pair >> 8 & 255)), by[g / 4], more[g / 4]));
+            // A bfloat16 is the upper half of a float; 0x8000 rounds it.
+            const Words both = (first + 0x8000) >> 16 | ((second + 0x8000) & 0xffff0000);
+            std::memcpy(tile + (2 * g + two) * kPlane, &both, sizeof(both));
+        }
+    }
+}
+
+constexpr int kAmxTile = 16 * kPlane;  // bytes
+
+using AmxWeights = char[kAmxBlocks * kAmxTile];  // some blocks of 16 rows
+
+// Adds n blocks of 32 columns, or of 16, times two groups of 16 rows, to what is at *to*, or to 0. Columns of
+// a block are *apart* bytes behind those of the one before, results of a column *stride* floats. The
+// compiler does not know that tiles read and write memory.
+template <bool kAreMore>
+PLR_AMX inline void amx_multiply(const char * columns, size_t apart, const AmxWeights * weights, int n,
+                                 float * to, size_t stride, bool adds) {
+    float * const more    = to + kRows * stride;
+    const size_t  n_bytes = stride * sizeof(float);
+    asm volatile("" ::: "memory");
+    if (adds) {
+        _tile_loadd(0, to, n_bytes);
+        _tile_loadd(1, to + kRows, n_bytes);
+        if constexpr (kAreMore) {
+            _tile_loadd(2, more, n_bytes);
+            _tile_loadd(3, more + kRows, n_bytes);
         }
     } else {
-        PLR_AMX_LOAD("tmm1");
-        PLR_AMX_MULTIPLY("tmm1", "tmm2", "tmm5", weights.low[b], low);
-        if constexpr (W::kIsWide) {
-            PLR_AMX_MULTIPLY("tmm1", "tmm3", "tmm7", weights.high[b], high);
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int i = 0; i < n; ++i, columns += apart) {
+        _tile_loadd(4, columns, kPlane);
+        _tile_loadd(6, weights[0] + i * kAmxTile, kPlane);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, weights[1] + i * kAmxTile, kPlane);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (kAreMore) {
+            _tile_loadd(5, columns + kAmxTile, kPlane);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
         }
     }
-#undef PLR_AMX_LOAD
-#undef PLR_AMX_MULTIPLY
-}
-
-// Adds blocks *block* and later of up to kColumns columns to their sums *acc*. Columns are at *at*,
-// and their q at *q*.
-template <class W, int kColumns>
-PLR_AMX inline void amx_add(const AmxWeights<W> & weights, int n_blocks, const char * const * at, int n,
-                            int n_all, int block, const int8_t * q, size_t apart, Floats * acc) {
-    alignas(64) Ints low[2][kColumns], high[2][kColumns];
-    const auto multiply = [&](int b) PLR_AMX {
-        amx_multiply<W, kColumns>(q + b * kBlock, apart, weights, b, low[b % 2], high[b % 2]);
-    };
-    multiply(0);
-    for (int b = 0; b < n_blocks; ++b) {
-        if (b + 1 < n_blocks) {  // meanwhile floats of this one are added
-            multiply(b + 1);
-        }
-        const Scales scales  = weights.scales[b];
-        const size_t d_at    = sizeof(float) * (block + b), sum_at = sizeof(float) * n_all + d_at;
-        const size_t half_at = sizeof(float) * n_all + sum_at;  // as wide as a float
-        const Ints * sums = low[b % 2], * upper = high[b % 2];
-#pragma GCC unroll 8
-        for (int c = 0; c < n; ++c) {
-            Ints sum = sums[c];
-            if constexpr (W::kIsWide) {
-                sum += upper[c] << 7;
-            }
-            const float d     = *reinterpret_cast<const float *>(at[c] + d_at);
-            Floats      value = Set::fma(scales.d * d, floats(sum), acc[c]);
-            if constexpr (W::kMinimum == Minimum::OF_BLOCK) {
-                const float all = *reinterpret_cast<const float *>(at[c] + sum_at);
-                value           = Set::fma(scales.m, all - Floats{}, value);
-            } else if constexpr (W::kMinimum == Minimum::OF_HALVES) {
-                const auto * halves = reinterpret_cast<const int16_t *>(at[c] + half_at);
-                value = Set::fma(scales.m * d, floats(Set::dot(scales.minima, halves)), value);
-            }
-            acc[c] = value;
-        }
+    _tile_stored(0, to, n_bytes);
+    _tile_stored(1, to + kRows, n_bytes);
+    if constexpr (kAreMore) {
+        _tile_stored(2, more, n_bytes);
+        _tile_stored(3, more + kRows, n_bytes);
     }
+    asm volatile("" ::: "memory");
 }
 
-// As tiles().
+// As Many::tiles says.
 template <class W>
-PLR_AMX PLR_CALLED void amx_tiles(const uint8_t * rows, const Columns & columns, int first, int last,
-                                  float * out, size_t stride, int n_rows) {
-    const int n = last - first, n_all = columns.n_blocks;
-    if (n < (W::kIsWide ? 24 : 12)) {  // as measured
-        tiles<W>(rows, columns, first, last, out, stride, n_rows);
+PLR_AMX PLR_CALLED void amx_tiles(const uint8_t * rows, size_t group_bytes, int n_rows,
+                                  const Bf16Columns & columns, int first, const int32_t * places, int n,
+                                  float * out, size_t stride) {
+    constexpr int kPair = 2 * kRows, kFewBlocks = 8;
+    alignas(64) AmxWeights weights[2];
+    alignas(64) float      sums[kPair][kPair];
+    const AmxScope         scope;
+    const auto             add = [&](int row, int block, int n_blocks) PLR_AMX {
+        const int here = std::min(kPair, n_rows - row);
+        for (int group = 0; group * kRows < here; ++group) {
+            const uint8_t * from = rows + (row / kRows + group) * group_bytes;
+            for (int b = 0; b < n_blocks; ++b) {
+                const int i = block + b;
+                look_ahead<W>(from, i);
+                amx_unpack<W>(from + size_t(i / W::kBlocks) * W::kBytes, i % W::kBlocks,
+                              weights[group] + b * kAmxTile);
+            }
+        }
+        for (int c = 0; c < n; c += kPair) {
+            const int    n_columns = std::min(kPair, n - c);
+            const auto   multiply  = n_columns > kRows ? amx_multiply<true> : amx_multiply<false>;
+            const char * from      = columns.at(block, first + c);
+            const auto   to        = [&](int k) { return out + places[c + k] * stride + row; };
+            for (int k = 0; k < n_columns; ++k) {  // of results, while tiles are multiplied
+                __builtin_prefetch(to(k), 1);
+                __builtin_prefetch(to(k) + kRows, 1);
+            }
+            // Results of experts are anywhere, and those at the ends are no whole tiles.
+            if (n_columns == kPair && here == kPair && places[c + kPair - 1] - places[c] == kPair - 1) {
+                multiply(from, columns.apart(), weights, n_blocks, to(0), stride, block > 0);
+                continue;
+            }
+            for (int k = 0; block > 0 && k < n_columns; ++k) {
+                std::copy_n(to(k), here, sums[k]);
+            }
+            multiply(from, columns.apart(), weights, n_blocks, sums[0], kPair, block > 0);
+            for (int k = 0; k < n_columns; ++k) {
+                std::copy_n(sums[k], here, to(k));
+            }
+        }
+    };
+    // Weights that are unpacked for a few columns stay in the nearest cache; of many, the columns do.
+    if (n <= kRows) {
+        for (int row = 0; row < n_rows; row += kPair) {
+            for (int block = 0; block < columns.n_blocks; block += kFewBlocks) {
+                add(row, block, std::min(kFewBlocks, columns.n_blocks - block));
+            }
+        }
         return;
     }
-    AmxWeights<W> weights;
-    Floats        acc[kMostColumns];
-    const char *  at[kMostColumns];
-    size_t        apart = Columns::bytes(n_all);
-    for (int c = 0; c < n; ++c) {
-        acc[c] = Floats{}, at[c] = columns.at(first + c);
-        // Columns of an expert are anywhere, and are copied.
-        apart = c > 0 && size_t(at[c] - at[c - 1]) != Columns::bytes(n_all) ? 0 : apart;
-    }
-    alignas(64) int8_t copies[kMostColumns][kAmxBlocks * kBlock];
-    const size_t       q_at = 3 * sizeof(float) * n_all;
-    for (int block = 0; block < n_all; block += kAmxBlocks) {
-        const int n_blocks = std::min(kAmxBlocks, n_all - block);
-        for (int b = 0; b < n_blocks; ++b) {
-            const int i = block + b;
-            look_ahead<W>(rows, i);
-            weights.unpack(b, rows + size_t(i / W::kBlocks) * W::kBytes, i % W::kBlocks);
+    for (int block = 0; block < columns.n_blocks; block += kAmxBlocks) {
+        for (int row = 0; row < n_rows; row += kPair) {
+            add(row, block, std::min(kAmxBlocks, columns.n_blocks - block));
         }
-        for (int c = 0; c < n; c += kAmxColumns) {
-            const int      here = std::min(kAmxColumns, n - c);
-            const int8_t * q    = reinterpret_cast<const int8_t *>(at[c] + q_at + block * kBlock);
-            if (apart == 0) {
-                for (int k = c; k < c + here; ++k) {
-                    std::memcpy(copies[k], at[k] + q_at + block * kBlock, n_blocks * kBlock);
-                }
-                q = copies[c];
-            }
-            const auto add = here > kAmxColumns / 2 ? amx_add<W, kAmxColumns> : amx_add<W, kAmxColumns / 2>;
-            add(weights, n_blocks, at + c, here, n_all, block, q, apart ? apart : sizeof(copies[0]), acc + c);
-        }
-    }
-    for (int c = 0; c < n; ++c) {
-        std::memcpy(out + (first + c) * stride, &acc[c], n_rows * sizeof(float));
     }
 }
 
 template <class... W>
-constexpr std::array<Tiles, sizeof...(W)> amx_tiles_of(Types<W...>) {
+constexpr std::array<ManyTiles, sizeof...(W)> amx_tiles_of(Types<W...>) {
     return {{amx_tiles<W>...}};
 }
 

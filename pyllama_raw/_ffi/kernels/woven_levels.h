@@ -68,12 +68,40 @@ struct Types {};
 using Tiles = void (*)(const uint8_t * rows, const Columns &, int first, int last, float * out,
                        size_t stride, int n_rows);
 
-// Registers of a thread that multiplies, as they were before.
-struct alignas(64) Registers {
-    uint8_t before[64];
+// Columns as bfloat16. All have values of a block beside each other, so 16 that follow one another are a
+// tile of AMX, wherever they begin.
+struct Bf16Columns {
+    char * data;
+    int    n_blocks, n_columns;
+
+    // More than a tile reads behind the last one; and no power of two, which a cache keeps badly.
+    size_t        apart() const { return size_t(n_columns + kRows) * 2 * kBlock; }
+    static size_t bytes(int n_blocks, int64_t n_columns) {
+        return n_blocks * Bf16Columns{nullptr, n_blocks, int(n_columns)}.apart();
+    }
+    char * at(int block, int column) const { return data + block * apart() + column * 2 * kBlock; }
 };
 
-inline void keep_registers(Registers &) {}
+// Of *n* columns from *first*: out[places[c] * stride + r] of n_rows woven rows, which begin with a group of
+// 16. A group has group_bytes.
+using ManyTiles = void (*)(const uint8_t * rows, size_t group_bytes, int n_rows, const Bf16Columns &,
+                           int first, const int32_t * places, int n, float * out, size_t stride);
+
+// Products with many columns, whose sums have other bits than those of Tiles.
+struct Many {
+    int    from;       // as many columns of a matrix
+    size_t bytes;      // of columns that stay in the cache, while rows are multiplied ...
+    int    n_blocks;   // ... with as many blocks of them
+    void (*pack)(const Bf16Columns &, int column, int first, int last, const float * from);
+    const ManyTiles * tiles;  // in the order of kKinds
+
+    // How many of *n* columns to multiply at once.
+    int at_once(int n, int n_blocks_of_all) const {
+        const size_t n_bytes = size_t(n) * std::min(n_blocks, n_blocks_of_all) * 2 * kBlock;
+        const int    n_parts = int((n_bytes + bytes - 1) / bytes), pair = 2 * kRows;
+        return n == 0 ? 0 : ((n + n_parts - 1) / n_parts + pair - 1) / pair * pair;
+    }
+};
 
 template <int kNumber>
 struct Lanes {
@@ -354,22 +382,13 @@ struct Level {
     bool (*is_usable)();
     void (*pack)(const Columns &, int column, int first, int last, const float * from);
     const Tiles * tiles;
-    void (*begin)(Registers &) = keep_registers;  // before a thread calls tiles
-    void (*end)(Registers &)   = keep_registers;
+    const Many *  many = nullptr;
 };
 
-// While it lives, its thread may call the tiles of *level*.
-class Multiplying {
-  public:
-    explicit Multiplying(const Level & level) : level_(level) { level_.begin(registers_); }
-    ~Multiplying() { level_.end(registers_); }
-    Multiplying(const Multiplying &) = delete;
-    Multiplying & operator=(const Multiplying &) = delete;
-
-  private:
-    const Level & level_;
-    Registers     registers_;
-};
+#ifdef PLR_AMX
+constexpr Many kAmx{20, avx512vnni::kAmxBytes, avx512vnni::kAmxBlocks, avx512vnni::amx_pack,
+                    avx512vnni::kAmxTiles.data()};
+#endif
 
 constexpr Level kLevels[] = {
     {"plain", "no more than C++", [] { return true; }, plain::pack, plain::kTiles.data()},
@@ -380,8 +399,8 @@ constexpr Level kLevels[] = {
 #endif
     {"avx512vnni", "AVX-512 with VNNI", has_avx512, avx512vnni::pack, avx512vnni::kTiles.data()},
 #ifdef PLR_AMX
-    {"amx", "AVX-512 with VNNI, and AMX of bytes", has_amx, avx512vnni::pack,
-     avx512vnni::kAmxTiles.data(), avx512vnni::amx_begin, avx512vnni::amx_end},
+    {"amx", "AVX-512 with VNNI and BF16, and AMX of BF16", has_amx, avx512vnni::pack, avx512vnni::kTiles.data(),
+     &kAmx},
 #endif
 #endif
 };

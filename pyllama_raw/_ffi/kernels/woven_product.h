@@ -103,6 +103,18 @@ class WovenProduct {
   public:
     static bool is_usable() { return woven::level() != nullptr; }
 
+    // Whether the bits of a column may depend on how many there are, which is faster.
+    void set_free(bool are_free) { many_ = are_free ? level_->many : nullptr; }
+
+    // A graph begins: of *n_streams*, or 0, if tokens of a prompt are among them. No product joins one that
+    // was shown before.
+    void begin(int n_streams) {
+        n_streams_ = n_streams;
+        leader_ = latest_ = nullptr;
+        packed_of_        = nullptr;
+        between_.clear();
+    }
+
     // Whether weights of *type* can be woven, and the row of the table from that of the first.
     static int kind_of(ggml_type type) {
         for (int i = 0; i < kKinds; ++i) {
@@ -129,12 +141,18 @@ class WovenProduct {
             rows->ne[2] > kMaxMatrices) {
             return false;
         }
-        const int     n_blocks  = int(rows->ne[0] / woven::kBlock);
-        const int64_t n_columns = ggml_nrows(columns) == 1 ? kAlone : ggml_nrows(columns);
-        if (!packed_.reserve((n_columns + woven::kBehind) * woven::Columns::bytes(n_blocks)) ||
+        const int          n_blocks  = int(rows->ne[0] / woven::kBlock);
+        const int64_t      n_columns = ggml_nrows(columns) == 1 ? kAlone : ggml_nrows(columns);
+        const char * const before    = packed_.data();
+        size_t             n_bytes   = (n_columns + woven::kBehind) * woven::Columns::bytes(n_blocks);
+        if (many_ != nullptr) {  // the graph may be used again
+            n_bytes = std::max(n_bytes, woven::Bf16Columns::bytes(n_blocks, ggml_nrows(node)));
+        }
+        if (!packed_.reserve(n_bytes) ||
             !places_.reserve((rows->ne[2] + 1 + ggml_nrows(node)) * sizeof(int32_t))) {
             return false;
         }
+        packed_of_ = packed_.data() == before ? packed_of_ : nullptr;
         auto & weights = weights_[rows->data];
         if (!weights) {
             weights = WovenWeights::of(*rows, rows->ne[2] * matrix_bytes(*rows));
@@ -144,17 +162,15 @@ class WovenProduct {
     }
 
     // Of a product that this kernel takes, each time before it is computed.
-    NodeState state(const ggml_tensor * node) const {
+    NodeState state(const ggml_tensor * node) {
         NodeState state{};
+        state.are_many         = are_many(*node);
+        const bool keeps_order = state.are_many && node->src[2] == nullptr;
+        state.has_columns      = keeps_order && packed_of_ == node->src[1];
+        packed_of_             = keeps_order ? node->src[1] : nullptr;
         state.is_alone = ggml_nrows(node) == 1 && node->src[0]->ne[2] == 1 && node->src[2] == nullptr &&
                          weights_of(*node).is_ready[0].load(std::memory_order_acquire);
         return state;
-    }
-
-    // No product joins one that was shown before.
-    void forget() {
-        leader_ = latest_ = nullptr;
-        between_.clear();
     }
 
     // Whether a product before *node* computes it, too; asked of each node of a graph in turn, once
@@ -229,9 +245,17 @@ class WovenProduct {
             self.multiply_alone(*node, state, ith, n_threads);
             return;
         }
-        self.pack(*node->src[1], ith, n_threads);
+        const bool waits_twice = state.are_many && node->src[2] != nullptr;
         if (ith == 0) {
             self.sort(*node);
+        }
+        if (waits_twice) {  // because columns of experts are packed in their order
+            state.wait_for_all(n_threads);
+        }
+        if (!state.are_many) {
+            self.pack(*node->src[1], ith, n_threads);
+        } else if (!state.has_columns) {
+            self.pack_many(*node, ith, n_threads);
         }
         // Nobody sets a flag before all threads have looked at it, which is behind the wait.
         const Matrices missing = missing_of(*node, weights);
@@ -244,7 +268,7 @@ class WovenProduct {
                 }
             }
         }
-        state.wait_for_all(n_threads);
+        state.wait_for_all(waits_twice ? 2 * n_threads : n_threads);
         const int32_t * begins = self.begins();
         for (int32_t matrix = 0; ith == 0 && matrix < rows.ne[2]; ++matrix) {
             if (begins[matrix] < begins[matrix + 1] &&
@@ -396,6 +420,33 @@ class WovenProduct {
         next[0] = 0;
     }
 
+    static const float * column_of(const ggml_tensor & columns, int64_t i) {
+        return reinterpret_cast<const float *>(static_cast<const char *>(columns.data) +
+                                               i % columns.ne[1] * columns.nb[1] +
+                                               i / columns.ne[1] * columns.nb[2]);
+    }
+
+    // The column that column *i* of the result is computed from. Experts may share one.
+    static int32_t source_of(const ggml_tensor & node, int64_t i) {
+        const int64_t n_each = node.src[1]->ne[1];
+        return int32_t(i / node.ne[1] * n_each + i % node.ne[1] % n_each);
+    }
+
+    // Whether *node* is computed by many_. Of a prompt any two columns are, so their bits do not depend on
+    // where it is cut; but for those of experts, because a few for each would take twice as long. Drafts of a
+    // stream do not count, because they come and go.
+    bool are_many(const ggml_tensor & node) const {
+        const bool    is_prompt = n_streams_ == 0;
+        const int64_t n_columns = ggml_nrows(&node);
+        if (many_ == nullptr || n_columns == 1) {
+            return false;
+        }
+        if (node.src[2] != nullptr) {
+            return (is_prompt ? n_columns : n_streams_ * node.ne[1]) >= many_->from * node.src[0]->ne[2];
+        }
+        return is_prompt || n_streams_ >= many_->from;
+    }
+
     // A thread packs some of the columns, or a part of each if there are few.
     void pack(const ggml_tensor & from, int ith, int n_threads) const {
         const int            n_blocks  = int(from.ne[0] / woven::kBlock);
@@ -405,10 +456,20 @@ class WovenProduct {
         const int            n_parts   = by_column ? n_columns : n_blocks;
         const int first = n_parts * ith / n_threads, last = n_parts * (ith + 1) / n_threads;
         for (int c = by_column ? first : 0; c < (by_column ? last : n_columns); ++c) {
-            const auto * values = reinterpret_cast<const float *>(
-                static_cast<const char *>(from.data) + c % from.ne[1] * from.nb[1] +
-                c / from.ne[1] * from.nb[2]);
-            level_->pack(columns, c, by_column ? 0 : first, by_column ? n_blocks : last, values);
+            level_->pack(columns, c, by_column ? 0 : first, by_column ? n_blocks : last, column_of(from, c));
+        }
+    }
+
+    // Columns of the same matrix stand behind each other, as its products read them.
+    void pack_many(const ggml_tensor & node, int ith, int n_threads) const {
+        const ggml_tensor &      from     = *node.src[1];
+        const int                n_blocks = int(from.ne[0] / woven::kBlock);
+        const bool               in_order = node.src[2] == nullptr;
+        const int                n = in_order ? int(ggml_nrows(&node)) : begins()[node.src[0]->ne[2]];
+        const woven::Bf16Columns columns{packed_.data(), n_blocks, n};
+        for (int64_t c = int64_t(n) * ith / n_threads; c < int64_t(n) * (ith + 1) / n_threads; ++c) {
+            const int32_t source = in_order ? int32_t(c) : source_of(node, order(node)[c]);
+            many_->pack(columns, int(c), 0, n_blocks, column_of(from, source));
         }
     }
 
@@ -443,7 +504,6 @@ class WovenProduct {
         const int                n_blocks = int(node.src[0]->ne[0] / woven::kBlock);
         char * const             packed   = packed_.data() + ith * woven::Columns::bytes(n_blocks);
         level_->pack({packed, n_blocks}, 0, 0, n_blocks, static_cast<const float *>(node.src[1]->data));
-        const woven::Multiplying scope(*level_);
         multiply_few(node, {packed, &kFirst, 1}, state, ith, n_threads);
     }
 
@@ -452,6 +512,8 @@ class WovenProduct {
         char *          packed;   // those of all matrices
         const int32_t * columns;  // of the result
         int             n;
+        bool            are_many = false;
+        int             first    = 0;  // of many: the place of the first one
     };
 
     // A few columns, times the matrix of *leader* and those of the products that have joined it. A thread has
@@ -488,37 +550,52 @@ class WovenProduct {
         return (n_rows >= int64_t(kChunks) * 4 * woven::kRows * n_threads ? 4 : 1) * woven::kRows;
     }
 
-    // A thread takes some rows of a matrix at a time, and multiplies all columns of the matrix.
+    // The same for many columns: enough that it pays to load these into the cache of a core.
+    static int many_rows_of(int n_rows, int n_threads) {
+        constexpr int kPair = 2 * woven::kRows;
+        return std::max(kPair, n_rows / (4 * n_threads) / kPair * kPair);
+    }
+
+    // A thread takes some rows of a matrix at a time, and multiplies all columns of the matrix; or, of many,
+    // those that stay in the cache, while it takes one part of the rows after the other.
     void multiply(ggml_tensor & node, const WovenWeights & weights, NodeState & state, int ith,
                   int n_threads) const {
         const ggml_tensor & rows       = *node.src[0];
         const int           n_matrices = int(rows.ne[2]), n_rows = int(node.ne[0]);
+        const woven::Many * many       = state.are_many ? many_ : nullptr;
         const int64_t       n_all      = std::min<int64_t>(n_matrices, ggml_nrows(&node)) * n_rows;
-        const int           chunk      = chunk_of(n_all, n_threads);
+        const int           chunk      = many == nullptr ? chunk_of(n_all, n_threads)
+                                                         : many_rows_of(n_rows, n_threads);
         const int           n_chunks   = (n_rows + chunk - 1) / chunk;
-        int                 matrix = 0, n_before = 0;  // chunks of matrices before
-        const woven::Multiplying scope(*level_);
+        int                 matrix = 0, n_before = 0;  // parts of matrices before
         const auto wanted = [&](int of) {
-            return Wanted{packed_.data(), order(node) + begins()[of], begins()[of + 1] - begins()[of]};
+            const int first = begins()[of];
+            return Wanted{packed_.data(), order(node) + first, begins()[of + 1] - first, many != nullptr,
+                          first};
         };
         if (n_matrices == 1 && wanted(0).n <= woven::kMostColumns) {
             multiply_few(node, wanted(0), state, ith, n_threads);
             return;
         }
         for (int part = state.take(); true; part = state.take()) {
+            int n_at_once = 0;  // columns
             for (; matrix < n_matrices; ++matrix) {
-                const bool is_used = wanted(matrix).n > 0;
-                if (is_used && part < n_before + n_chunks) {
+                const int n      = wanted(matrix).n;
+                n_at_once        = many == nullptr ? n : many->at_once(n, int(rows.ne[0] / woven::kBlock));
+                const int n_here = n == 0 ? 0 : (n + n_at_once - 1) / n_at_once * n_chunks;
+                if (part < n_before + n_here) {
                     break;
                 }
-                n_before += is_used ? n_chunks : 0;
+                n_before += n_here;
             }
             if (matrix == n_matrices) {
                 return;
             }
-            const int first = (part - n_before) * chunk;
-            multiply(node, memory_of(rows, weights, matrix), wanted(matrix), first,
-                     std::min(first + chunk, n_rows));
+            const int first  = (part - n_before) % n_chunks * chunk;
+            const int column = (part - n_before) / n_chunks * n_at_once;
+            Wanted    some   = wanted(matrix);
+            some.columns += column, some.first += column, some.n = std::min(n_at_once, some.n - column);
+            multiply(node, memory_of(rows, weights, matrix), some, first, std::min(first + chunk, n_rows));
         }
     }
 
@@ -526,31 +603,45 @@ class WovenProduct {
     void multiply(ggml_tensor & node, const uint8_t * memory, const Wanted & wanted, int first,
                   int last) const {
         const ggml_tensor & rows     = *node.src[0];
-        const woven::Tiles  tiles    = level_->tiles[kind_of(rows.type)];
+        const int           kind = kind_of(rows.type), n_blocks = int(rows.ne[0] / woven::kBlock);
         const size_t        n_bytes  = group_bytes(rows), stride = node.nb[1] / sizeof(float);
-        const int64_t       n_each   = node.src[1]->ne[1];  // experts may share one
         const bool          in_order = node.src[2] == nullptr;  // results of a matrix
+        auto * const        results  = static_cast<float *>(node.data);
         const ggml_tensor * added    = node.src[kAdded];
         const auto * const  more     = added == nullptr ? nullptr : static_cast<const float *>(added->data);
         const size_t more_stride = added == nullptr || ggml_nrows(added) == 1 ? 0 : added->ne[0];
+        // Of a product of a few columns.
+        const auto add = [&](int row, int n_rows) {
+            const int32_t to = wanted.columns[0];
+            joined::add(results + to * stride + row, stride, wanted.n, more + to * more_stride + row,
+                        more_stride, n_rows);
+        };
+        if (wanted.are_many) {
+            const woven::Bf16Columns columns{wanted.packed, n_blocks, begins()[rows.ne[2]]};
+            many_->tiles[kind](memory + first / woven::kRows * n_bytes, n_bytes, last - first, columns,
+                               wanted.first, wanted.columns, wanted.n, results + first, stride);
+            if (added != nullptr) {
+                add(first, last - first);
+            }
+            return;
+        }
         for (int32_t i = 0; i < wanted.n; i += woven::kMostColumns) {
             const int            n  = std::min(woven::kMostColumns, wanted.n - i);
             const int32_t *      to = wanted.columns + i;
             int32_t              from[woven::kMostColumns];
             for (int c = 0; c < n; ++c) {
-                from[c] = int32_t(to[c] / node.ne[1] * n_each + to[c] % node.ne[1] % n_each);
+                from[c] = source_of(node, to[c]);
             }
-            const woven::Columns columns{wanted.packed, int(rows.ne[0] / woven::kBlock), from};
-            auto * const         results = static_cast<float *>(node.data);
+            const woven::Columns columns{wanted.packed, n_blocks, from};
             for (int row = first; row < last; row += woven::kRows) {
-                alignas(64) float out[woven::kMostColumns * woven::kRows];
-                const int         n_rows = std::min(woven::kRows, last - row);
-                const uint8_t *   group  = memory + row / woven::kRows * n_bytes;
+                alignas(64) float  out[woven::kMostColumns * woven::kRows];
+                const int          n_rows = std::min(woven::kRows, last - row);
+                const uint8_t *    group  = memory + row / woven::kRows * n_bytes;
+                const woven::Tiles tiles  = level_->tiles[kind];
                 if (in_order) {
                     tiles(group, columns, 0, n, results + to[0] * stride + row, stride, n_rows);
                     if (added != nullptr) {
-                        joined::add(results + to[0] * stride + row, stride, n,
-                                    more + to[0] * more_stride + row, more_stride, n_rows);
+                        add(row, n_rows);
                     }
                     continue;
                 }
@@ -598,12 +689,15 @@ class WovenProduct {
 #endif
     }
 
-    const woven::Level * const level_ = woven::level();
+    const woven::Level * const level_     = woven::level();
+    const woven::Many *        many_      = nullptr;  // if sums may have other bits
+    int                        n_streams_ = 0;        // of the graph; 0: a prompt
 
     ggml_tensor * leader_ = nullptr;  // that products join, if they follow it
     ggml_tensor * latest_ = nullptr;  // the last node, if it is such a product
     std::vector<const ggml_tensor *> between_;  // the nodes that were shown since the leader
 
-    Scratch packed_, places_;
+    Scratch             packed_, places_;
+    const ggml_tensor * packed_of_ = nullptr;  // the many columns that the last product has packed
     std::unordered_map<const void *, std::shared_ptr<WovenWeights>> weights_;
 };

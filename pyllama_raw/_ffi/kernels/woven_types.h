@@ -323,7 +323,7 @@ template <ggml_type kGgmlType, class Unpacker, int kZeroOf, bool kHasMinimum = f
 struct Plain {
     using Numbers                       = Unpacker;
     static constexpr int       kZero    = kZeroOf;
-    static constexpr bool      kIsHalved = false, kIsWide = false;
+    static constexpr bool      kIsHalved = false;
     static constexpr ggml_type kType    = kGgmlType;
     static constexpr Minimum   kMinimum = kHasMinimum ? Minimum::OF_BLOCK : Minimum::NONE;
     static constexpr bool      kHasBits = Unpacker::kMost == 31, kIsByte = Unpacker::kMost == 255;
@@ -392,7 +392,7 @@ template <ggml_type kGgmlType, class Unpacker>
 struct Super {  // Q4_K, Q5_K: d and dmin of 256 weights, 6-bit scales and minima of each 32
     using Numbers                       = Unpacker;
     static constexpr int       kZero    = 0;
-    static constexpr bool      kIsHalved = false, kIsWide = false;
+    static constexpr bool      kIsHalved = false;
     static constexpr ggml_type kType    = kGgmlType;
     static constexpr Minimum   kMinimum = Minimum::OF_BLOCK;
     static constexpr bool      kHasBits = Unpacker::kMost == 31;
@@ -439,7 +439,7 @@ using Q5_K = Super<GGML_TYPE_Q5_K, Bits<4, 1>>;
 struct IQ4_XS {  // d of 256 weights, a 6-bit scale of each 32 with a zero of 32, pairs of nibbles
     using Numbers                       = Places<Nonlinear>;
     static constexpr int       kZero    = Nonlinear::kZero;
-    static constexpr bool      kIsHalved = false, kIsWide = false;
+    static constexpr bool      kIsHalved = false;
     static constexpr ggml_type kType    = GGML_TYPE_IQ4_XS;
     static constexpr Minimum   kMinimum = Minimum::NONE;
     static constexpr int       kBlocks  = 8;
@@ -472,7 +472,7 @@ template <ggml_type kGgmlType, class Unpacker, int kZeroOf, bool kHasMinima = fa
 struct Halved {
     using Numbers                       = Unpacker;
     static constexpr int       kZero    = kZeroOf;
-    static constexpr bool      kIsHalved = true, kIsWide = !kHasMinima;  // of numbers times scales
+    static constexpr bool      kIsHalved = true;
     static constexpr ggml_type kType    = kGgmlType;
     static constexpr Minimum   kMinimum = kHasMinima ? Minimum::OF_HALVES : Minimum::NONE;
     static constexpr int       kBlocks  = 8;

@@ -98,7 +98,7 @@ static int decode(const Job & job) {
         return encode(job.ctx, *job.batch);
     }
     const Unstoppable to_its_end(!may_abort(job.ctx, *job.batch));
-    return plr_kernels_decode(job.ctx, *job.batch);
+    return plr_kernels_decode(job.ctx, *job.batch, job.n_rows);
 }
 
 // Copy the hidden states of the batch that was decoded: the next decode overwrites them.

@@ -202,7 +202,9 @@ def test_a_column_has_the_bits_of_it_alone(path):
             products = Products(replace)
             with (
                 attached(products.listener),
-                make_context(model, n_threads=n_threads) as context,
+                make_context(
+                    model, n_threads=n_threads, deterministic="fast"
+                ) as context,
             ):
                 last_logits(context, prompt_of(model, len(tokens)))
             return [p.results for p in products.ours if p.layer == 0]
