@@ -149,6 +149,7 @@ class Kernels {
             leader_ = nullptr;
             woven_.begin(decoding == nullptr ? 0 : decoding->n_streams());
         }
+        woven_.see(node);
         if (!is_computed || is_view(node) || joins(node)) {
             return;
         }

@@ -115,6 +115,10 @@ class WovenProduct {
         between_.clear();
     }
 
+    // Each node of a graph is shown before it is computed. Columns that are computed again are packed again:
+    // a batch of several micro-batches uses one graph for all.
+    void see(const ggml_tensor * node) { packed_of_ = node == packed_of_ ? nullptr : packed_of_; }
+
     // Whether weights of *type* can be woven, and the row of the table from that of the first.
     static int kind_of(ggml_type type) {
         for (int i = 0; i < kKinds; ++i) {
@@ -167,7 +171,8 @@ class WovenProduct {
         state.are_many         = are_many(*node);
         const bool keeps_order = state.are_many && node->src[2] == nullptr;
         state.has_columns      = keeps_order && packed_of_ == node->src[1];
-        packed_of_             = keeps_order ? node->src[1] : nullptr;
+        const bool are_shown   = node->src[1]->op != GGML_OP_NONE && node->src[1]->view_src == nullptr;
+        packed_of_             = keeps_order && are_shown ? node->src[1] : nullptr;
         state.is_alone = ggml_nrows(node) == 1 && node->src[0]->ne[2] == 1 && node->src[2] == nullptr &&
                          weights_of(*node).is_ready[0].load(std::memory_order_acquire);
         return state;
@@ -186,6 +191,7 @@ class WovenProduct {
             latest_ = node;
             if (leader_ != nullptr && follows(*node)) {
                 *std::find(leader_->src + kFollower, std::end(leader_->src), nullptr) = node;
+                packed_of_ = nullptr;  // it packs nothing where it stands
                 return true;
             }
             // One that has been shown before has its followers.

@@ -296,6 +296,36 @@ def test_many_columns_err_less_than_a_few(kind, floats, tmp_path):
             assert rows.tobytes() == of_a_few[n].tobytes()
 
 
+@pytest.mark.parametrize(
+    "only", [{"output.weight"}, {"blk.0.attn_k.weight", "blk.0.attn_v.weight"}]
+)
+def test_each_micro_batch_multiplies_columns_of_its_own(only, floats, tmp_path):
+    """
+    Products of the same columns pack them once. libllama computes one graph for each micro-batch
+    of a batch, so columns at the same place are others then.
+    """
+
+    def change(name: str, floats: Floats) -> tuple[np.ndarray, GGMLQuantizationType]:
+        if name in only:
+            kind = GGMLQuantizationType.Q8_0
+            return quantised(floats, kind), kind
+        return floats, GGMLQuantizationType.F32
+
+    path = rewritten(floats["wide"], tmp_path / "few.gguf", change)
+    rows = []
+    with Model.load(path, use_extra_bufts=False) as loaded:
+        for n_ubatch in (32, 96):
+            fields = {"n_ubatch": n_ubatch, "n_outputs_max": 96, **PLAIN}
+            with make_context(loaded, **fields) as context:
+                batch = Batch(context.n_batch)
+                batch.add_rows(tokens_of(96), [*range(96)], [0] * 96)
+                context.decode(batch)
+                rows.append(np.array([context.logits(row) for row in range(96)]))
+                assert taken(context)
+
+    assert np.abs(rows[0] - rows[1]).max() < 0.01 * rows[1].std()
+
+
 @pytest.mark.parametrize("kind", WOVEN)
 def test_products_are_near_those_of_the_plain_path(kind, floats, tmp_path):
     """
