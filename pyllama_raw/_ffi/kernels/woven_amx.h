@@ -41,12 +41,10 @@ class AmxScope {
     alignas(64) uint8_t before_[sizeof(AmxShapes)];
 };
 
-// Round blocks first to last of *from* to bfloat16.
-PLR_AMX PLR_CALLED inline void amx_pack(const Bf16Columns & to, int column, int first, int last,
-                                        const float * from) {
-    for (int i = first; i < last; ++i) {
-        const float * const values = from + i * kBlock;
-        const auto both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(values + kRows), _mm512_loadu_ps(values));
+// Round a column to bfloat16.
+PLR_AMX PLR_CALLED inline void amx_pack(const Bf16Columns & to, int column, const float * from) {
+    for (int i = 0; i < to.n_blocks; ++i, from += kBlock) {
+        const auto both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + kBlock / 2), _mm512_loadu_ps(from));
         std::memcpy(to.at(i, column), &both, sizeof(both));
     }
 }
@@ -158,7 +156,7 @@ PLR_AMX PLR_CALLED void amx_tiles(const uint8_t * rows, size_t group_bytes, int 
             const auto   multiply  = n_columns > kRows ? amx_multiply<true> : amx_multiply<false>;
             const char * from      = columns.at(block, first + c);
             const auto   to        = [&](int k) { return out + places[c + k] * stride + row; };
-            for (int k = 0; k < n_columns; ++k) {  // of results, while tiles are multiplied
+            for (int k = 0; k < n_columns; ++k) {  // loads memory of results, while tiles are multiplied
                 __builtin_prefetch(to(k), 1);
                 __builtin_prefetch(to(k) + kRows, 1);
             }

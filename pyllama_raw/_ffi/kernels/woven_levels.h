@@ -83,16 +83,16 @@ struct Bf16Columns {
 };
 
 // Of *n* columns from *first*: out[places[c] * stride + r] of n_rows woven rows, which begin with a group of
-// 16. A group has group_bytes.
+// 16. A group has group_bytes; places rise.
 using ManyTiles = void (*)(const uint8_t * rows, size_t group_bytes, int n_rows, const Bf16Columns &,
                            int first, const int32_t * places, int n, float * out, size_t stride);
 
 // Products with many columns, whose sums have other bits than those of Tiles.
 struct Many {
-    int    from;       // as many columns of a matrix
-    size_t bytes;      // of columns that stay in the cache, while rows are multiplied ...
-    int    n_blocks;   // ... with as many blocks of them
-    void (*pack)(const Bf16Columns &, int column, int first, int last, const float * from);
+    int    from;      // as many columns of a matrix
+    size_t bytes;     // of columns that stay in the cache, while rows are multiplied ...
+    int    n_blocks;  // ... with as many blocks of them
+    void (*pack)(const Bf16Columns &, int column, const float * from);
     const ManyTiles * tiles;  // in the order of kKinds
 
     // How many of *n* columns to multiply at once.

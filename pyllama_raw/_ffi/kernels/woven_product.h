@@ -475,7 +475,7 @@ class WovenProduct {
         const woven::Bf16Columns columns{packed_.data(), n_blocks, n};
         for (int64_t c = int64_t(n) * ith / n_threads; c < int64_t(n) * (ith + 1) / n_threads; ++c) {
             const int32_t source = in_order ? int32_t(c) : source_of(node, order(node)[c]);
-            many_->pack(columns, int(c), 0, n_blocks, column_of(from, source));
+            many_->pack(columns, int(c), column_of(from, source));
         }
     }
 
