@@ -367,7 +367,8 @@ class SpeculationConfig(Frozen):
     that share prefixes with it, and what a constraint lets follow; draft takes these and those of a
     draft model; mtp takes these and those of heads of the model itself, which predict several tokens
     (multi-token prediction). auto is lookup where kernels of ours compute each row as if it were alone, so drafts
-    change no bit of an output, and off elsewhere. With a draft model it is draft if nothing is given.
+    change no bit of an output, and off elsewhere. On CPUs with AMX a row also depends on whether a prompt is beside
+    it, unless deterministic="fast". With a draft model it is draft if nothing is given.
     """
     draft: AnyPath | DraftConfig | None = None
     """The draft model: its file, or options of loading it. None: there is none."""

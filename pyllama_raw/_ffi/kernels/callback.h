@@ -22,8 +22,8 @@ struct Decoding {
     Cells *             cells   = nullptr;
     bool                is_new  = true;  // none of its nodes has been seen
 
-    // The streams whose next tokens these are: each has one, or drafts, which are sampled, too. 0 if some
-    // are of a prompt.
+    // The streams whose next tokens the batch has; 0 if it has tokens of a prompt. A stream has one token, or
+    // several, which are all sampled, if the others are drafts.
     int n_streams() const {
         int n = 1;
         for (int32_t i = 1; i < batch->n_tokens; ++i) {

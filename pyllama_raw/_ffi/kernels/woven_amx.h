@@ -4,10 +4,10 @@
 // bfloat16, one has a block of 16 woven rows: pairs of values of each row beside each other. One
 // instruction adds the products of both to 16 x 16 sums of floats.
 //
-// Weights become bfloat16 with their scales and minima, so sums stay in registers from block to block,
-// while integers would have to leave them for a step of floats each 32 values. That step takes three
-// times as long as the product. Both roundings lose less than columns lose that are quantised to 8
-// bits, but sums have other bits than those of woven_tile.h.
+// Weights become bfloat16 with their scales and minima, so sums stay in registers from block to block.
+// Integers would have to leave them each 32 values for a step of floats, which takes three times as long
+// as the product. Rounding weights and columns to bfloat16 loses less than quantising columns to 8 bits,
+// but sums have other bits than those of woven_tile.h.
 
 // Blocks of which columns and unpacked weights are in the cache at once, and bytes of these columns.
 constexpr int    kAmxBlocks = 64;
@@ -136,56 +136,45 @@ template <class W>
 PLR_AMX PLR_CALLED void amx_tiles(const uint8_t * rows, size_t group_bytes, int n_rows,
                                   const Bf16Columns & columns, int first, const int32_t * places, int n,
                                   float * out, size_t stride) {
-    constexpr int kPair = 2 * kRows, kFewBlocks = 8;
+    constexpr int          kPair = 2 * kRows;
     alignas(64) AmxWeights weights[2];
     alignas(64) float      sums[kPair][kPair];
     const AmxScope         scope;
-    const auto             add = [&](int row, int block, int n_blocks) PLR_AMX {
-        const int here = std::min(kPair, n_rows - row);
-        for (int group = 0; group * kRows < here; ++group) {
-            const uint8_t * from = rows + (row / kRows + group) * group_bytes;
-            for (int b = 0; b < n_blocks; ++b) {
-                const int i = block + b;
-                look_ahead<W>(from, i);
-                amx_unpack<W>(from + size_t(i / W::kBlocks) * W::kBytes, i % W::kBlocks,
-                              weights[group] + b * kAmxTile);
-            }
-        }
-        for (int c = 0; c < n; c += kPair) {
-            const int    n_columns = std::min(kPair, n - c);
-            const auto   multiply  = n_columns > kRows ? amx_multiply<true> : amx_multiply<false>;
-            const char * from      = columns.at(block, first + c);
-            const auto   to        = [&](int k) { return out + places[c + k] * stride + row; };
-            for (int k = 0; k < n_columns; ++k) {  // loads memory of results, while tiles are multiplied
-                __builtin_prefetch(to(k), 1);
-                __builtin_prefetch(to(k) + kRows, 1);
-            }
-            // Results of experts are anywhere, and those at the ends are no whole tiles.
-            if (n_columns == kPair && here == kPair && places[c + kPair - 1] - places[c] == kPair - 1) {
-                multiply(from, columns.apart(), weights, n_blocks, to(0), stride, block > 0);
-                continue;
-            }
-            for (int k = 0; block > 0 && k < n_columns; ++k) {
-                std::copy_n(to(k), here, sums[k]);
-            }
-            multiply(from, columns.apart(), weights, n_blocks, sums[0], kPair, block > 0);
-            for (int k = 0; k < n_columns; ++k) {
-                std::copy_n(sums[k], here, to(k));
-            }
-        }
-    };
-    // Weights that are unpacked for a few columns stay in the nearest cache; of many, the columns do.
-    if (n <= kRows) {
-        for (int row = 0; row < n_rows; row += kPair) {
-            for (int block = 0; block < columns.n_blocks; block += kFewBlocks) {
-                add(row, block, std::min(kFewBlocks, columns.n_blocks - block));
-            }
-        }
-        return;
-    }
     for (int block = 0; block < columns.n_blocks; block += kAmxBlocks) {
+        const int n_blocks = std::min(kAmxBlocks, columns.n_blocks - block);
         for (int row = 0; row < n_rows; row += kPair) {
-            add(row, block, std::min(kAmxBlocks, columns.n_blocks - block));
+            const int here = std::min(kPair, n_rows - row);
+            for (int group = 0; group * kRows < here; ++group) {
+                const uint8_t * from = rows + (row / kRows + group) * group_bytes;
+                for (int b = 0; b < n_blocks; ++b) {
+                    const int i = block + b;
+                    look_ahead<W>(from, i);
+                    amx_unpack<W>(from + size_t(i / W::kBlocks) * W::kBytes, i % W::kBlocks,
+                                  weights[group] + b * kAmxTile);
+                }
+            }
+            for (int c = 0; c < n; c += kPair) {
+                const int    n_columns = std::min(kPair, n - c);
+                const auto   multiply  = n_columns > kRows ? amx_multiply<true> : amx_multiply<false>;
+                const char * from      = columns.at(block, first + c);
+                const auto   to        = [&](int k) { return out + places[c + k] * stride + row; };
+                for (int k = 0; k < n_columns; ++k) {  // loads memory of results, while tiles are multiplied
+                    __builtin_prefetch(to(k), 1);
+                    __builtin_prefetch(to(k) + kRows, 1);
+                }
+                // Results of experts are anywhere, and those at the ends are no whole tiles.
+                if (n_columns == kPair && here == kPair && places[c + kPair - 1] - places[c] == kPair - 1) {
+                    multiply(from, columns.apart(), weights, n_blocks, to(0), stride, block > 0);
+                    continue;
+                }
+                for (int k = 0; block > 0 && k < n_columns; ++k) {
+                    std::copy_n(to(k), here, sums[k]);
+                }
+                multiply(from, columns.apart(), weights, n_blocks, sums[0], kPair, block > 0);
+                for (int k = 0; k < n_columns; ++k) {
+                    std::copy_n(sums[k], here, to(k));
+                }
+            }
         }
     }
 }

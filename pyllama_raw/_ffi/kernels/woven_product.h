@@ -106,8 +106,8 @@ class WovenProduct {
     // Whether the bits of a column may depend on how many there are, which is faster.
     void set_free(bool are_free) { many_ = are_free ? level_->many : nullptr; }
 
-    // A graph begins: of *n_streams*, or 0, if tokens of a prompt are among them. No product joins one that
-    // was shown before.
+    // A graph begins. *n_streams* have tokens in it; it is 0 where tokens of a prompt are among them. No
+    // product joins one that was shown before.
     void begin(int n_streams) {
         n_streams_ = n_streams;
         leader_ = latest_ = nullptr;
@@ -438,9 +438,9 @@ class WovenProduct {
         return int32_t(i / node.ne[1] * n_each + i % node.ne[1] % n_each);
     }
 
-    // Whether *node* is computed by many_. Of a prompt any two columns are, so their bits do not depend on
-    // where it is cut; but for those of experts, because a few for each would take twice as long. Drafts of a
-    // stream do not count, because they come and go.
+    // Whether *node* is computed by many_. Any two columns of a prompt are, so that their bits do not depend
+    // on where it is cut. Experts need as many columns each as streams do, because products of a few take twice
+    // as long. Drafts of a stream do not count, because they come and go.
     bool are_many(const ggml_tensor & node) const {
         const bool    is_prompt = n_streams_ == 0;
         const int64_t n_columns = ggml_nrows(&node);
